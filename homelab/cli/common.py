@@ -1,0 +1,81 @@
+"""What the commands share: their options, where files are looked for, and how progress is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from homelab.config.cluster import Cluster
+
+ClusterOption = Annotated[
+    Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)
+]
+NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+RunsOption = Annotated[
+    Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")
+]
+SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.")]
+RunArgument = Annotated[
+    str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the newest.", show_default=False)
+]
+
+DEFAULT_CLUSTER = Path("cluster.toml")
+DEFAULT_RUNS = Path("runs")
+
+
+def load_cluster(path: Path, nodes: str = "") -> Cluster:
+    """The cluster, or the part of it named by --nodes. Raises InputError."""
+    from homelab.config.load import load_cluster as load
+    from homelab.errors import InputError, did_you_mean
+
+    cluster = load(path)
+    names = tuple(name.strip() for name in nodes.split(",") if name.strip())
+    known = [node.name for node in cluster.nodes]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f'no node is called "{name}".{did_you_mean(name, known)}',
+                where=f"--nodes {nodes}; {path} has {', '.join(known)}",
+                hint=f"homelab preflight --nodes {known[0]}",
+            )
+    return cluster.only(names) if names else cluster
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A `say(text)`: a spinner line on a terminal, plain lines elsewhere, nothing when `quiet`. Always on stderr."""
+    if quiet or os.environ.get("HOMELAB_QUIET"):
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("starting") as status:
+            yield lambda text: status.update(text)
+    else:
+        yield lambda text: (sys.stderr.write(f". {text}\n"), sys.stderr.flush(), None)[2]
+
+
+def same_options(cluster: Path, runs_dir: Path = DEFAULT_RUNS) -> str:
+    """The options a follow-up command needs to mean the same files, as shell text; empty for the defaults."""
+    import shlex
+
+    text = ""
+    if cluster != DEFAULT_CLUSTER and not os.environ.get("HOMELAB_CLUSTER"):
+        text += f" --cluster {shlex.quote(str(cluster))}"
+    if runs_dir != DEFAULT_RUNS and not os.environ.get("HOMELAB_RUNS"):
+        text += f" --runs-dir {shlex.quote(str(runs_dir))}"
+    return text

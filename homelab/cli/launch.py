@@ -1,0 +1,86 @@
+"""`homelab launch`: preflight, plan, ship and start, detached; or with --wait, stay until it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)],
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    nodes: common.NodesOption = "",
+    skip: common.SkipOption = [],  # noqa: B006
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")
+    ] = False,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Start a recipe on the cluster. It outlives this terminal and this machine."""
+    import time
+
+    from rich.console import Console
+
+    from homelab.checks import registry, report
+    from homelab.config.load import load_recipe
+    from homelab.control import launch, watch
+    from homelab.planning import report as plan_report
+    from homelab.remote.fanout import Fleet
+    from homelab.runs import store
+
+    loaded, wanted = common.load_cluster(cluster, nodes), load_recipe(recipe)
+    skipped = registry.skipped(only=[], skip=skip)
+    console = Console(stderr=as_json)  # --json leaves stdout to the JSON document
+    options = common.same_options(cluster, runs_dir)
+    with Fleet(loaded) as fleet:
+        with common.progress(as_json) as say:
+            taken = {paths.name for paths in store.runs_in(runs_dir)}
+            name = store.new_name(recipe.stem, time.time(), taken)
+            prepared = launch.prepare(fleet, wanted, recipe, run=name, skip=skipped, say=say)
+        if not as_json and report.worst(prepared.findings) != "ok":
+            console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]))
+        launch.refuse_on_failure(prepared)
+        assert prepared.plan is not None
+        if dry_run:
+            if as_json:
+                common.print_json(prepared.plan.model_dump(mode="json"))
+            else:
+                console.print(plan_report.table(prepared.plan, why=True))
+                console.print("Nothing was started (--dry-run).")
+            return 0
+        with common.progress(as_json) as say:
+            say(f"run {name}")
+            paths = launch.launch(
+                fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_report.text(prepared.plan), say=say
+            )
+        if as_json:
+            common.print_json(
+                {
+                    "run": paths.name,
+                    "folder": str(paths.root),
+                    "head": prepared.plan.head,
+                    "nodes": [node.name for node in prepared.plan.nodes],
+                    "attempt": 1,
+                }
+            )
+        else:
+            console.print(
+                f"run [bold]{paths.name}[/bold] is starting on {', '.join(node.name for node in prepared.plan.nodes)} (head: {prepared.plan.head})"
+            )
+            for what, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
+                console.print(
+                    f"  {what}  homelab {verb} {paths.name}{options}", soft_wrap=True, markup=False, highlight=False
+                )
+        if wait:
+            return watch.until_end(
+                fleet, paths, live=not as_json and console.is_terminal, console=console, options=options
+            )
+    return 0

@@ -1,0 +1,40 @@
+"""`homelab status`: the live dashboard of a run; `--once` and `--json` for one look."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    run: common.RunArgument = None,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Nodes, ranks, loss, progress, events and logs of a run. Ctrl-C leaves the run alone. Exit code 1 when it failed."""
+    from rich.console import Console
+
+    from homelab.control import find, watch
+    from homelab.dashboard import view
+    from homelab.remote.fanout import Fleet
+
+    loaded = common.load_cluster(cluster)
+    options = common.same_options(cluster, runs_dir)
+    console = Console()
+    with Fleet(loaded) as fleet:
+        with common.progress(as_json) as say:
+            paths = find.run(fleet, runs_dir, run, say)
+            watcher = watch.Watcher(fleet, paths, options)
+            snapshot = watcher.look()
+        if as_json:
+            common.print_json(snapshot.model_dump(mode="json"))
+        elif once or not console.is_terminal:
+            console.print(view.render(snapshot, width=console.width, height=None))
+        else:
+            return watch.until_end(fleet, paths, console=console, options=options)
+    return 1 if snapshot.state == "failed" else 0

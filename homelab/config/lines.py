@@ -1,0 +1,44 @@
+"""Where in a TOML text a key stands: `tomllib` forgets line numbers, and a person with a wrong key needs one."""
+
+from __future__ import annotations
+
+import re
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"""^\s*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=""")
+
+
+def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Line number (from 1) of every table header and key, by its path, e.g. ("nodes", 0, "host") -> 7.
+
+    Good enough for the files people write here: multi-line strings that look like keys can add entries, never lose any.
+    """
+    lines: dict[tuple[str | int, ...], int] = {}
+    counts: dict[str, int] = {}
+    table: tuple[str | int, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            name = header.group(2).strip().strip("\"'")
+            if header.group(1) == "[[":
+                table = (name, counts.get(name, 0))
+                counts[name] = counts.get(name, 0) + 1
+            else:
+                table = tuple(part.strip().strip("\"'") for part in name.split("."))
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            path = tuple(part.strip("\"'") for part in _split_dotted(key.group(1)))
+            lines.setdefault((*table, *path), number)
+    return lines
+
+
+def _split_dotted(key: str) -> list[str]:
+    return [key] if key[:1] in "\"'" else key.split(".")
+
+
+def line_of(lines: dict[tuple[str | int, ...], int], path: tuple[str | int, ...]) -> int | None:
+    """The line of `path`, or of its nearest parent that has one (a key inside an inline table has its parent's line)."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[:-1]
+    return None

@@ -1,0 +1,212 @@
+"""Reading cluster.toml and recipes: a frozen model, or ONE error that lists every fault with its line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from homelab.config.cluster import Cluster, Node
+from homelab.config.lines import key_lines, line_of
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError, did_you_mean
+
+Fault = tuple[tuple[str | int, ...], str]
+
+
+def load_cluster(path: Path) -> Cluster:
+    """The cluster of `path`, defaults merged into every node and relative files made absolute.
+
+    Raises InputError with all faults of the file at once.
+    """
+    text, data = _read(
+        path, "cluster.toml", "copy the ten lines of README.md's cluster.toml, or name the file with --cluster FILE"
+    )
+    faults: list[Fault] = []
+    for key in data.keys() - {"cluster", "defaults", "nodes"}:
+        faults.append(((key,), f'unknown section "{key}".{did_you_mean(key, ["cluster", "defaults", "nodes"])}'))
+    head = _table(data, "cluster", faults)
+    defaults = _table(data, "defaults", faults)
+    for key in defaults.keys() - (Node.model_fields.keys() - {"name", "host"}):
+        faults.append((("defaults", key), f'unknown key "{key}".{did_you_mean(key, Node.model_fields)}'))
+    defaults = {key: value for key, value in defaults.items() if key in Node.model_fields}
+    nodes = _nodes(data, defaults, faults)
+    for key in head.keys() - {"name", "network", "known_hosts"}:
+        faults.append(
+            (("cluster", key), f'unknown key "{key}".{did_you_mean(key, ["name", "network", "known_hosts"])}')
+        )
+    known_hosts = head.get("known_hosts")
+    if isinstance(known_hosts, str):
+        head["known_hosts"] = str(_beside(path, known_hosts))
+    cluster = None
+    known = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
+    try:
+        cluster = Cluster(nodes=tuple(nodes), **known)
+    except ValidationError as error:
+        faults += [(("cluster", *location), message) for location, message in _faults_of(error, Cluster)]
+    faults += _clashes(nodes)
+    _raise_faults(path, text, faults)
+    assert cluster is not None
+    return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe of `path`. Raises InputError with all faults of the file at once."""
+    text, data = _read(path, "recipe", "list the recipes with: ls recipes/")
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        _raise_faults(path, text, _faults_of(error, Recipe))
+        raise AssertionError("a validation error without a fault") from error
+
+
+def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no {kind} here", where=str(path), hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"this {kind} is not UTF-8 text", where=f"{path}, byte {error.start}", hint="save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -l '{path}'"
+        ) from error
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"this {kind} is not valid TOML: {error}",
+            where=str(path),
+            hint="texts need quotes, lists need [ ], and every [section] stands on its own line",
+        ) from error
+
+
+def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        faults.append(((key,), f"[{key}] is a section of keys"))
+        return {}
+    return dict(table)
+
+
+def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) -> list[Node]:
+    entries = data.get("nodes", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        faults.append((("nodes",), "each machine is a section that starts with [[nodes]] (two brackets)"))
+        return []
+    if not entries:
+        faults.append((("nodes",), "no machine: add a [[nodes]] section with name and host"))
+    nodes = []
+    blamed_defaults: set[str] = set()
+    for index, entry in enumerate(entries):
+        try:
+            nodes.append(Node.model_validate({**defaults, **entry}))
+        except ValidationError as error:
+            for location, message in _faults_of(error, Node):
+                key = location[0] if location else ""
+                if key in defaults and key not in entry:
+                    if key not in blamed_defaults:
+                        faults.append((("defaults", *location), message))
+                    blamed_defaults.add(str(key))
+                else:
+                    faults.append((("nodes", index, *location), message))
+    return nodes
+
+
+def _clashes(nodes: list[Node]) -> list[Fault]:
+    """Two machines that claim to be one: the second start would land on the first machine."""
+    faults: list[Fault] = []
+    seen: dict[tuple[str, str], str] = {}
+    for index, node in enumerate(nodes):
+        claims = [("name", node.name), ("host", f"{node.host}:{node.port}")]
+        if node.lan_address:
+            claims.append(("lan_address", node.lan_address))
+        for key, value in claims:
+            if (key, value) in seen:
+                faults.append((("nodes", index, key), f'{key} "{value}" belongs to node "{seen[key, value]}" already'))
+            seen.setdefault((key, value), node.name)
+    return faults
+
+
+def _faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
+    """One fault per place: pydantic reports every branch of a union it tried, and the first one says what is meant."""
+    faults: dict[tuple[str | int, ...], str] = {}
+    for item in error.errors():
+        location = _clean(item["loc"])
+        if not location:
+            faults[("", len(faults))] = _message(item, model)
+        faults.setdefault(location, _message(item, model))
+    return [(() if key[:1] == ("",) else key, message) for key, message in faults.items() if key]
+
+
+def _clean(location: Iterable[str | int]) -> tuple[str | int, ...]:
+    # pydantic appends the union branch it tried ("literal['auto']", "dict[str,int]"); no key of ours looks like that.
+    return tuple(part for part in location if isinstance(part, int) or not any(c in part for c in "[]'"))
+
+
+def _message(item: Any, model: type[BaseModel]) -> str:
+    kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
+    location = _clean(item["loc"])
+    key = location[-1] if location else ""
+    if kind == "extra_forbidden":
+        return f'unknown key "{key}".{did_you_mean(str(key), _fields_at(model, location[:-1]))}'
+    if kind == "missing":
+        return f'"{key}" is missing'
+    if kind == "value_error":
+        reason = str(context.get("error", item["msg"]))
+        return f"got {value!r}; allowed: {reason}" if location and not isinstance(value, dict) else reason
+    if kind == "literal_error":
+        nearest = did_you_mean(
+            str(value), str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
+        )
+        return f"got {value!r}; allowed: {context.get('expected')}.{nearest}"
+    return f"got {value!r}; {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    """The keys a section may have, for "did you mean"."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for candidate in candidates:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                model = candidate
+                break
+    return list(model.model_fields)
+
+
+def _raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
+    if not faults:
+        return
+    lines = key_lines(text)
+    numbered: list[tuple[int, str]] = []
+    for location, message in faults:
+        number = line_of(lines, location)
+        name = ".".join(str(part) if isinstance(part, str) else f"#{part + 1}" for part in location)
+        entry = (number or 0, f"{f'line {number}, ' if number else ''}{f'{name}: ' if name else ''}{message}")
+        if entry not in numbered:
+            numbered.append(entry)
+    numbered.sort()
+    count = len(numbered)
+    raise InputError(
+        f"{count} fault{'s' if count > 1 else ''}:\n" + "\n".join(f"  {message}" for _, message in numbered),
+        where=str(path),
+        hint=f"edit {path}, then run the command again",
+    )
+
+
+def _beside(path: Path, other: str) -> Path:
+    return (path.resolve().parent / Path(other).expanduser()).resolve()
+
+
+def _absolute_identity(path: Path, node: Node) -> Node:
+    if node.identity_file is None:
+        return node
+    return node.model_copy(update={"identity_file": str(_beside(path, node.identity_file))})

@@ -1,0 +1,182 @@
+"""A recipe: what is trained and how. Nothing in `[train]` names a node; which node computes what belongs to the plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from homelab.config.cluster import Strict
+
+MethodKind = Literal["qlora", "lora", "full"]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+class Model(Strict):
+    """The base model: a hub id (`org/name`), or a folder that is on every node (absolute or ~/)."""
+
+    name: str = Field(min_length=1)
+    revision: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _no_relative_folder(cls, name: str) -> str:
+        if name.startswith(("./", "../")) or (name.count("/") > 1 and not name.startswith(("/", "~/"))):
+            raise ValueError("a hub id like org/name, or a folder on every node that starts with / or ~/")
+        return name
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a path on the nodes, False for a hub id."""
+        return self.name.startswith(("/", "~/"))
+
+
+class Data(Strict):
+    """Where the samples come from: a path relative to the recipe (shipped to the nodes), a path on every node, or hub:org/name."""
+
+    train: str = Field(min_length=1)
+    eval: str | None = None
+    eval_fraction: float = Field(default=0.0, ge=0.0, le=0.5)
+    format: Literal["auto", "chat", "prompt-completion", "text"] = "auto"
+    completion_only: bool = True
+    packing: bool = False
+    split: str = "train"
+    text_column: str = "text"
+
+
+class Method(Strict):
+    """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full)."""
+
+    kind: MethodKind
+    rank: int = Field(default=16, ge=1, le=1024)
+    alpha: float = Field(default=32, gt=0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    backend: Literal["auto", "transformers", "unsloth"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("targets"), list):
+            data = {**data, "targets": tuple(data["targets"])}
+        return data
+
+
+class Train(Strict):
+    """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most."""
+
+    global_batch: int = Field(ge=1, le=1_000_000)
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    learning_rate: float = Field(gt=0, le=10)
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    seq_len: int = Field(default=1024, ge=8, le=1_048_576)
+    seed: int = Field(default=42, ge=0, le=2**32 - 1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    precision: Precision = "auto"
+    gradient_checkpointing: bool = True
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("exactly one of `epochs` and `steps` says how long to train")
+        return self
+
+
+class Parallel(Strict):
+    """How the work is spread. The law holds for every value here: none of them changes the training."""
+
+    strategy: Literal["auto", "ddp", "fsdp", "zero2", "zero3"] = "auto"
+    shares: Literal["auto", "equal"] | dict[str, int] = "auto"
+    micro_batch: Literal["auto"] | int = "auto"
+    port: int = Field(default=29500, ge=1024, le=65535)
+
+    @field_validator("shares")
+    @classmethod
+    def _shares_positive(cls, shares: Any) -> Any:
+        if isinstance(shares, dict) and (not shares or any(count < 0 for count in shares.values())):
+            raise ValueError("samples per global batch for every node, each 0 or more, e.g. { tower = 6, laptop = 4 }")
+        return shares
+
+    @field_validator("micro_batch")
+    @classmethod
+    def _micro_batch_positive(cls, micro_batch: Any) -> Any:
+        if isinstance(micro_batch, int) and micro_batch < 1:
+            raise ValueError('rows per forward pass, 1 or more, or "auto"')
+        return micro_batch
+
+
+class Checkpoint(Strict):
+    """A complete checkpoint on every node each `every_steps` optimizer steps; the last `keep` stay."""
+
+    every_steps: int = Field(default=50, ge=1)
+    keep: int = Field(default=3, ge=1)
+
+
+class Recovery(Strict):
+    """Bounds of going on after a failure."""
+
+    max_restarts: int = Field(default=5, ge=0)
+    min_nodes: int = Field(default=1, ge=1)
+
+
+class Tracking(Strict):
+    """What is written down beside the metrics. `eval_every_steps` 0: only before the first and after the last step."""
+
+    tensorboard: bool = True
+    eval_every_steps: int = Field(default=0, ge=0)
+
+
+class Script(Strict):
+    """Any program that torchrun can start, instead of the built-in worker. The path is relative to the recipe; it is shipped."""
+
+    path: str = Field(min_length=1)
+    args: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("args"), list):
+            data = {**data, "args": tuple(data["args"])}
+        return data
+
+
+class Recipe(Strict):
+    """All of a recipe file, every default filled in."""
+
+    model: Model | None = None
+    data: Data | None = None
+    method: Method | None = None
+    train: Train | None = None
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    recovery: Recovery = Recovery()
+    tracking: Tracking = Tracking()
+    script: Script | None = None
+
+    @model_validator(mode="after")
+    def _worker_or_script(self) -> Recipe:
+        built_in = {"model": self.model, "data": self.data, "method": self.method, "train": self.train}
+        if self.script is None:
+            missing = [name for name, section in built_in.items() if section is None]
+            if missing:
+                raise ValueError("missing " + ", ".join(f"[{name}]" for name in missing) + " (or give a [script])")
+        elif any(section is not None for section in built_in.values()):
+            raise ValueError("a [script] trains by itself: it goes without [model], [data], [method] and [train]")
+        return self
+
+    def law_hash(self, data_digests: tuple[str, ...]) -> str:
+        """Fingerprint (sha256, 16 hex digits) of what decides the training: model, data, method, train, and the data's digests.
+
+        Sections that only say who computes what, or how often to save, are left out on purpose: they may change on recovery.
+        """
+        law = self.model_dump(mode="json", include={"model", "data", "method", "train", "script"})
+        if law.get("method"):
+            law["method"].pop("backend", None)
+        text = json.dumps([law, list(data_digests)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,146 @@
+"""Which run is meant, and where it is known: this controller's folder, or the nodes, where the truth is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homelab.config.cluster import Cluster
+from homelab.errors import HomelabError, InputError
+from homelab.planning.model import Plan
+from homelab.remote.fanout import Fleet
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+
+Say = Callable[[str], None]
+
+
+def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
+    """The run meant: by name, or the newest. One that only the nodes know is adopted into `runs_dir`.
+
+    Raises InputError when nobody knows it, UnreachableError when no node could be asked either.
+    """
+    local = store.runs_in(runs_dir)
+    if name is None and local:
+        return local[0]
+    if name is not None:
+        chosen = store.choose(name, [paths.name for paths in local])
+        if chosen:
+            return RunPaths(runs_dir / chosen)
+    say("asking the nodes for their runs")
+    answers, unreachable = fleet.ask("runs")
+    remote = sorted(
+        {
+            (entry["created_at"] or 0.0, entry["name"], node)
+            for node, answer in answers.items()
+            for entry in answer["runs"]
+        },
+        reverse=True,
+    )
+    names = list(dict.fromkeys(entry[1] for entry in remote))
+    found = (names[0] if names else None) if name is None else store.choose(name, names)
+    if found is None:
+        if unreachable and not answers:
+            raise next(iter(unreachable.values()))
+        if name is not None:
+            raise store.unknown(name, names + [paths.name for paths in local])
+        raise InputError(
+            "there is no run yet", where=f"{runs_dir} and {len(answers)} nodes", hint="homelab launch RECIPE"
+        )
+    node = next(entry[2] for entry in remote if entry[1] == found)
+    return _adopt(fleet, RunPaths(runs_dir / found), node)
+
+
+def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
+    """The plan of an attempt, the newest by default. Raises HomelabError when the run's folder is damaged."""
+    numbers = sorted(
+        (int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdigit()), reverse=True
+    )
+    for number in [attempt] if attempt else numbers:
+        data = store.read_json(paths.plan_json(number))
+        if data is not None:
+            return Plan.model_validate(data)
+    raise HomelabError(
+        "this run's folder is damaged: no plan is in it",
+        where=str(paths.root),
+        hint=f"rm -r '{paths.root}'; the nodes still know the run: homelab status {paths.name}",
+    )
+
+
+def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, HomelabError]]:
+    """Every run anybody knows, newest first: name, state, attempt, created_at, nodes; and the nodes that could not be asked."""
+    say("asking the nodes for their runs")
+    answers, unreachable = fleet.ask("runs")
+    rows: dict[str, dict[str, Any]] = {}
+    for paths in store.runs_in(runs_dir):
+        described, state = store.read_json(paths.run_json) or {}, store.read_json(paths.state_json) or {}
+        rows[paths.name] = {
+            "name": paths.name,
+            "state": state.get("state", "planned"),
+            "attempt": state.get("attempt", 0),
+            "created_at": described.get("created_at"),
+            "nodes": [],
+            "seen": [],
+        }
+    for node, answer in answers.items():
+        for entry in answer["runs"]:
+            row = rows.setdefault(
+                entry["name"],
+                {
+                    "name": entry["name"],
+                    "state": "",
+                    "attempt": 0,
+                    "created_at": entry["created_at"],
+                    "nodes": [],
+                    "seen": [],
+                },
+            )
+            row["nodes"].append(node)
+            row["seen"].append(entry)
+    for row in rows.values():
+        _judge(row)
+    return sorted(rows.values(), key=lambda row: row["created_at"] or 0.0, reverse=True), unreachable
+
+
+def _judge(row: dict[str, Any]) -> None:
+    """A short state from what the nodes said; `homelab status` looks closer."""
+    seen = row.pop("seen")
+    if not seen:
+        return
+    row["attempt"] = max(entry["attempt"] for entry in seen)
+    current = [entry for entry in seen if entry["attempt"] == row["attempt"]]
+    if any(entry["alive"] for entry in current):
+        row["state"] = "running"
+    elif any(entry["final"] for entry in seen):
+        row["state"] = "done"
+    elif any(entry["exit"] and entry["exit"]["stopped"] for entry in current):
+        row["state"] = "stopped"
+    elif current:
+        row["state"] = "failed"
+
+
+def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:
+    """Make the controller's folder of a run that was launched elsewhere, from what a node has of it."""
+    described = fleet.agent(node).ask("describe", {"run": paths.name})
+    if not described["run_json"] or not described["plans"]:
+        raise HomelabError(
+            "the node has this run's folder, but not its description", where=f"node {node}", hint="homelab runs"
+        )
+    cluster: Cluster = fleet.cluster
+    for number, plan in described["plans"].items():
+        if plan is not None:
+            store.write_json(paths.plan_json(int(number)), plan)
+    store.write_json(paths.cluster_json, cluster.model_dump(mode="json"))
+    store.write_text(paths.readme_txt, store.README)
+    store.event(paths, f"adopted from {node}")
+    store.write_json(paths.run_json, described["run_json"])
+    return paths
+
+
+def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
+    """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
+    for number, plan in fleet.agent(node).ask("describe", {"run": paths.name})["plans"].items():
+        if plan is not None and not paths.plan_json(int(number)).exists():
+            store.write_json(paths.plan_json(int(number)), plan)
+    return plan_of(paths)

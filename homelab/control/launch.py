@@ -1,0 +1,203 @@
+"""Launch: preflight, plan, ship, start. In that order, one direction only; what `plan` prints is what is executed here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import homelab
+from homelab.checks import registry
+from homelab.checks.evidence import Evidence, Finding
+from homelab.config.cluster import Cluster
+from homelab.config.recipe import Recipe
+from homelab.control import gather, material, start
+from homelab.control.material import Material
+from homelab.errors import HomelabError
+from homelab.planning import plan as planning
+from homelab.planning.model import Plan
+from homelab.remote import ship
+from homelab.remote.fanout import Fleet
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+
+Say = Callable[[str], None]
+_KEEP_COPY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything known before the first byte is shipped."""
+
+    recipe: Recipe
+    recipe_path: Path
+    material: list[Material]
+    evidence: Evidence
+    findings: list[Finding]
+    plan: Plan | None
+    refused: HomelabError | None
+    """Why there is no plan, when there is none."""
+
+
+def prepare(fleet: Fleet, recipe: Recipe, recipe_path: Path, *, run: str, skip: Collection[str], say: Say) -> Prepared:
+    """Facts, checks and plan. Raises InputError for a recipe whose files are not there."""
+    items = material.of_recipe(recipe, recipe_path)
+    seen = gather.evidence(fleet, recipe=recipe, material=items, port=recipe.parallel.port, say=say)
+    findings = registry.judge_all(seen, skip=skip)
+    plan, refused = None, None
+    if seen.facts:
+        try:
+            plan = make_plan(seen, recipe, items, run=run, attempt=1, port=recipe.parallel.port, resume_step=0)
+        except HomelabError as error:
+            refused = error
+    return Prepared(recipe, recipe_path, items, seen, findings, plan, refused)
+
+
+def make_plan(
+    seen: Evidence, recipe: Recipe, items: list[Material], *, run: str, attempt: int, port: int, resume_step: int
+) -> Plan:
+    """The pure plan, from what was seen."""
+    script = next((item for item in items if item.role == "script"), None)
+    return planning.make(
+        gather.reachable(seen.cluster, seen), recipe, seen.facts, run=run, attempt=attempt, port=port, resume_step=resume_step,
+        code_dir=ship.code_dir, script_path=script.node_path if script else None,
+    )  # fmt: skip
+
+
+def refuse_on_failure(prepared: Prepared) -> None:
+    """Raises the error of a preflight that failed, or of a plan that cannot be; unreachable nodes give exit code 3."""
+    failed = [finding for finding in prepared.findings if finding.level == "fail"]
+    if failed:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more, in the table above)" if len(failed) > 1 else ""
+        error = prepared.evidence.unreachable.get(first.node)
+        raise (type(error) if error else HomelabError)(
+            f"preflight failed: {first.message}{more}",
+            where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
+            hint=f"{first.hint}; to go on regardless: --skip {first.check}" if error is None else first.hint,
+        )
+    if prepared.refused:
+        raise prepared.refused
+    for name, error in prepared.evidence.unreachable.items():
+        raise type(error)(
+            error.message,
+            where=error.where or f"node {name}",
+            hint=f"{error.hint}; or leave it out: --nodes {','.join(prepared.evidence.facts)}",
+        )
+
+
+def launch(
+    fleet: Fleet, prepared: Prepared, runs_dir: Path, *, skipped: Collection[str], plan_text: str, say: Say
+) -> RunPaths:
+    """Write the run's folder, ship, start. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`."""
+    plan = prepared.plan
+    assert plan is not None
+    paths = RunPaths(runs_dir / plan.run)
+    run_json = describe(prepared, fleet.cluster, plan)
+    store.write_json(paths.run_json, run_json)
+    store.write_text(paths.readme_txt, store.README)
+    store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
+    store.write_json(
+        paths.checks_json,
+        {"skipped": sorted(skipped), "findings": [finding.as_dict() for finding in prepared.findings]},
+    )
+    _snapshot(paths, prepared)
+    start.keep(paths, fleet, plan, plan_text)
+    store.set_state(paths, "shipping", plan.attempt)
+    store.event(
+        paths,
+        "launched",
+        recipe=prepared.recipe_path.name,
+        nodes=[node.name for node in plan.nodes],
+        skipped=sorted(skipped),
+    )
+    try:
+        start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say)
+        store.set_state(paths, "starting", plan.attempt)
+        start.start(fleet, plan, run_json, prepared.material, say)
+    except KeyboardInterrupt:
+        store.set_state(paths, "stopped", plan.attempt)
+        store.event(paths, "interrupted before it ran; nothing is left running")
+        raise
+    except BaseException as error:
+        store.set_state(paths, "failed", plan.attempt)
+        store.event(paths, "the start failed; nothing is left running", error=str(error))
+        raise
+    store.set_state(paths, "running", plan.attempt)
+    store.event(
+        paths,
+        f"attempt {plan.attempt} started",
+        head=plan.head,
+        port=plan.master_port,
+        shares={str(rank.rank): rank.share for rank in plan.ranks},
+    )
+    return paths
+
+
+def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]:
+    """run.json: what never changes in a run."""
+    described: dict[str, Any] = {"train": None, "eval": None}
+    for item in prepared.material:
+        described[item.role] = {
+            "kind": "hub" if item.kind == "hub" else "file",
+            "sent": item.kind,
+            "path": item.path,
+            "name": item.local.name if item.local else None,
+            "sha256": digest_of(item, prepared.evidence),
+        }
+    digests = tuple(sorted(f"{role}:{entry['sha256']}" for role, entry in described.items() if entry))
+    return {
+        "schema": 1,
+        "name": plan.run,
+        "created_at": time.time(),
+        "recipe": prepared.recipe.model_dump(mode="json"),
+        "recipe_file": prepared.recipe_path.name,
+        "recipe_hash": prepared.recipe.law_hash(digests),
+        "data": described,
+        "versions": {
+            name: {"python": facts.python_version, **{key: value for key, value in facts.packages.items() if value}}
+            for name, facts in prepared.evidence.facts.items()
+        },
+        "homelab": homelab.__version__,
+        "git_revision": _git_revision(),
+        "code_hash": ship.archive()[0],
+        "cluster_name": cluster.name,
+    }
+
+
+def digest_of(item: Material, seen: Evidence) -> str:
+    """What identifies the content: the file's sha256 (as a node saw it, for files that lie there), or the hub id."""
+    if item.kind == "hub":
+        return item.path
+    if item.sha256:
+        return item.sha256
+    found = {facts.data[item.role].sha256 for facts in seen.facts.values() if item.role in facts.data} - {None}
+    # The data check fails when nodes differ; one that is skipped on purpose still gets one stable digest.
+    return min((digest for digest in found if digest), default="missing")
+
+
+def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
+    """The recipe as it was, and what was shipped (while small): recovery from this folder needs no other file."""
+    paths.code.mkdir(parents=True, exist_ok=True)
+    for source in [prepared.recipe_path, *(item.local for item in prepared.material if item.local)]:
+        if source.stat().st_size <= _KEEP_COPY_BYTES:
+            shutil.copyfile(source, paths.code / source.name)
+
+
+def _git_revision() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            stdin=subprocess.DEVNULL,
+            cwd=Path(homelab.__file__).parent,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

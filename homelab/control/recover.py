@@ -1,0 +1,189 @@
+"""Recover: what happened, the newest checkpoint that is whole, the nodes that are well, the next attempt."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homelab.checks import registry
+from homelab.config.recipe import Recipe
+from homelab.control import find, gather, launch, start, watch
+from homelab.control.material import Material, sha256
+from homelab.diagnose.cause import Diagnosis
+from homelab.errors import HomelabError, InputError
+from homelab.planning import report
+from homelab.planning.model import Plan
+from homelab.remote.fanout import Fleet, on_all
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found before anything is started again."""
+
+    attempt: int
+    state: str
+    diagnosis: Diagnosis | None
+    unreachable: dict[str, str]
+
+
+def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
+    """Ask all nodes what happened. Raises InputError when there is nothing to recover: the run is going on, or is done."""
+    say(f"asking what happened to {paths.name}")
+    watcher = watch.Watcher(fleet, paths, "")
+    seen = watcher.look()
+    if seen.state == "done":
+        raise InputError("this run is done: there is nothing to recover", where=paths.name, hint=f"homelab chat {paths.name} --prompt '...'")
+    if seen.state in ("running", "starting", "shipping") and not watcher.unreachable:
+        raise InputError(
+            f"this run is {seen.state}: there is nothing to recover",
+            where=f"{paths.name}, step {seen.step}",
+            hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
+        )
+    diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in ("stopped", "planned") else None)
+    return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
+
+
+def resume(fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collection[str], from_scratch: bool, say: Say) -> Plan:
+    """Stop what is left, choose the checkpoint and the nodes, replan, start the next attempt.
+
+    Raises HomelabError when no node is well, when no complete checkpoint is left (and not `from_scratch`), or when the data
+    is not what the run began with. Nothing is left running by a failure.
+    """
+    described = store.read_json(paths.run_json)
+    recipe = Recipe.model_validate(described["recipe"], strict=False)
+    items = _material(paths, described)
+    names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
+    say("stopping what is left of the last attempt")
+    stopped, _ = start.stop_all(fleet, paths.name, names, grace_s=3.0)
+    _refuse_leftovers(stopped)
+    names = list(stopped)
+    step, holders = _newest_checkpoint(fleet, paths, names, from_scratch=from_scratch, say=say)
+    port = _fresh_port(fleet, names, recipe.parallel.port, find.plan_of(paths).master_port)
+    seen = gather.evidence(fleet, recipe=recipe, material=items, port=port, say=say)
+    findings = registry.judge_all(seen, skip=skip)
+    ill = {finding.node: finding for finding in findings if finding.level == "fail" and finding.node}
+    well = tuple(name for name in seen.facts if name not in ill)
+    if not well:
+        first = next(iter(ill.values()), None)
+        raise HomelabError(f"no node is well enough to go on{': ' + first.message if first else ''}", where=paths.name, hint=first.hint if first else "homelab preflight")
+    _refuse_other_data(described, seen, items)
+    attempt = found.attempt + 1
+    only_well = seen.__class__(**{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}})
+    plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
+    gone = {**{name: ill[name].message for name in ill}, **found.unreachable}
+    was = {node.name for node in find.plan_of(paths).nodes}
+    plan = plan.model_copy(update={
+        "left_out": (*plan.left_out, *sorted(set(gone) & was)),
+        "warnings": (*plan.warnings, *(f"{name} is left out: {why}" for name, why in gone.items() if name in was)),
+    })  # fmt: skip
+    if step:
+        _bring_checkpoint(fleet, paths, step, holders, [node.name for node in plan.nodes], say)
+    start.keep(paths, fleet, plan, report.text(plan))
+    store.set_state(paths, "starting", attempt)
+    try:
+        start.ship_material(fleet, [node.name for node in plan.nodes], items, say)
+        start.start(fleet, plan, described, items, say)
+    except BaseException:
+        store.set_state(paths, "failed", attempt)
+        store.event(paths, f"attempt {attempt} did not start; nothing is left running")
+        raise
+    store.set_state(paths, "running", attempt)
+    because = found.diagnosis.title if found.diagnosis else found.state
+    store.event(paths, f"attempt {attempt} goes on after step {step}", because=because, nodes=[node.name for node in plan.nodes], left_out=list(plan.left_out))
+    return plan
+
+
+def _material(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
+    """What the run needs, from its own description; the file itself from where it was, or the copy in the run's folder."""
+    items = []
+    for role, entry in described["data"].items():
+        if entry is None:
+            continue
+        local = None
+        if entry.get("sent") == "shipped":
+            candidates = [Path(entry["path"]), paths.code / entry["name"]]
+            # The person may have edited the file since: only the content that the run began with will do.
+            local = next((path for path in candidates if path.is_file() and sha256(path) == entry["sha256"]), candidates[-1])
+        items.append(Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None))
+    return items
+
+
+def _refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
+    for node, answer in stopped.items():
+        if answer["left"]:
+            raise HomelabError(
+                f"processes of the last attempt do not end: {', '.join(map(str, answer['left']))}",
+                where=f"node {node}",
+                hint="on that node: sudo reboot (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
+            )
+
+
+def _newest_checkpoint(fleet: Fleet, paths: RunPaths, names: list[str], *, from_scratch: bool, say: Say) -> tuple[int, list[str]]:
+    """(step, nodes that hold it whole). Step 0 when there is none and the person asked to begin again."""
+    if from_scratch:
+        return 0, []
+    say("looking for the newest complete checkpoint")
+    answers, errors = fleet.ask("checkpoints", {"run": paths.name}, names=names, timeout_s=120.0)
+    best = max((step for answer in answers.values() for step in answer["good"]), default=0)
+    for node, answer in answers.items():
+        for step, why in answer["bad"].items():
+            store.event(paths, f"checkpoint {step} on {node} is not used: {why}")
+    if best:
+        return best, [name for name, answer in answers.items() if best in answer["good"]]
+    raise HomelabError(
+        "no complete checkpoint is left on the nodes that answer" + (f" ({', '.join(errors)} did not)" if errors else ""),
+        where=paths.name,
+        hint=f"to begin again at step 0: homelab recover {paths.name} --from-scratch",
+    )
+
+
+def _fresh_port(fleet: Fleet, names: list[str], first: int, last: int) -> int:
+    """A rendezvous port that is free on the first node that answers, and not the last attempt's."""
+    for name in names:
+        try:
+            return int(fleet.agent(name).ask("free-port", {"low": max(first, last) + 1})["port"])
+        except HomelabError:
+            continue
+    return last + 1
+
+
+def _refuse_other_data(described: dict[str, Any], seen: gather.Evidence, items: list[Material]) -> None:
+    """The law: the samples are those the run began with."""
+    for item in items:
+        if item.kind != "on-node":
+            continue
+        expected = described["data"][item.role]["sha256"]
+        for name, facts in seen.facts.items():
+            file = facts.data.get(item.role)
+            if file and file.sha256 and file.sha256 != expected:
+                raise HomelabError(
+                    "this data file is not the one the run began with: going on would train on other samples",
+                    where=f"node {name}: {file.path} (sha256 {file.sha256[:12]}, the run began with {expected[:12]})",
+                    hint="put the old file back, or start a new run: homelab launch RECIPE",
+                )
+
+
+def _bring_checkpoint(fleet: Fleet, paths: RunPaths, step: int, holders: list[str], names: list[str], say: Say) -> None:
+    """Every node of the plan gets the checkpoint; those that lack it receive it from one that has it, by way of here."""
+    lacking = [name for name in names if name not in holders]
+    if not lacking:
+        return
+    say(f"bringing checkpoint {step} from {holders[0]} to {', '.join(lacking)}")
+    with tempfile.NamedTemporaryFile(prefix="homelab-checkpoint-") as archive:
+        fleet.agent(holders[0]).fetch("send-checkpoint", {"run": paths.name, "step": step}, archive)  # type: ignore[arg-type]
+        archive.flush()
+
+        def send(name: str) -> None:
+            with open(archive.name, "rb") as stream:
+                fleet.agent(name).send("receive-checkpoint", {"run": paths.name, "step": step}, stream)
+
+        _, errors = on_all(lacking, send)
+    for error in errors.values():
+        raise error

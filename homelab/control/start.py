@@ -1,0 +1,101 @@
+"""One attempt: the run's files to every node, torchrun started on all of them, or on none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from homelab.control.material import Material
+from homelab.errors import HomelabError
+from homelab.planning.command import by_hand
+from homelab.planning.model import Plan
+from homelab.remote.fanout import Fleet, on_all
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+
+Say = Callable[[str], None]
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def ship_material(fleet: Fleet, names: list[str], material: list[Material], say: Say) -> None:
+    """Send every shipped file to the nodes that lack it. Raises the first node's error."""
+    for item in material:
+        if item.kind != "shipped":
+            continue
+        assert item.local is not None
+        request = {"sha256": item.sha256, "name": item.local.name}
+
+        def send(name: str, item: Material = item, request: dict[str, Any] = request) -> None:
+            agent = fleet.agent(name)
+            if not agent.ask("has-file", request)["found"]:
+                assert item.local is not None
+                with item.local.open("rb") as stream:
+                    agent.send("receive-file", request, stream)
+
+        say(f"shipping {item.local.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
+        _, errors = on_all(names, send)
+        _raise_first(errors)
+
+
+def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[Material], say: Say) -> None:
+    """Start torchrun on every node of the plan. When one refuses, all are stopped and its error is raised.
+
+    The same holds for Ctrl-C: nothing is left running by a start that did not come to its end.
+    """
+    names = [node.name for node in plan.nodes]
+    secrets = {key: os.environ[key] for key in SECRETS if os.environ.get(key)}
+
+    def one(name: str) -> dict[str, Any]:
+        node = plan.node(name)
+        request = {
+            "run": plan.run,
+            "attempt": plan.attempt,
+            "run_json": {**run_json, "data": data_on_node(material, node.workdir, run_json["data"])},
+            "plan_json": plan.model_dump(mode="json"),
+            "command": list(node.command),
+            "environment": node.environment,
+            "secrets": secrets,
+        }
+        return fleet.agent(name).ask("start", request, timeout_s=30.0)
+
+    say(f"starting torchrun on {', '.join(names)}")
+    try:
+        _, errors = on_all(names, one)
+        _raise_first(errors)
+    except BaseException:
+        stop_all(fleet, plan.run, names)
+        raise
+
+
+def data_on_node(material: list[Material], workdir: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """run.json's `data` with the paths of one node."""
+    found: dict[str, Any] = {"eval": None}
+    for role, entry in described.items():
+        item = next((item for item in material if item.role == role), None)
+        if entry is not None and item is not None:
+            found[role] = {**entry, "path": item.node_path(workdir)}
+    return found
+
+
+def stop_all(
+    fleet: Fleet, run: str, names: list[str], grace_s: float = 8.0
+) -> tuple[dict[str, Any], dict[str, HomelabError]]:
+    """End the run on these nodes: what each says, and the nodes that could not be asked."""
+    return fleet.ask("stop", {"run": run, "grace_s": grace_s}, names=names, timeout_s=grace_s + 20.0)
+
+
+def keep(paths: RunPaths, fleet: Fleet, plan: Plan, plan_text: str) -> None:
+    """Write the attempt's plan and commands into the controller's run folder."""
+    store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))
+    store.write_text(paths.plan_txt, plan_text)
+    targets = {node.name: f"{node.user + '@' if node.user else ''}{node.host}" for node in fleet.cluster.nodes}
+    head = f"#!/bin/sh\n# {plan.run}, attempt {plan.attempt}: what was executed on each node. Start them all within a few minutes of each other.\n\n"
+    store.write_text(
+        paths.commands_sh, head + "\n".join(by_hand(node, targets.get(node.name, node.name)) for node in plan.nodes)
+    )
+
+
+def _raise_first(errors: Mapping[str, HomelabError]) -> None:
+    for error in errors.values():
+        raise error

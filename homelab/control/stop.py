@@ -1,0 +1,88 @@
+"""Stop: end a run on every node, and look again until nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from homelab.control import find, start
+from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
+from homelab.remote.fanout import Fleet
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stop did on each node."""
+
+    run: str
+    ended: dict[str, dict[str, Any]]
+    unreachable: dict[str, HomelabError]
+
+    @property
+    def left(self) -> dict[str, list[int]]:
+        """Processes that even SIGKILL did not end, by node."""
+        return {node: answer["left"] for node, answer in self.ended.items() if answer["left"]}
+
+    @property
+    def exit_code(self) -> int:
+        """0 when verified on every node, 1 when something is left, 3 when a node could not be asked."""
+        return EXIT_FAILED if self.left else EXIT_UNREACHABLE if self.unreachable else EXIT_DONE
+
+    def lines(self) -> list[str]:
+        """For people."""
+        found = []
+        for node, answer in self.ended.items():
+            if answer["left"]:
+                found.append(
+                    f"{node}: processes {', '.join(map(str, answer['left']))} do not end (stuck in the driver?); on the node: sudo reboot"
+                )
+            elif answer["asked"]:
+                killed = f", {answer['killed']} had to be killed" if answer["killed"] else ""
+                found.append(f"{node}: {answer['asked']} processes ended{killed}; verified, nothing is left")
+            else:
+                found.append(f"{node}: nothing was running; verified")
+        for node, error in self.unreachable.items():
+            found.append(
+                f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}"
+            )
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `--json` shape."""
+        return {
+            "run": self.run,
+            "nodes": self.ended,
+            "unreachable": {node: error.as_dict() for node, error in self.unreachable.items()},
+            "clean": self.exit_code == EXIT_DONE,
+        }
+
+
+def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
+    """End the run on all nodes of the cluster that its plans name (an earlier attempt may have left something elsewhere)."""
+    attempt = find.plan_of(paths).attempt
+    before = (store.read_json(paths.state_json) or {}).get("state")
+    if before not in ("done", "failed"):
+        store.set_state(paths, "stopping", attempt)
+    planned = {node.name for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
+    names = [node.name for node in fleet.cluster.nodes if node.name in planned]
+    say(f"stopping {paths.name} on {', '.join(names)}")
+    ended, unreachable = start.stop_all(fleet, paths.name, names)
+    for name in planned - {node.name for node in fleet.cluster.nodes}:
+        unreachable[name] = HomelabError(
+            "it is not in cluster.toml any more", where=f"node {name}", hint="add it to cluster.toml, then stop again"
+        )
+    outcome = Outcome(paths.name, ended, unreachable)
+    if before not in ("done", "failed"):
+        store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
+    store.event(paths, "stopped by hand", clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended))
+    return outcome
+
+
+def _plan_nodes(paths: RunPaths, number: int) -> list[Any]:
+    try:
+        return list(find.plan_of(paths, number).nodes)
+    except HomelabError:
+        return []

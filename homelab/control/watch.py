@@ -1,0 +1,130 @@
+"""Looking at a run: one question to every node, the answers kept in the run's folder, a Snapshot out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+
+from homelab.config.cluster import Node
+from homelab.control import find
+from homelab.dashboard import live as live_dashboard
+from homelab.dashboard import snapshot as snapshots
+from homelab.dashboard.snapshot import Snapshot
+from homelab.diagnose import cause
+from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE
+from homelab.remote.fanout import Fleet
+from homelab.runs import reply as replies
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+from homelab.runs.reply import Metric, Reply
+from homelab.runs.state import FINISHED, newest_attempt
+
+INTERVAL_S = 2.0
+_POLL_TIMEOUT_S = 15.0
+
+
+class Watcher:
+    """Looks at one run again and again; asks only for what is new."""
+
+    def __init__(self, fleet: Fleet, paths: RunPaths, options: str) -> None:
+        self._fleet = fleet
+        self._paths = paths
+        self._options = options
+        self._described = store.read_json(paths.run_json) or {}
+        self._kept = store.read_lines(paths.metrics_jsonl)
+        self.replies: dict[str, Reply] = {}
+        self.unreachable: dict[str, str] = {}
+
+    def look(self) -> Snapshot:
+        """Ask every node of the plan once; gather metrics, write down the state when it changed."""
+        plan = find.plan_of(self._paths)
+        self._ask([node.name for node in plan.nodes])
+        if newest_attempt(self.replies) > plan.attempt:
+            # Another controller recovered this run: its plan is on the nodes.
+            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
+            self._ask([node.name for node in plan.nodes])
+        before = (store.read_json(self._paths.state_json) or {}).get("state")
+        intent = before if before in ("shipping", "stopping", "stopped") else None
+        seen = snapshots.build(
+            run=self._paths.name,
+            recipe=self._described.get("recipe_file", ""),
+            replies=self.replies,
+            unreachable=self.unreachable,
+            now=time.time(),
+            plan=plan,
+            metrics=[Metric.model_validate(line) for line in self._kept],
+            events=store.read_lines(self._paths.events_jsonl),
+            intent=intent,
+            diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
+            options=self._options,
+        )
+        if seen.state != before:
+            store.set_state(self._paths, seen.state, seen.attempt)
+            store.event(self._paths, seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
+        return seen
+
+    def diagnosis(self) -> cause.Diagnosis | None:
+        """What the newest answers say about a failure."""
+        hosts = {node.name: ssh_words(node) for node in self._fleet.cluster.nodes}
+        return cause.diagnose(self._paths.name, self.replies, self.unreachable, hosts=hosts, options=self._options)
+
+    def _has_failed(self, attempt: int) -> bool:
+        parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
+        ended_badly = any(part.exit and not part.exit.is_success and not part.exit.stopped for part in parts)
+        return ended_badly or bool(self.unreachable) or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
+
+    def _ask(self, names: list[str]) -> None:
+        known = {node.name for node in self._fleet.cluster.nodes}
+        after: dict[str, int] = {}
+        attempt = max((line.get("attempt", 0) for line in self._kept), default=0)
+        for line in self._kept:
+            if line.get("attempt", 0) == attempt and line.get("kind") == "train":
+                after[str(line["rank"])] = max(after.get(str(line["rank"]), -1), line["step"])
+        request = {"run": self._paths.name, "after_step": {}, "tail_lines": 200}
+        # Metrics of an older attempt say nothing about what is new in the current one.
+        if attempt and attempt == find.plan_of(self._paths).attempt:
+            request["after_step"] = after
+        answers, errors = self._fleet.ask("poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S)
+        self.replies = replies.parse_replies(answers)
+        self.unreachable = {name: error.message for name, error in errors.items()}
+        self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
+        self._keep([line for answer in answers.values() if answer["run"] for rank in answer["run"]["ranks"].values() for line in rank["metrics"]])
+
+    def _keep(self, lines: list[dict[str, Any]]) -> None:
+        have = {_key(line) for line in self._kept}
+        new = [line for line in lines if _key(line) not in have]
+        self._kept += new
+        store.append_lines(self._paths.metrics_jsonl, new)
+
+
+def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> int:
+    """Look until the run ends: the dashboard on a terminal, a line per change elsewhere. Ctrl-C leaves the run alone.
+
+    Returns the exit code: 0 done, 1 failed or stopped, 3 when the nodes cannot be asked any more, 130 after Ctrl-C.
+    """
+    watcher = Watcher(fleet, paths, options)
+    seen = live_dashboard.watch(watcher.look, console, refresh_s=INTERVAL_S, ends=_has_ended)
+    if seen is None or not _has_ended(seen):
+        return EXIT_INTERRUPTED
+    if not console.is_terminal:
+        if seen.diagnosis is not None:
+            console.print(cause.render(seen.diagnosis))
+        for entry in seen.next_commands:
+            console.print(f"  {entry.purpose:8} {entry.command}", markup=False, highlight=False, soft_wrap=True)
+    return {"done": EXIT_DONE, "lost": EXIT_UNREACHABLE}.get(seen.state, EXIT_FAILED)
+
+
+def _has_ended(seen: Snapshot) -> bool:
+    return seen.state in FINISHED or seen.state == "lost"
+
+
+def ssh_words(node: Node) -> str:
+    """What stands after `ssh` to reach a node by hand."""
+    port = f"-p {node.port} " if node.port != 22 else ""
+    return f"{port}{node.user + '@' if node.user else ''}{node.host}"
+
+
+def _key(line: dict[str, Any]) -> tuple[Any, ...]:
+    return (line.get("kind"), line.get("attempt"), line.get("rank"), line.get("step"), line.get("message"))

@@ -1,0 +1,318 @@
+"""Snapshot: everything a dashboard shows, as one value; and `build`, which makes it from what the nodes answered."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from homelab.diagnose.cause import Diagnosis
+from homelab.planning.model import Frozen, Plan
+from homelab.runs.reply import Metric, RankReply, Reply, plain_lines
+from homelab.runs.state import State, newest_attempt, node_part, run_state
+
+_ETA_STEPS = 20  # the median of so many last steps is the pace
+
+
+class GpuRow(Frozen):
+    """One card; None where it does not say."""
+
+    name: str
+    utilisation_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: float | None = None
+
+
+class NodeRow(Frozen):
+    """One machine. `torchrun` is "running", "not started", "gone" or how it ended; `why_not`: why it was not asked."""
+
+    name: str
+    reachable: bool
+    why_not: str = ""
+    address: str = ""
+    cpu_load_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    gpus: tuple[GpuRow, ...] = ()
+    torchrun: str = "not started"
+    needs_action: bool = False
+
+
+class RankRow(Frozen):
+    """One worker process. Seconds and tokens are of its newest step; `heartbeat_age_s` by its node's own clock."""
+
+    rank: int
+    node: str
+    device: str = ""
+    phase: str = ""
+    step: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    share: int | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    heartbeat_age_s: float | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+class LossPoint(Frozen):
+    """The loss at one step: mean per token over the global batch."""
+
+    step: int
+    loss: float
+
+
+class EventRow(Frozen):
+    """Something that happened to the run, in the controller's clock."""
+
+    time: float
+    text: str
+
+
+class NextCommand(Frozen):
+    """What a person may type now, and what it is for."""
+
+    purpose: str
+    command: str
+
+
+class Snapshot(Frozen):
+    """A run at one moment. `eta_s` is None while nobody can know; `started_at` is that of the attempt."""
+
+    run: str
+    state: State
+    recipe: str
+    attempt: int
+    started_at: float | None
+    now: float
+    total_steps: int | None
+    step: int
+    loss: float | None
+    eval_losses: tuple[LossPoint, ...] = ()
+    eta_s: float | None = None
+    tokens_per_s: float | None = None
+    loss_history: tuple[LossPoint, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    checkpoint_steps: tuple[int, ...] = ()
+    next_commands: tuple[NextCommand, ...] = ()
+    diagnosis: Diagnosis | None = None
+
+
+def build(
+    *,
+    run: str,
+    recipe: str,
+    replies: Mapping[str, Reply],
+    unreachable: Mapping[str, str],
+    now: float,
+    plan: Plan | None = None,
+    expected_nodes: Sequence[str] = (),
+    metrics: Iterable[Metric] = (),
+    events: Iterable[Mapping[str, Any]] = (),
+    total_steps: int | None = None,
+    intent: State | None = None,
+    diagnosis: Diagnosis | None = None,
+    options: str = "",
+    log_lines: int = 200,
+) -> Snapshot:
+    """The Snapshot of a run from the nodes' answers.
+
+    `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
+    of the newest attempt); `events` are the lines of events.jsonl. `intent` as for `run_state`, `options` as for
+    `next_commands`.
+    """
+    expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
+    names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
+    attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
+    state = run_state(expected, replies, unreachable, intent=intent)
+    lines = _merged([*metrics, *(line for reply in replies.values() for line in _metrics_of(reply))])
+    train = [line for line in lines if line.kind == "train"]
+    history = _history(train)
+    beats = [rank.heartbeat for rank in _ranks_of(replies, attempt).values() if rank.heartbeat]
+    totals = [beat.total_steps for beat in beats if beat.total_steps]
+    total = max(totals) if totals else total_steps
+    step = history[-1].step if history else max([plan.resume_step if plan else 0, *(beat.step for beat in beats)])
+    latest = {line.rank: line for line in train if line.attempt == attempt}
+    rates = [line.tokens_per_s for line in latest.values() if line.tokens_per_s is not None]
+    checkpoints = {number for reply in replies.values() if reply.run for number in reply.run.checkpoints}
+    starts = [
+        reply.run.started_at
+        for reply in replies.values()
+        if reply.run and reply.run.attempt == attempt and reply.run.started_at
+    ]
+    return Snapshot(
+        run=run,
+        state=state,
+        recipe=recipe,
+        attempt=attempt,
+        started_at=min(starts, default=None),
+        now=now,
+        total_steps=total,
+        step=step,
+        loss=history[-1].loss if history else None,
+        eval_losses=_evaluations(lines),
+        eta_s=_eta_s(train, step, total) if state == "running" else None,
+        tokens_per_s=sum(rates) if rates else None,
+        loss_history=history,
+        nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
+        ranks=_rank_rows(replies, plan, attempt, latest, log_lines),
+        events=tuple(_event(event) for event in events),
+        notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
+        checkpoint_steps=tuple(sorted(checkpoints)),
+        next_commands=next_commands(state, run, options),
+        diagnosis=diagnosis,
+    )
+
+
+def next_commands(state: State, run: str, options: str = "") -> tuple[NextCommand, ...]:
+    """What a person may want to type in this state. `options` is what the commands need behind the run's name."""
+    known = {
+        "follow": f"homelab status {run}{options}",
+        "logs": f"homelab logs {run}{options}",
+        "stop": f"homelab stop {run}{options}",
+        "recover": f"homelab recover {run}{options}",
+        "ask it": f"homelab chat {run}{options} --prompt '...'",
+    }
+    wanted: dict[State, tuple[str, ...]] = {
+        "done": ("ask it", "logs"),
+        "failed": ("recover", "logs"),
+        "lost": ("recover", "follow", "stop"),
+        "stopped": ("recover", "logs"),
+    }
+    return tuple(
+        NextCommand(purpose=name, command=known[name]) for name in wanted.get(state, ("follow", "stop", "recover"))
+    )
+
+
+def _metrics_of(reply: Reply) -> Iterable[Metric]:
+    if reply.run:
+        for rank in reply.run.ranks.values():
+            yield from rank.metrics
+
+
+def _merged(lines: Iterable[Metric]) -> list[Metric]:
+    """Each line once, by attempt and step; what was done again in a later attempt replaces what came before."""
+    kept: dict[tuple[Any, ...], Metric] = {}
+    for line in lines:
+        key = (line.kind, line.attempt, line.rank, line.step, line.message)
+        kept[key] = line
+    return sorted(kept.values(), key=lambda line: (line.attempt, line.step, line.time))
+
+
+def _history(train: Sequence[Metric]) -> tuple[LossPoint, ...]:
+    """Steps in order, of the newest attempt that made each. All ranks write the same global loss."""
+    losses: dict[int, float] = {}
+    attempts: dict[int, int] = {}
+    for line in train:
+        if line.attempt > max(attempts.values(), default=line.attempt):
+            # A later attempt began before steps that an earlier one had reached: those were undone.
+            losses = {step: loss for step, loss in losses.items() if step < line.step}
+            attempts = {step: its for step, its in attempts.items() if step < line.step}
+        if line.loss is not None:
+            losses[line.step], attempts[line.step] = line.loss, line.attempt
+    return tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(losses.items()))
+
+
+def _evaluations(lines: Sequence[Metric]) -> tuple[LossPoint, ...]:
+    by_step = {line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None}
+    return tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(by_step.items()))
+
+
+def _eta_s(train: Sequence[Metric], step: int, total: int | None) -> float | None:
+    """Remaining steps times the median of the last ones. A step takes as long as its slowest rank."""
+    slowest: dict[int, float] = {}
+    for line in train:
+        if line.step_s is not None and line.attempt == train[-1].attempt:
+            slowest[line.step] = max(slowest.get(line.step, 0.0), line.step_s)
+    if total is None or not slowest:
+        return None
+    return max(0, total - step) * statistics.median(slowest[number] for number in sorted(slowest)[-_ETA_STEPS:])
+
+
+def _ranks_of(replies: Mapping[str, Reply], attempt: int) -> dict[tuple[str, int], RankReply]:
+    return {
+        (node, number): rank
+        for node, reply in replies.items()
+        if reply.run and reply.run.attempt == attempt
+        for number, rank in reply.run.ranks.items()
+    }
+
+
+def _node_row(
+    name: str, reply: Reply | None, unreachable: Mapping[str, str], plan: Plan | None, attempt: int
+) -> NodeRow:
+    planned = {node.name: node for node in plan.nodes} if plan else {}
+    address = planned[name].lan_address if name in planned else ""
+    if reply is None:
+        why = plain_lines(unreachable.get(name, "not asked yet")).split("\n", 1)[0]
+        return NodeRow(
+            name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
+        )
+    part = node_part(reply.run, attempt)
+    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone"}
+    ended = reply.run.exit if reply.run else None
+    return NodeRow(
+        name=name,
+        reachable=True,
+        address=address,
+        cpu_load_percent=reply.load.cpu_percent,
+        memory_used_bytes=reply.load.memory_used_bytes,
+        memory_total_bytes=reply.load.memory_total_bytes,
+        gpus=tuple(
+            GpuRow(
+                name=gpu.name,
+                utilisation_percent=gpu.utilization_percent,
+                memory_used_bytes=gpu.memory_used_bytes,
+                memory_total_bytes=gpu.memory_total_bytes,
+                temperature_c=gpu.temperature_c,
+            )
+            for gpu in reply.gpus
+        ),
+        torchrun=words[part] if part in words else ("done" if part == "succeeded" else str(ended)),
+        needs_action=part in ("failed", "vanished"),
+    )
+
+
+def _rank_rows(
+    replies: Mapping[str, Reply], plan: Plan | None, attempt: int, latest: Mapping[int, Metric], log_lines: int
+) -> tuple[RankRow, ...]:
+    found = {number: (node, rank) for (node, number), rank in _ranks_of(replies, attempt).items()}
+    planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
+    rows = []
+    for number in sorted(set(found) | set(planned)):
+        node, reply = found.get(number, (planned[number].node if number in planned else "", None))
+        beat, line = reply.heartbeat if reply else None, latest.get(number)
+        own = planned.get(number)
+        log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
+        rows.append(
+            RankRow(
+                rank=number,
+                node=node,
+                device=own.device_name if own else "",
+                phase=beat.phase if beat else "",
+                step=line.step if line else (beat.step if beat else None),
+                loss=line.loss if line else None,
+                tokens_per_s=line.tokens_per_s if line else None,
+                share=line.share if line and line.share is not None else (own.share if own else None),
+                compute_s=line.compute_s if line else None,
+                communication_s=line.communication_s if line else None,
+                heartbeat_age_s=max(0.0, replies[node].time - beat.time) if beat else None,
+                log_tail=log[-log_lines:],
+            )
+        )
+    return tuple(rows)
+
+
+def _event(event: Mapping[str, Any]) -> EventRow:
+    """One line of events.jsonl: {"time", "what", and details}."""
+    details = " · ".join(
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in event.items()
+        if key not in ("time", "what") and not isinstance(value, dict) and value not in (None, "", [])
+    )
+    text = plain_lines(f"{event.get('what', '')}{': ' if details else ''}{details}").replace("\n", " · ")
+    return EventRow(time=float(event.get("time") or 0.0), text=text)

@@ -1,0 +1,129 @@
+"""The two tables of the dashboard: nodes with their cards, and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from homelab.dashboard import words
+from homelab.dashboard.columns import Column, lay
+from homelab.dashboard.sections import Section
+from homelab.dashboard.snapshot import NodeRow, RankRow
+
+_STALE_S = 60.0  # a training rank that was silent for so long is worth a look
+_HOT_C = 87.0  # where consumer cards begin to slow down
+
+
+def nodes(rows: Sequence[NodeRow], width: int, importance: int) -> Section:
+    """One line per card; a node that cannot be asked has one line with the reason."""
+    cells = [(row.needs_action, _node_cells(row, number)) for row in rows for number in range(max(1, len(row.gpus)))]
+    return _table(_NODE_COLUMNS, cells, width, "nodes", importance)
+
+
+def ranks(rows: Sequence[RankRow], width: int, importance: int) -> Section:
+    """One line per worker process."""
+    return _table(_RANK_COLUMNS, [(_is_stale(row), _rank_cells(row)) for row in rows], width, "ranks", importance)
+
+
+_NODE_COLUMNS = (
+    Column("node"),
+    Column("torchrun"),
+    Column("address", importance=6),
+    Column("cpu", "right", importance=4),
+    Column("memory", "right", importance=5),
+    Column("gpu", importance=3),
+    Column("busy", "right", importance=1),
+    Column("vram", "right", importance=1),
+    Column("temp", "right", importance=2),
+)
+
+
+def _node_cells(row: NodeRow, number: int) -> list[Text]:
+    """The line of a node's card `number`; a node without cards has one line."""
+    if not row.reachable:
+        style = "bold red" if row.needs_action else "dim"
+        return [
+            Text(f"{row.name}  ")
+            .append("unreachable: " if row.needs_action else "", style=style)
+            .append(row.why_not, style=style)
+        ]
+    gpu = row.gpus[number] if row.gpus else None
+    own = [
+        Text(row.name),
+        Text(row.torchrun, style="bold red" if row.needs_action else ""),
+        Text(row.address, style="dim"),
+        Text(words.percent(row.cpu_load_percent)),
+        Text(words.used_of(row.memory_used_bytes, row.memory_total_bytes)),
+    ]
+    if number:
+        own = [Text() for _ in own]
+    if gpu is None:
+        return [*own, Text("–", style="dim"), Text(), Text(), Text()]
+    is_hot = gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C
+    temperature = words.NOTHING if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
+    return [
+        *own,
+        Text(gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")),
+        Text(words.percent(gpu.utilisation_percent)),
+        Text(words.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
+        Text(temperature, style="yellow" if is_hot else ""),
+    ]
+
+
+_RANK_COLUMNS = (
+    Column("rank", "right"),
+    Column("node"),
+    Column("device", importance=6),
+    Column("share", "right", importance=2),
+    Column("doing", importance=3),
+    Column("step", "right"),
+    Column("loss", "right", importance=5),
+    Column("tokens/s", "right", importance=1),
+    Column("compute ━ ┄ wait", importance=1),
+    Column("seconds", "right", importance=4),
+    Column("heard", "right", importance=2),
+)
+_BAR_CELLS = 16
+
+
+def _is_stale(row: RankRow) -> bool:
+    return row.phase == "training" and row.heartbeat_age_s is not None and row.heartbeat_age_s > _STALE_S
+
+
+def _rank_cells(row: RankRow) -> list[Text]:
+    compute, wait = words.two_part_bar(row.compute_s, row.communication_s, _BAR_CELLS)
+    both = f"{words.seconds(row.compute_s)} + {words.seconds(row.communication_s)}" if compute or wait else ""
+    heard = "" if row.heartbeat_age_s is None else f"{words.duration(row.heartbeat_age_s)} ago"
+    return [
+        Text(str(row.rank)),
+        Text(row.node),
+        Text(row.device.removeprefix("NVIDIA ").removeprefix("GeForce "), style="dim"),
+        Text(words.NOTHING if row.share is None else str(row.share)),
+        Text(row.phase, style="dim" if row.phase == "training" else ""),
+        Text(words.NOTHING if row.step is None else str(row.step)),
+        Text(words.loss(row.loss)),
+        Text(words.count(row.tokens_per_s)),
+        Text(compute).append(wait, style="dim"),
+        Text(both),
+        Text(heard, style="yellow" if _is_stale(row) else "dim"),
+    ]
+
+
+def _table(
+    columns: Sequence[Column], rows: Sequence[tuple[bool, list[Text]]], width: int, name: str, importance: int
+) -> Section:
+    """A table that keeps the rows that want somebody to act when there is no room for all."""
+
+    def draw(room: int) -> list[Text]:
+        shown = list(range(len(rows)))
+        if len(rows) + 1 > room:
+            urgent_first = sorted(shown, key=lambda number: (not rows[number][0], number))
+            shown = sorted(urgent_first[: max(0, room - 2)])
+        content = lay(columns, [rows[number][1] for number in shown], width)
+        if len(shown) < len(rows):
+            content.append(Text(f" … {len(rows) - len(shown)} more {name}", style="dim"))
+        return content[:room]
+
+    most = len(rows) + 1 if rows else 0
+    return Section(draw, min(3, most), most, importance)

@@ -1,0 +1,95 @@
+"""Numbers as people read them, and small pictures made of characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+NOTHING = "–"
+
+
+def duration(seconds: float | None) -> str:
+    """38 s, 12 min, 1 h 05 min, 2 d 3 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def count(number: float | None) -> str:
+    """12 345, with narrow no-break spaces."""
+    return NOTHING if number is None or not math.isfinite(number) else f"{round(number):,}".replace(",", "\u202f")
+
+
+def loss(number: float | None) -> str:
+    """Three decimals; four digits are enough of a loss."""
+    if number is None:
+        return NOTHING
+    return f"{number:.3f}" if math.isfinite(number) else str(number)
+
+
+def perplexity(number: float | None) -> str:
+    """exp of a mean loss per token."""
+    if number is None or math.isnan(number):
+        return NOTHING
+    if number > 20:
+        return "> 10⁸"
+    value = math.exp(number)
+    return f"{value:.2f}" if value < 100 else count(value)
+
+
+def percent(number: float | None) -> str:
+    """97 %"""
+    return NOTHING if number is None or not math.isfinite(number) else f"{number:.0f} %"
+
+
+def used_of(used_bytes: int | None, total_bytes: int | None) -> str:
+    """14.1/16 GB, in units of 2**30 bytes."""
+    if used_bytes is None or not total_bytes:
+        return NOTHING
+    return f"{used_bytes / 2**30:.1f}/{total_bytes / 2**30:.0f} GB"
+
+
+def seconds(number: float | None) -> str:
+    """0.81, 12.4"""
+    return (
+        NOTHING if number is None or not math.isfinite(number) else f"{number:.2f}" if number < 10 else f"{number:.1f}"
+    )
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve of at most `width` characters. Each stands for the mean of its part; what is not a number is a gap."""
+    if width <= 0 or not values:
+        return ""
+    cells = min(width, len(values))
+    means: list[float | None] = []
+    for cell in range(cells):
+        part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
+        finite = [value for value in part if math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else None)
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * cells
+    low, span = min(known), max(known) - min(known)
+    picture = ""
+    for mean in means:
+        level = 0.0 if mean is None or span <= 0 else (mean - low) / span
+        picture += " " if mean is None else _LEVELS[min(len(_LEVELS) - 1, int(level * len(_LEVELS)))]
+    return picture
+
+
+def two_part_bar(first: float | None, second: float | None, width: int) -> tuple[str, str]:
+    """Two strings, `width` long together, in the proportion of the two numbers; empty where they are not known."""
+    if first is None or second is None or not math.isfinite(first + second) or first + second <= 0:
+        return "", ""
+    cells = round(width * first / (first + second))
+    return "━" * cells, "┄" * (width - cells)

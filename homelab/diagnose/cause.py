@@ -1,0 +1,173 @@
+"""Which rank failed first, why, and what mends it. Pure: from the nodes' last answers to one Diagnosis.
+
+One failure makes every rank fail: the others lose their connections within a second or time out. So each failed rank is
+judged by its own last words first, and only a rank that names a reason of its own may be the culprit; among several the
+first by time is, and of two at the same second the one whose words say more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from rich.box import ROUNDED
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from homelab.diagnose import endings
+from homelab.diagnose.suspects import Suspect, first_line, of_node, silent
+from homelab.planning.model import Frozen
+from homelab.runs.reply import Reply
+from homelab.runs.state import newest_attempt
+
+_MEMORY_FULL = 0.92
+
+
+class Victim(Frozen):
+    """A rank that failed because another one did; `saw` is its own last word."""
+
+    node: str
+    rank: int | None
+    saw: str
+
+
+class Diagnosis(Frozen):
+    """Why an attempt failed. `cause` is the rule's id; `hint` is the command or the edit that mends it.
+
+    `retryable` means that starting again from the newest checkpoint can help. It says nothing of how often: a cause
+    that comes back at the same place is no accident.
+    """
+
+    cause: str
+    title: str
+    first_node: str
+    first_rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    where: str = ""
+    because: tuple[str, ...] = ()
+    hint: str
+    retryable: bool
+    victims: tuple[Victim, ...] = ()
+
+
+def diagnose(
+    run: str,
+    replies: Mapping[str, Reply],
+    unreachable: Mapping[str, str],
+    *,
+    hosts: Mapping[str, str] | None = None,
+    silent_ranks: Collection[int] = (),
+    options: str = "",
+) -> Diagnosis | None:
+    """The cause of the newest attempt's failure, or None when nothing has failed.
+
+    `unreachable` maps a node to the reason it could not be asked. `hosts` maps a node to what stands after `ssh` in a
+    hint (default: its name), `options` is what a follow-up command of homelab needs behind the run's name.
+    `silent_ranks` are those whose heartbeat was missed before the attempt was stopped.
+    """
+    attempt = newest_attempt(replies)
+    suspects = [
+        suspect
+        for node, reply in replies.items()
+        if reply.run is not None and reply.run.attempt == attempt
+        for suspect in of_node(node, reply, silent_ranks)
+    ]
+    suspects += [Suspect(endings.UNREACHABLE, node, saw=why) for node, why in unreachable.items()]
+    if not suspects:
+        return None
+    if min(suspect.tier for suspect in suspects) >= 3:
+        suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
+    suspects.sort(key=lambda suspect: suspect.order)
+    return _explain(run, suspects, replies, hosts or {}, options)
+
+
+def _person(node: str, rank: int | None) -> str:
+    return f"rank {rank} on {node}" if rank is not None else node
+
+
+def _explain(
+    run: str,
+    suspects: list[Suspect],
+    replies: Mapping[str, Reply],
+    hosts: Mapping[str, str],
+    options: str,
+) -> Diagnosis:
+    first, others = suspects[0], suspects[1:]
+    host = hosts.get(first.node, first.node)
+    values = defaultdict(
+        lambda: "?",
+        {
+            "path": first.where or "?",
+            "where": first.where or f"the log of {_person(first.node, first.rank)}",
+            "message": first_line(first.saw),
+            "port": "of the rendezvous",
+            **first.values,
+            "node": first.node,
+            "host": host,
+            "run": run,
+            "options": options,
+            "rank": str(first.rank),
+            "code": str(first.exit_code),
+            "signal": str(first.signal),
+        },
+    )
+    because = [f"{_person(first.node, first.rank)}: {first_line(first.saw)}"] if first.saw else []
+    if first.where:
+        because.append(f"at {first.where}")
+    if first.exit_code or first.signal:
+        ended = f"signal {first.signal}" if first.signal else f"exit code {first.exit_code}"
+        if ended not in first.saw:
+            because.append(f"it ended with {ended}")
+    same = [other for other in others if other.rule is first.rule and other.tier <= 2]
+    if same:
+        because.append("the same on " + ", ".join(_person(other.node, other.rank) for other in same))
+    because += [
+        f"{_person(other.node, other.rank)}, too: {first_line(other.saw)}"
+        for other in others
+        if other.tier <= 1 and other not in same and (other.node, other.rank) != (first.node, first.rank)
+    ]
+    load = replies[first.node].load if first.node in replies else None
+    if load and load.memory_used_bytes and load.memory_total_bytes:
+        full = load.memory_used_bytes / load.memory_total_bytes
+        if full >= _MEMORY_FULL:
+            because.append(f"{full:.0%} of the memory of {first.node} is in use")
+    victims = {(other.node, other.rank): other for other in others if other.tier > first.tier and other.tier >= 3}
+    victims.pop((first.node, first.rank), None)
+    return Diagnosis(
+        cause=first.rule.id,
+        title=re.sub(r"\brank None on ", "", first.rule.title.format_map(values)),
+        first_node=first.node,
+        first_rank=first.rank,
+        exit_code=first.exit_code,
+        signal=first.signal,
+        where=first.where,
+        because=tuple(because),
+        hint=first.own_hint or first.rule.hint.format_map(values),
+        retryable=first.rule.retryable,
+        victims=tuple(Victim(node=v.node, rank=v.rank, saw=first_line(v.saw)) for v in victims.values()),
+    )
+
+
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """One box: what happened, why that is believed, what mends it, and who only suffered from it."""
+    parts: list[RenderableType] = [Text(diagnosis.title, style="bold")]
+    parts += [_labelled("because" if number == 0 else "", line, "") for number, line in enumerate(diagnosis.because)]
+    parts.append(_labelled("fix", diagnosis.hint, "bold"))
+    if diagnosis.victims:
+        ranks = ", ".join(_person(victim.node, victim.rank) for victim in diagnosis.victims)
+        parts.append(_labelled("victims", f"{ranks}: failed only because of it", "dim"))
+    return Panel(
+        Group(*parts), title="why it failed", title_align="left", border_style="red", box=ROUNDED, padding=(0, 1)
+    )
+
+
+def _labelled(label: str, text: str, style: str) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=7, style="dim")
+    table.add_column(ratio=1, overflow="fold")
+    table.add_row(label, Text(text, style=style))
+    return table

@@ -1,0 +1,205 @@
+"""Each rank and each node judged by itself: what it said last, and how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from homelab.diagnose import endings
+from homelab.diagnose.rules import RULES, Rule
+from homelab.diagnose.traces import ChildFailure, child_failures, last_exceptions
+from homelab.runs.reply import RankReply, Reply, RunReply
+from homelab.runs.state import node_part
+
+# What a stop sends, first politely and then not: on a node that was stopped these say nothing.
+_STOP_SIGNALS = (2, 9, 15)
+_DISTRIBUTED_TYPES = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RendezvousConnectionError"}
+)
+
+
+_NOTHING: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One thing that went wrong, judged by itself."""
+
+    rule: Rule
+    node: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    time_s: float = math.inf
+    saw: str = ""
+    where: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    own_hint: str = ""
+
+    @property
+    def tier(self) -> int:
+        """0 a reason, 1 a node that is gone, 2 an ending without a word, 3 waited in vain, 4 lost its peer."""
+        if self.rule.role != "cause":
+            return 3 if self.rule.role == "symptom" else 4
+        if self.rule in (endings.UNREACHABLE, endings.NODE_RESTARTED):
+            return 1
+        return 0 if self.rule.specificity >= 50 else 2
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """The smallest is the culprit. torchrun's own times are whole seconds."""
+        return self.tier, math.floor(self.time_s) if math.isfinite(self.time_s) else math.inf, -self.rule.specificity
+
+
+def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[Suspect]:
+    """What can be held against this node and its ranks, by their own words. `reply.run` must be there."""
+    run = reply.run
+    assert run is not None
+    part = node_part(run, run.attempt)
+    failures = {
+        failure.rank: failure for failure in child_failures(run.torchrun_tail, run.exit.ended_at if run.exit else None)
+    }
+    has_words = False
+    for rank, rank_reply in sorted(run.ranks.items()):
+        if rank in silent_ranks:
+            age_s = reply.time - rank_reply.heartbeat.time if rank_reply.heartbeat else math.nan
+            yield Suspect(endings.SILENT, node, rank, saw=f"its last sign of life was {age_s:.0f} s old")
+            has_words = True
+        elif part in ("failed", "stopped", "vanished") or rank_reply.error:
+            for suspect in _of_rank(node, rank, rank_reply, failures.get(rank), run):
+                has_words = True
+                yield suspect
+    if part == "vanished":
+        yield Suspect(endings.NODE_RESTARTED, node, saw="the agent is gone and wrote down no end")
+    if part == "failed" and not failures:
+        yield from _of_torchrun(node, run, has_words=has_words)
+
+
+def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | None, run: RunReply) -> Iterator[Suspect]:
+    """What one rank's own words and its exit say, the worker's own account before all others."""
+    is_stopped = run.exit is not None and run.exit.stopped
+    code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
+    time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
+
+    def suspect(rule: Rule, saw: str, where: str = "", values: Mapping[str, str] = _NOTHING, hint: str = "") -> Suspect:
+        return Suspect(rule, node, rank, code, signal, time_s, saw, where, values, hint)
+
+    if reply.error is not None:
+        rule, values = best_rule(reply.error.message) or (endings.WORKER_ERROR, {})
+        values = {**values, "message": first_line(reply.error.message)}
+        yield suspect(rule, reply.error.message, reply.error.where, values, reply.error.hint)
+        return
+    lines = reply.log_tail.stderr or (failure.traceback if failure else ())
+    judged = [(raised, *_rule_of(raised.type, raised.text)) for raised in last_exceptions(lines)]
+    if judged:
+        raised, rule, values = max(judged, key=lambda one: (one[1].role == "cause", one[1].specificity))
+        # A program that died of its exception ends with an exit code: after a signal that exception was survived.
+        ending = endings.OF_SIGNAL.get(signal or 0, endings.EXIT_CODE)
+        was_survived = rule.role == "cause" and rule.specificity < ending.specificity
+        if not was_survived or is_stopped:
+            if not is_stopped or rule.role == "cause":
+                yield suspect(rule, raised.text, raised.where, values)
+            return
+    if is_stopped and (signal in _STOP_SIGNALS or failure is None):
+        return
+    words = _best_line(lines)
+    if failure is None:
+        if words is not None:
+            yield suspect(words[0], words[2], values=words[1])
+        return
+    if failure.exit_code == 0:
+        return
+    if signal == 15 or (signal in _STOP_SIGNALS and not failure.is_root):
+        yield suspect(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed")
+        return
+    ending = endings.EXIT_CODE if signal is None else endings.OF_SIGNAL.get(signal, endings.OTHER_SIGNAL)
+    # An abort and a bare exit code only say that it ended; whatever was printed before says more.
+    if words is not None and (ending.specificity < 50 or words[0].specificity > ending.specificity):
+        yield suspect(words[0], words[2], values=words[1])
+    else:
+        yield suspect(ending, f"torchrun: signal {signal}" if signal is not None else f"torchrun: exit code {code}")
+
+
+def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspect]:
+    """torchrun itself failed: it could not start, could not meet the others, or was killed."""
+    assert run.exit is not None
+    time_s = run.exit.ended_at or math.inf
+    if run.exit.error:
+        rule, values = best_rule(run.exit.error) or (endings.NOT_STARTED, {})
+        values = {**values, "message": run.exit.error}
+        yield Suspect(rule, node, None, run.exit.returncode, run.exit.signal, time_s, run.exit.error, values=values)
+        return
+    judged = [(raised, *_rule_of(raised.type, raised.text)) for raised in last_exceptions(run.torchrun_tail)]
+    if judged:
+        raised, rule, values = max(judged, key=lambda one: (one[1].role == "cause", one[1].specificity))
+        saw, where = raised.text, raised.where
+    elif (found := _best_line(run.torchrun_tail)) is not None:
+        (rule, values, saw), where = found, ""
+    elif run.exit.signal is not None:
+        rule, values, saw, where = endings.TORCHRUN_KILLED, {}, f"torchrun: signal {run.exit.signal}", ""
+    elif has_words:
+        return
+    else:
+        rule, values, where = endings.EXIT_CODE, {}, ""
+        saw = next((line for line in reversed(run.torchrun_tail) if line.strip()), f"torchrun: {run.exit}")
+    yield Suspect(rule, node, None, run.exit.returncode, run.exit.signal, time_s, saw, where, values)
+
+
+def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -> Iterator[Suspect]:
+    """When everybody else (`heard`) only says that a peer was lost: the one rank that says nothing at all.
+
+    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; else nobody is accused.
+    """
+    steps: dict[tuple[str, int], tuple[int, float]] = {}
+    for node, reply in replies.items():
+        if reply.run and reply.run.attempt == attempt:
+            for rank, its in reply.run.ranks.items():
+                beat = its.heartbeat
+                steps[node, rank] = (beat.step, reply.time - beat.time) if beat else (-1, math.nan)
+    quiet = [(node, rank) for node, rank in steps if rank not in heard]
+    if len(quiet) > 1:
+        behind = min(step for step, _ in steps.values())
+        quiet = [place for place in quiet if steps[place][0] == behind]
+        if sum(step == behind for step, _ in steps.values()) != 1:
+            return
+    for node, rank in quiet:
+        step, age_s = steps[node, rank]
+        saw = f"its last sign of life was at step {step}, {age_s:.0f} s ago"
+        yield Suspect(endings.SILENT, node, rank, saw=saw if step >= 0 else "it never gave a sign of life")
+
+
+def best_rule(text: str) -> tuple[Rule, dict[str, str]] | None:
+    """The most specific rule whose pattern is in this text, with the pattern's named groups."""
+    best: tuple[Rule, dict[str, str]] | None = None
+    for rule in RULES:
+        is_better = best is None or rule.specificity > best[0].specificity
+        if is_better and (hit := rule.pattern.search(text)):
+            best = rule, {name: value for name, value in hit.groupdict().items() if value}
+    return best
+
+
+def _rule_of(type_name: str, text: str) -> tuple[Rule, dict[str, str]]:
+    found = best_rule(text)
+    if found is None:
+        rule = endings.DISTRIBUTED_ERROR if type_name.rsplit(".", 1)[-1] in _DISTRIBUTED_TYPES else endings.PYTHON_ERROR
+        found = rule, {}
+    return found[0], {**found[1], "message": first_line(text)}
+
+
+def _best_line(lines: tuple[str, ...]) -> tuple[Rule, dict[str, str], str] | None:
+    """The most specific rule over all lines; of equal ones the first line."""
+    best: tuple[Rule, dict[str, str], str] | None = None
+    for line in lines:
+        found = best_rule(line)
+        if found and (best is None or found[0].specificity > best[0].specificity):
+            best = *found, line
+    return best
+
+
+def first_line(text: str) -> str:
+    """Of an exception with a long message, what matters."""
+    return text.strip().split("\n", 1)[0]
+
+
+_LOST = next(rule for rule in RULES if rule.id == "connection-lost")

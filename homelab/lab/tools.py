@@ -1,0 +1,104 @@
+"""Running the programs a lab is built from (sshd, ip, tc, unshare), with a clear word when one is missing or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+
+from homelab.errors import HomelabError
+from homelab.lab import procfs
+
+# Program -> Debian/Ubuntu package.
+PACKAGES = {
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setsid": "util-linux",
+    "umount": "mount",
+}
+# An ordinary user's PATH often lacks the folders where sshd, ip and tc are.
+_SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def require(*names: str) -> None:
+    """Raise ONE HomelabError that names every missing program and the command that installs them."""
+    missing = [name for name in names if shutil.which(name, path=_SEARCH) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(PACKAGES[name] for name in missing))
+        sudo = "" if os.geteuid() == 0 else "sudo "
+        raise HomelabError(
+            f"the lab needs {', '.join(missing)}, and {'it is' if len(missing) == 1 else 'they are'} not installed",
+            where="this machine",
+            hint=f"{sudo}apt install {packages}",
+        )
+
+
+def program(name: str) -> str:
+    """The absolute path of an installed program (sshd insists on one). Raises HomelabError when it is missing."""
+    require(name)
+    found = shutil.which(name, path=_SEARCH)
+    assert found
+    return os.path.abspath(found)
+
+
+def call(*arguments: str, timeout_s: float = 20.0) -> str:
+    """Run a program to its end and return what it printed. Raises HomelabError with its own words when it refuses."""
+    command = [program(arguments[0]), *arguments[1:]]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise HomelabError(
+            f"{' '.join(arguments)} did not end within {timeout_s:g} s",
+            where="this machine",
+            hint="run it by hand to see why",
+        ) from None
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise HomelabError(
+            f"{' '.join(arguments)}: {words}",
+            where="this machine",
+            hint="run it by hand; the lab changes nothing when it fails",
+        )
+    return done.stdout
+
+
+@contextlib.contextmanager
+def machine_lock(timeout_s: float = 60.0) -> Iterator[None]:
+    """Only one lab of this machine picks a network or a port at a time.
+
+    It is an abstract Unix socket: it leaves no file and ends with its process. Raises HomelabError after `timeout_s`.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+
+        def bound() -> bool:
+            try:
+                lock.bind("\0homelab-lab")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                return False
+            return True
+
+        if not procfs.until(bound, timeout_s):
+            raise HomelabError(
+                f"another lab has been starting for more than {timeout_s:g} s",
+                where="this machine",
+                hint="look for it with: ps -ef | grep 'lab up'",
+            )
+        yield

@@ -1,0 +1,104 @@
+"""`python -m homelab.node VERB`: one request (a JSON line on stdin), one answer (a JSON line on stdout).
+
+A refusal is {"error": {"message", "kind"}} and exit code 1; nothing here prints a traceback for a request that cannot be.
+Verbs with a body (receive-*) read it from stdin after the request line; send-* write raw bytes to stdout.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+
+VERSION = 1
+
+
+def main():
+    """Dispatch one verb. Modules are imported where they are needed: an answer should cost milliseconds."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb == "watch":  # our own detached part, not a question
+        from homelab.node import watch
+
+        watch.watch(sys.argv[2])
+        return 0
+    try:
+        line = sys.stdin.buffer.readline()
+        request = json.loads(line) if line.strip() else {}
+        answer = _answer(verb, request)
+        if answer is not None:
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+        return 0
+    except (ValueError, KeyError, OSError) as error:
+        kind = "full" if getattr(error, "errno", None) == 28 else "refused"
+        text = (
+            "%s: %s" % (error.strerror, error.filename) if isinstance(error, OSError) and error.strerror else str(error)
+        )
+        _refuse(text, kind)
+    except Exception as error:  # our mistake: the controller shows it as an internal error, with this text
+        _refuse("%s: %s" % (type(error).__name__, error), "internal", traceback.format_exc())
+    return 1
+
+
+def _refuse(message, kind, trace=None):
+    sys.stdout.write(json.dumps({"error": {"message": message, "kind": kind, "trace": trace}}) + "\n")
+    sys.stdout.flush()
+
+
+def _answer(verb, request):
+    if verb == "facts":
+        from homelab.node import facts
+
+        return facts.collect(request)
+    if verb in ("poll", "runs", "describe"):
+        from homelab.node import poll
+
+        return getattr(poll, verb)(request)
+    if verb in ("start", "stop"):
+        from homelab.node import watch
+
+        return getattr(watch, verb)(request)
+    if verb in ("listen", "dial", "free-port"):
+        from homelab.node import ports
+
+        if verb == "free-port":
+            return {"port": ports.free_port(int(request.get("low", 29501)))}
+        return getattr(ports, verb)(request)
+    if verb in ("has-file", "checkpoints", "verify-checkpoint"):
+        from homelab.node import transfer
+
+        return getattr(transfer, verb.replace("-", "_"))(request)
+    if verb in ("receive-file", "receive-checkpoint"):
+        from homelab.node import transfer
+
+        return getattr(transfer, verb.replace("-", "_"))(request, sys.stdin.buffer)
+    if verb in ("send-checkpoint", "send-final"):
+        from homelab.node import transfer
+
+        return getattr(transfer, verb.replace("-", "_"))(request, sys.stdout.buffer)
+    if verb == "chat":
+        return _chat(request)
+    raise ValueError("this agent does not know %r" % verb)
+
+
+def _chat(request):
+    """Ask the worker's chat program; its answer is the last JSON line of its stdout."""
+    from homelab.node import paths
+
+    body = dict(request, run_dir=paths.run_dir(request["workdir"], request["run"]))
+    done = subprocess.run(
+        [sys.executable, "-m", "homelab.worker.chat"],
+        input=json.dumps(body),
+        capture_output=True,
+        text=True,
+        timeout=float(request.get("timeout_s", 300)),
+        env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1"),
+    )
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ValueError("the chat program failed: %s" % (done.stderr.strip()[-500:] or done.returncode)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

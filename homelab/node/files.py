@@ -1,0 +1,101 @@
+"""Small files, written so that a reader never sees half of one; checkpoints verified by their manifest."""
+
+import hashlib
+import json
+import os
+
+
+def write_atomic(path, data, mode=0o644):
+    """Write bytes beside `path`, fsync, and put them in place with one rename."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = "%s.partial.%d" % (path, os.getpid())
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        raise
+
+
+def write_json(path, value, mode=0o644):
+    """`write_atomic` of readable JSON."""
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode)
+
+
+def read_json(path):
+    """The value, or None when the file is missing or broken (a reader cannot do better; the writer is atomic)."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, ValueError):
+        return None
+
+
+def sha256(path):
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def tail(path, line_count, byte_limit=64 * 1024):
+    """The last lines of a text file, [] when there is none. Reads at most `byte_limit` bytes."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            start = max(0, stream.tell() - byte_limit)
+            stream.seek(start)
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    if start:
+        lines = lines[1:]
+    return lines[-line_count:] if line_count else []
+
+
+def checkpoint_fault(folder):
+    """None when the checkpoint is whole, else what is wrong with it (sizes and sha256 against complete.json)."""
+    manifest = read_json(os.path.join(folder, "complete.json"))
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return "no manifest"
+    for name, expected in manifest["files"].items():
+        path = os.path.join(folder, name)
+        try:
+            size_bytes = os.path.getsize(path)
+        except OSError:
+            return "%s is missing" % name
+        if size_bytes != expected.get("bytes"):
+            return "%s has %d bytes, not %s" % (name, size_bytes, expected.get("bytes"))
+        if sha256(path) != expected.get("sha256"):
+            return "%s has another content than when it was saved" % name
+    return None
+
+
+def checkpoint_steps(run_folder):
+    """Steps of the checkpoints that have a manifest, rising; their contents are not read."""
+    root = os.path.join(run_folder, "checkpoints")
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return []
+    steps = []
+    for name in names:
+        if (
+            name.startswith("step-")
+            and name[5:].isdigit()
+            and os.path.exists(os.path.join(root, name, "complete.json"))
+        ):
+            steps.append(int(name[5:]))
+    return sorted(steps)
+
+
+def checkpoint_dir(run_folder, step):
+    """Folder of the checkpoint after this optimizer step."""
+    return os.path.join(run_folder, "checkpoints", "step-%08d" % int(step))

@@ -1,0 +1,116 @@
+"""How busy a node is: CPU, memory, GPUs. Standard library and `nvidia-smi` only."""
+
+import csv
+import os
+import subprocess
+import time
+
+_GPU_FIELDS = (
+    "index",
+    "name",
+    "memory.total",
+    "memory.used",
+    "temperature.gpu",
+    "utilization.gpu",
+    "power.draw",
+    "compute_cap",
+)
+
+
+def read():
+    """{"hostname", "load": {...}, "gpus": [...]}: the part of a poll reply that is about the machine."""
+    total, available = memory()
+    reply = {
+        "hostname": os.uname().nodename,
+        "load": {
+            "cpu_percent": cpu_percent(),
+            "memory_used_bytes": total - available if total else None,
+            "memory_total_bytes": total,
+        },
+    }
+    reply["gpus"] = gpus()[1]
+    return reply
+
+
+def memory():
+    """(total, available) bytes, (None, None) where /proc/meminfo is missing."""
+    values = {}
+    try:
+        with open("/proc/meminfo") as stream:
+            for line in stream:
+                key, _, rest = line.partition(":")
+                values[key] = int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None, None
+    return values.get("MemTotal"), values.get("MemAvailable")
+
+
+def cpu_percent(window_s=0.1):
+    """Share of all cores that was busy during `window_s`, 0 to 100; None where /proc/stat is missing."""
+    first = _cpu_times()
+    if first is None:
+        return None
+    time.sleep(window_s)
+    second = _cpu_times()
+    busy, total = second[0] - first[0], second[1] - first[1]
+    return round(100.0 * busy / total, 1) if total > 0 else 0.0
+
+
+def _cpu_times():
+    try:
+        with open("/proc/stat") as stream:
+            values = [int(word) for word in stream.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return sum(values) - values[3] - values[4], sum(values)
+
+
+def gpus(timeout_s=10.0):
+    """(state, cards): state is "ok", "missing" or nvidia-smi's own error; memory in bytes, `[N/A]` fields are None.
+
+    Field names: `nvidia-smi --help-query-gpu`.
+    """
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=" + ",".join(_GPU_FIELDS), "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        return "missing", []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "nvidia-smi did not answer: %s" % error, []
+    if answer.returncode != 0:
+        return (answer.stdout + answer.stderr).strip()[:500] or "nvidia-smi ended with %d" % answer.returncode, []
+    cards = []
+    for row in csv.reader(answer.stdout.splitlines(), skipinitialspace=True):
+        if len(row) != len(_GPU_FIELDS) or not row[0].strip().isdigit():
+            continue
+        numbers = [_number(field) for field in row]
+        cards.append(
+            {
+                "index": int(row[0]),
+                "name": row[1].strip(),
+                "memory_total_bytes": _mebibytes(numbers[2]),
+                "memory_used_bytes": _mebibytes(numbers[3]),
+                "temperature_c": numbers[4],
+                "utilization_percent": numbers[5],
+                "power_w": numbers[6],
+                "compute_capability": row[7].strip() if numbers[7] is not None else None,
+            }
+        )
+    return "ok", cards
+
+
+def _number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _mebibytes(value):
+    return None if value is None else int(value * 1024 * 1024)

@@ -1,0 +1,118 @@
+"""What a node knows of a run right now: one JSON answer for the dashboard, `status`, `recover` and `--wait`."""
+
+import glob
+import json
+import os
+import time
+
+from homelab.node import files, load, paths, processes
+
+
+def poll(request):
+    """The poll reply. `request`: workdir, node, run (or null), after_step {rank: step}, tail_lines, attempt (newest)."""
+    reply = {"node": request["node"], "time": time.time(), "run": None}
+    reply.update(load.read())
+    run = request.get("run")
+    folder = paths.run_dir(request["workdir"], run) if run else None
+    if folder and os.path.isdir(folder):
+        reply["run"] = _run(folder, request)
+    return reply
+
+
+def runs(request):
+    """Every run this node has a folder of, newest first: name, attempt, recipe label, alive, exit, final."""
+    root = os.path.join(paths.expand(request["workdir"]), "runs")
+    alive = processes.of_runs(request["node"])
+    found = []
+    for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
+        folder = os.path.join(root, name)
+        described = files.read_json(os.path.join(folder, "run.json"))
+        if described is None:
+            continue
+        numbers = paths.attempts(folder)
+        here = paths.node_dir(folder, numbers[-1], request["node"]) if numbers else None
+        found.append(
+            {
+                "name": name,
+                "created_at": described.get("created_at"),
+                "attempt": numbers[-1] if numbers else 0,
+                "alive": bool(alive.get(name)),
+                "exit": files.read_json(os.path.join(here, "exit.json")) if here else None,
+                "final": os.path.exists(os.path.join(folder, "final", "README.md")),
+                "size_bytes": None,
+            }
+        )
+    return {"runs": found}
+
+
+def describe(request):
+    """run.json and the newest plan.json of a run, for a controller that did not launch it. Nulls when unknown."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    numbers = paths.attempts(folder)
+    plans = {}
+    for number in numbers:
+        plans[str(number)] = files.read_json(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
+    return {"run_json": files.read_json(os.path.join(folder, "run.json")), "plans": plans}
+
+
+def _run(folder, request):
+    node = request["node"]
+    numbers = paths.attempts(folder)
+    attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
+    here = paths.node_dir(folder, attempt, node)
+    agent = files.read_json(os.path.join(here, "agent.json"))
+    pids = processes.of_run(os.path.basename(folder), node)
+    agent_alive = bool(agent) and agent["pid"] in pids
+    ranks = {}
+    plan = files.read_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json")) or {}
+    for rank in plan.get("ranks", []):
+        if rank["node"] == node:
+            ranks[str(rank["rank"])] = _rank(folder, attempt, here, rank, request)
+    return {
+        "name": os.path.basename(folder),
+        "attempt": attempt,
+        "agent_alive": agent_alive,
+        "torchrun_alive": bool(agent) and agent["torchrun_pid"] in pids,
+        "processes": len(pids),
+        "exit": files.read_json(os.path.join(here, "exit.json")),
+        "started_at": agent["started_at"] if agent else None,
+        "ranks": ranks,
+        "torchrun_tail": files.tail(os.path.join(here, "err.log"), int(request.get("torchrun_lines", 60))),
+        "checkpoints": files.checkpoint_steps(folder),
+        "final": os.path.exists(os.path.join(folder, "final", "README.md")),
+        "run_dir": folder,
+    }
+
+
+def _rank(folder, attempt, here, rank, request):
+    number = str(rank["rank"])
+    home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", number)
+    # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
+    logs = sorted(glob.glob(os.path.join(glob.escape(here), "logs", "*", "attempt_0", str(rank["local_rank"]))))
+    tail_lines = int(request.get("tail_lines", 20))
+    return {
+        "heartbeat": files.read_json(os.path.join(home, "heartbeat.json")),
+        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), (request.get("after_step") or {}).get(number, -1)),
+        "log_tail": {
+            "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
+            "stderr": files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else [],
+        },
+        "error": files.read_json(os.path.join(home, "error.json")),
+    }
+
+
+def _metrics(path, after_step):
+    """Metric lines later than `after_step`; lines without a step (notes) come only with the first question."""
+    lines = []
+    try:
+        with open(path, encoding="utf-8") as stream:
+            for text in stream:
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    continue  # the writer is in the middle of this line; the next poll has it whole
+                if line.get("step", 0 if after_step < 0 else after_step) > after_step:
+                    lines.append(line)
+    except OSError:
+        return []
+    return lines

@@ -1,0 +1,87 @@
+"""Processes of a run on this node, found by the environment they were started with (reparented ones too)."""
+
+import os
+import signal
+import time
+
+
+def _environment(pid):
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as stream:
+            return stream.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def command_line(pid):
+    """The command of a process as one text, "" when it is gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as stream:
+            return stream.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def is_alive(pid):
+    """True for a process that runs (a zombie does not)."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stream:
+            return stream.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return False
+
+
+def of_runs(node):
+    """All live processes of any run on this node: {run name: [pid, ...]}."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        run = node_name = None
+        for entry in _environment(int(name)):
+            if entry.startswith(b"HOMELAB_RUN="):
+                run = entry[12:].decode("utf-8", "replace")
+            elif entry.startswith(b"HOMELAB_NODE="):
+                node_name = entry[13:].decode("utf-8", "replace")
+        # Practice nodes share one /proc: the node's name must match too.
+        if run and node_name == node and is_alive(int(name)):
+            found.setdefault(run, []).append(int(name))
+    return found
+
+
+def of_run(run, node):
+    """Live processes of one run on this node."""
+    return of_runs(node).get(run, [])
+
+
+def signal_all(pids, number):
+    """Send a signal; processes that are gone meanwhile are fine."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def end_run(run, node, grace_s=8.0, spare=()):
+    """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left.
+
+    Returns {"asked": n, "killed": n, "left": [pid, ...]}; `left` is what even SIGKILL did not end within 5 s.
+    """
+    asked = [pid for pid in of_run(run, node) if pid not in spare]
+    # A stopped (frozen) process cannot handle SIGTERM before it is continued.
+    signal_all(asked, signal.SIGTERM)
+    signal_all(asked, signal.SIGCONT)
+    deadline = time.monotonic() + grace_s
+    left = asked
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [pid for pid in of_run(run, node) if pid not in spare]
+    killed = set()
+    deadline = time.monotonic() + 5.0
+    while left and time.monotonic() < deadline:
+        killed.update(left)
+        signal_all(left, signal.SIGKILL)
+        time.sleep(0.05)
+        left = [pid for pid in of_run(run, node) if pid not in spare]
+    return {"asked": len(asked), "killed": len(killed), "left": left}

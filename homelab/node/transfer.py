@@ -1,0 +1,117 @@
+"""Bytes in and out of a node: data files and checkpoints, verified, and in place only when whole."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+
+from homelab.node import files, paths
+
+
+def has_file(request):
+    """{"found": bool}: is the shipped data file here already? `request`: workdir, sha256, name."""
+    return {"found": os.path.exists(data_path(request)), "path": data_path(request)}
+
+
+def data_path(request):
+    """Where a shipped data file lies: its folder is named by its content, so a changed file is another file."""
+    digest = str(request["sha256"])
+    assert digest.isalnum()
+    name = os.path.basename(request["name"]) or "data"
+    return os.path.join(paths.expand(request["workdir"]), "data", digest[:16], name)
+
+
+def receive_file(request, stream):
+    """Store the bytes of `stream` as a data file. Raises ValueError when they are not the promised ones."""
+    path = data_path(request)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = "%s.partial.%d" % (path, os.getpid())
+    digest = hashlib.sha256()
+    try:
+        with open(partial, "wb") as out:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != request["sha256"]:
+            raise ValueError("the file arrived damaged: %s" % request["name"])
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+    return {"path": path}
+
+
+def checkpoints(request):
+    """Complete checkpoints of a run, newest first, the first verified whole by content: {"good": [steps], "bad": {step: why}}.
+
+    Only as many are read as it takes to find a good one: older ones are listed in "unread".
+    """
+    folder = paths.run_dir(request["workdir"], request["run"])
+    good, bad, unread = [], {}, []
+    for step in reversed(files.checkpoint_steps(folder)):
+        if good:
+            unread.append(step)
+            continue
+        fault = files.checkpoint_fault(files.checkpoint_dir(folder, step))
+        if fault is None:
+            good.append(step)
+        else:
+            bad[str(step)] = fault
+    return {"good": good, "bad": bad, "unread": unread, "run_known": os.path.isdir(folder)}
+
+
+def verify_checkpoint(request):
+    """{"fault": None or why} of one checkpoint."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    return {"fault": files.checkpoint_fault(files.checkpoint_dir(folder, request["step"]))}
+
+
+def send_checkpoint(request, stream):
+    """Write one checkpoint as a tar archive to `stream`. Raises ValueError when it is not whole."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    _send_folder(files.checkpoint_dir(folder, request["step"]), stream, check=True)
+
+
+def send_final(request, stream):
+    """Write the final model of a run as a tar archive to `stream`."""
+    _send_folder(os.path.join(paths.run_dir(request["workdir"], request["run"]), "final"), stream, check=False)
+
+
+def _send_folder(folder, stream, check):
+    if not os.path.isdir(folder):
+        raise ValueError("there is no %s" % folder)
+    fault = files.checkpoint_fault(folder) if check else None
+    if fault:
+        raise ValueError("%s: %s" % (folder, fault))
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                archive.add(path, arcname=name, recursive=False)
+
+
+def receive_checkpoint(request, stream):
+    """Unpack a checkpoint beside its place, verify it, and put it there with one rename. A bad copy that lay there is set aside."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    place = files.checkpoint_dir(folder, request["step"])
+    partial = "%s.receiving.%d" % (place, os.getpid())
+    os.makedirs(partial)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                if not member.isfile() or os.path.basename(member.name) != member.name:
+                    raise ValueError("unexpected entry in the archive: %r" % member.name)
+                source = archive.extractfile(member)
+                with open(os.path.join(partial, member.name), "wb") as out:
+                    shutil.copyfileobj(source, out)
+        fault = files.checkpoint_fault(partial)
+        if fault:
+            raise ValueError("the checkpoint arrived damaged: %s" % fault)
+        if os.path.isdir(place):
+            os.replace(place, "%s.bad.%d" % (place, os.getpid()))
+        os.replace(partial, place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {"path": place}

@@ -1,0 +1,166 @@
+"""The detached part of the agent: starts torchrun in its own session, waits for it, writes down how it ended.
+
+It outlives the SSH connection, the terminal and the controller. torchrun handles SIGHUP itself, so `nohup` would not do:
+a new session (setsid) is what keeps it alive.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from homelab.node import files, paths, processes
+
+
+def start(request):
+    """Write the run's files and start the detached watcher. Answers once torchrun runs, or with its start error.
+
+    `request`: workdir, run, attempt, node, run_json, plan_json, command, environment, secrets. Raises ValueError for a
+    request that cannot be, OSError where the disk refuses.
+    """
+    run, attempt, node = paths.checked(request["run"]), int(request["attempt"]), paths.checked(request["node"])
+    folder = paths.run_dir(request["workdir"], run)
+    here = paths.node_dir(folder, attempt, node)
+    if os.path.exists(os.path.join(here, "agent.json")):
+        raise ValueError("attempt %d of %s was started on this node already" % (attempt, run))
+    files.write_json(os.path.join(folder, "run.json"), request["run_json"])
+    files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
+    secrets = request.get("secrets") or {}
+    if secrets:
+        files.write_json(os.path.join(folder, "secrets.json"), secrets, mode=0o600)
+    files.write_json(
+        os.path.join(here, "start.json"),
+        {
+            "command": request["command"],
+            "environment": request["environment"],
+            "run": run,
+            "attempt": attempt,
+            "node": node,
+        },
+    )
+    environment = dict(os.environ)
+    environment.update(
+        {
+            "HOMELAB_RUN": run,
+            "HOMELAB_NODE": node,
+            "HOMELAB_ATTEMPT": str(attempt),
+            "HOMELAB_RUN_DIR": folder,
+        }
+    )
+    with open(os.path.join(here, "agent.log"), "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "homelab.node", "watch", here],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder,
+        )
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        agent = files.read_json(os.path.join(here, "agent.json"))
+        if agent:
+            return {"agent_pid": agent["pid"], "torchrun_pid": agent["torchrun_pid"], "run_dir": folder}
+        ended = files.read_json(os.path.join(here, "exit.json"))
+        if ended:
+            raise OSError("torchrun did not start: %s" % ended.get("error", "see %s" % here))
+        time.sleep(0.01)
+    raise OSError("the agent did not start torchrun within 20 s; see %s" % os.path.join(here, "agent.log"))
+
+
+def watch(here):
+    """Run torchrun as described in `here`/start.json until it ends; then write exit.json. Never returns an error."""
+    # `stop` signals every process of the run, this one too; the end must be written down all the same. (Handlers, not
+    # SIG_IGN: an ignored signal would be inherited by torchrun.)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    plan = files.read_json(os.path.join(here, "start.json"))
+    folder = os.environ["HOMELAB_RUN_DIR"]
+    environment = dict(os.environ)
+    environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
+    environment.update(plan["environment"])
+    try:
+        with open(os.path.join(here, "out.log"), "ab") as out, open(os.path.join(here, "err.log"), "ab") as err:
+            child = subprocess.Popen(
+                plan["command"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                cwd=folder,
+            )
+    except OSError as error:
+        files.write_json(
+            os.path.join(here, "exit.json"),
+            {
+                "returncode": 127,
+                "signal": None,
+                "ended_at": time.time(),
+                "stopped": False,
+                "error": str(error),
+            },
+        )
+        return
+    files.write_json(
+        os.path.join(here, "agent.json"),
+        {
+            "pid": os.getpid(),
+            "torchrun_pid": child.pid,
+            "started_at": time.time(),
+            "boot_id": boot_id(),
+        },
+    )
+    returncode = child.wait()
+    # Workers that outlive a torchrun that was killed would hold the card and the port.
+    processes.end_run(plan["run"], plan["node"], grace_s=5.0, spare=(os.getpid(),))
+    files.write_json(
+        os.path.join(here, "exit.json"),
+        {
+            "returncode": returncode if returncode >= 0 else None,
+            "signal": -returncode if returncode < 0 else None,
+            "ended_at": time.time(),
+            "stopped": os.path.exists(os.path.join(here, "stop")),
+        },
+    )
+
+
+def stop(request):
+    """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped."""
+    run, node = paths.checked(request["run"]), paths.checked(request["node"])
+    folder = paths.run_dir(request["workdir"], run)
+    newest = (paths.attempts(folder) or [None])[-1]
+    if newest is not None:
+        here = paths.node_dir(folder, newest, node)
+        if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")):
+            files.write_atomic(os.path.join(here, "stop"), json.dumps({"time": time.time()}).encode())
+    outcome = processes.end_run(run, node, grace_s=float(request.get("grace_s", 8.0)))
+    if newest is not None:
+        here = paths.node_dir(folder, newest, node)
+        if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")):
+            # The watcher itself had to be killed, or was gone before: write the end in its place.
+            files.write_json(
+                os.path.join(here, "exit.json"),
+                {
+                    "returncode": None,
+                    "signal": int(signal.SIGKILL),
+                    "ended_at": time.time(),
+                    "stopped": True,
+                },
+            )
+    secrets = os.path.join(folder, "secrets.json")
+    if os.path.exists(secrets):
+        os.unlink(secrets)
+    return outcome
+
+
+def boot_id():
+    """Changes with every boot: a pid from before a power cut means nothing."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,284 @@
+"""The plan: cluster x recipe x facts -> who does what, and why. Pure; it reads from top to bottom as a list of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from homelab import hardware
+from homelab.config.cluster import Cluster, Node
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError
+from homelab.facts import Facts
+from homelab.planning import addresses, architecture, memory, network, shares
+from homelab.planning.architecture import Architecture
+from homelab.planning.command import torchrun
+from homelab.planning.model import Choice, MemoryEstimate, NodePlan, Plan, RankPlan
+
+_CPU_MICRO_BATCH = 4  # on a CPU larger batches gain little (measured: 135M parameters, two cores) and cost memory
+DDP_TIMEOUT_S = 120
+
+
+def make(
+    cluster: Cluster,
+    recipe: Recipe,
+    facts: Mapping[str, Facts],
+    *,
+    run: str,
+    attempt: int,
+    port: int,
+    resume_step: int,
+    code_dir: Callable[[str], str],
+    script_path: Callable[[str], str] | None,
+) -> Plan:
+    """The plan of one attempt on all nodes of `cluster` (reachable ones: the caller leaves the others out).
+
+    `facts` may be empty (offline): cluster.toml is believed then. `code_dir` and `script_path` give the place of the shipped
+    code and of a [script] below a node's workdir. Raises InputError for a recipe that cannot be trained on these nodes.
+    """
+    choices: list[Choice] = []
+    warnings: list[str] = []
+    device, nodes, left_out = _device(cluster, facts, choices)
+    if recipe.train:
+        nodes, zero = _without_zero_shares(nodes, recipe)
+        left_out += zero
+        choices += [Choice(subject=f"node {name}", value="left out", because="its share in the recipe is 0") for name in zero]
+    if len(nodes) < recipe.recovery.min_nodes:
+        raise InputError(
+            f"{len(nodes)} nodes are left, the recipe wants at least {recipe.recovery.min_nodes}",
+            where="recipe, key recovery.min_nodes",
+            hint="bring a node back (homelab preflight), or lower min_nodes",
+        )
+    backend = "nccl" if device == "cuda" else "gloo"
+    choices.append(Choice(subject="backend", value=backend, because="every rank has a CUDA card" if device == "cuda" else "no CUDA cards: gloo runs on CPUs"))
+    precision = _precision(recipe, device, nodes, facts, choices, warnings)
+    shape = _architecture(recipe.model.name, facts) if recipe.model else None
+    world_size = sum(_rank_count(node, facts, device) for node in nodes)
+    strategy = network.verdict(recipe.parallel.strategy, shape, recipe.method, precision, world_size)
+    choices.append(strategy)
+    head = nodes[0]
+    places = _places(cluster, nodes, facts, choices)
+    choices.append(Choice(subject="head", value=head.name, because="the first well node of cluster.toml"))
+    ranks = _ranks(cluster.left_out, recipe, nodes, facts, device, precision, shape, choices, warnings)
+    master = places[head.name][0]
+    plans = []
+    for index, node in enumerate(nodes):
+        workdir = facts[node.name].workdir if node.name in facts else node.workdir
+        run_dir = f"{workdir}/runs/{run}"
+        count = _rank_count(node, facts, device)
+        plans.append(
+            NodePlan(
+                name=node.name,
+                node_rank=index,
+                lan_address=places[node.name][0],
+                interface=places[node.name][1],
+                rank_count=count,
+                workdir=workdir,
+                run_dir=run_dir,
+                environment=_environment(node, facts.get(node.name), recipe, run, attempt, run_dir, places[node.name][1], count, device, code_dir(workdir)),
+                command=torchrun(
+                    python=_python(node, facts.get(node.name)),
+                    node_count=len(nodes),
+                    ranks_per_node=count,
+                    node_rank=index,
+                    master_address=master,
+                    master_port=port,
+                    local_address=places[node.name][0],
+                    rendezvous_id=f"{run}-{attempt}",
+                    log_dir=f"{run_dir}/attempts/{attempt}/nodes/{node.name}/logs",
+                    program=_program(recipe, workdir, script_path),
+                ),
+            )
+        )
+    if recipe.method and recipe.method.dropout > 0:
+        warnings.append(f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches; with dropout 0 the curve is the same to the last digits")
+    return Plan(
+        run=run, attempt=attempt, world_size=len(ranks), backend=backend, device=device, precision=precision, strategy=strategy.value,
+        head=head.name, master_address=master, master_port=port, resume_step=resume_step, ranks=tuple(ranks), nodes=tuple(plans),
+        choices=tuple(choices), warnings=tuple(warnings), left_out=tuple(left_out),
+    )  # fmt: skip
+
+
+def _device(cluster: Cluster, facts: Mapping[str, Facts], choices: list[Choice]) -> tuple[str, list[Node], list[str]]:
+    """cuda where any node has a card: nodes without one would hold every step back, and gloo beside NCCL cannot be."""
+    with_cards = [node for node in cluster.nodes if _card_count(node, facts) > 0]
+    if not with_cards:
+        choices.append(Choice(subject="device", value="cpu", because="no node has a CUDA card"))
+        return "cpu", list(cluster.nodes), []
+    without = [node.name for node in cluster.nodes if node not in with_cards]
+    choices.append(Choice(subject="device", value="cuda", because=f"{len(with_cards)} of {len(cluster.nodes)} nodes have CUDA cards"))
+    choices.extend(Choice(subject=f"node {name}", value="left out", because="it has no CUDA card, and CPU ranks would slow every step") for name in without)
+    return "cuda", with_cards, without
+
+
+def _card_count(node: Node, facts: Mapping[str, Facts]) -> int:
+    return len(facts[node.name].gpus) if node.name in facts else len(node.gpus)
+
+
+def _rank_count(node: Node, facts: Mapping[str, Facts], device: str) -> int:
+    return _card_count(node, facts) if device == "cuda" else 1
+
+
+def _without_zero_shares(nodes: list[Node], recipe: Recipe) -> tuple[list[Node], list[str]]:
+    wanted = recipe.parallel.shares
+    if not isinstance(wanted, dict):
+        return nodes, []
+    left_out = [node.name for node in nodes if wanted.get(node.name) == 0]
+    return [node for node in nodes if node.name not in left_out], left_out
+
+
+def _precision(recipe: Recipe, device: str, nodes: list[Node], facts: Mapping[str, Facts], choices: list[Choice], warnings: list[str]) -> str:
+    asked = recipe.train.precision if recipe.train else "auto"
+    if asked != "auto":
+        choices.append(Choice(subject="precision", value=asked, because="the recipe says so"))
+        return asked
+    if device == "cpu":
+        value, because = "fp32", "CPUs: exact, and 16-bit gains little there"
+    else:
+        without = [node.name for node in nodes if not _has_bf16(node, facts)]
+        value = "fp16" if without else "bf16"
+        because = f"no bf16 on {', '.join(without)}" if without else "every card has bf16"
+        if without:
+            warnings.append(f"law: precision is fp16 because of {', '.join(without)}; set [train] precision in the recipe so that another cluster trains the same")
+    choices.append(Choice(subject="precision", value=value, because=because))
+    return value
+
+
+def _has_bf16(node: Node, facts: Mapping[str, Facts]) -> bool:
+    names = [card.name for card in facts[node.name].gpus] if node.name in facts else [card.model for card in node.gpus]
+    cards = [hardware.lookup(name) for name in names]
+    # A card nobody has heard of is newer than the table.
+    return all(card is None or card.has_bf16 for card in cards)
+
+
+def _places(cluster: Cluster, nodes: list[Node], facts: Mapping[str, Facts], choices: list[Choice]) -> dict[str, tuple[str, str]]:
+    found = {}
+    for node in nodes:
+        chosen = addresses.lan_of(cluster, node, facts.get(node.name))
+        if chosen is None and len(nodes) == 1:
+            chosen = ("127.0.0.1", "lo", "a single node needs no LAN")
+        if chosen is None:
+            seen = ", ".join(f"{entry.name} {' '.join(entry.addresses)}" for entry in (facts[node.name].interfaces if node.name in facts else ()))
+            raise InputError(
+                f"which address of {node.name} is on the LAN is not clear{f' (it has {seen})' if seen else ''}",
+                where=f"cluster.toml, node {node.name}",
+                hint='set lan_address = "..." (and interface = "...") for this node, or network = "..." in [cluster]',
+            )
+        found[node.name] = chosen[:2]
+        choices.append(addresses.choice_of(node.name, chosen))
+    return found
+
+
+def _ranks(
+    absent: Collection[str], recipe: Recipe, nodes: list[Node], facts: Mapping[str, Facts], device: str, precision: str,
+    shape: Architecture | None, choices: list[Choice], warnings: list[str],
+) -> list[RankPlan]:  # fmt: skip
+    slots = [(node, local) for node in nodes for local in range(_rank_count(node, facts, device))]
+    if recipe.train is None or recipe.method is None or recipe.model is None:
+        return [
+            RankPlan(rank=rank, node=node.name, local_rank=local, device_name=_device_name(node, local, facts, device), share=0, micro_batch=0)
+            for rank, (node, local) in enumerate(slots)
+        ]
+    counts, share_choices = shares.decide(recipe, nodes, facts, device, absent)
+    choices += share_choices
+    found = []
+    for rank, (node, local) in enumerate(slots):
+        available, held = _room(node, local, facts, device)
+        micro_batch, because = _micro_batch(recipe, shape, precision, device, counts[rank], len(slots), available, held)
+        estimate = None
+        if shape is not None:
+            items = memory.estimate(
+                shape, recipe.method, recipe.train, precision=precision, device=device, micro_batch=micro_batch, world_size=len(slots), held_by_others_bytes=held
+            )
+            estimate = MemoryEstimate(items=items, available_bytes=available)
+            if estimate.fits is False:
+                warnings.append(
+                    f"rank {rank} on {node.name} needs about {estimate.total_bytes / 1e9:.1f} GB, {(available or 0) / 1e9:.1f} GB are there: "
+                    "shorten seq_len, choose qlora, or leave it out with --nodes"
+                )
+        choices.append(Choice(subject=f"micro-batch of rank {rank}", value=str(micro_batch), because=because))
+        name = _device_name(node, local, facts, device)
+        found.append(
+            RankPlan(rank=rank, node=node.name, local_rank=local, device_name=name, share=counts[rank], micro_batch=micro_batch, memory=estimate)
+        )
+    return found
+
+
+def _architecture(name: str, facts: Mapping[str, Facts]) -> Architecture | None:
+    for node in facts.values():
+        if node.model and node.model.config:
+            return architecture.from_config(node.model.config)
+    return architecture.known(name)
+
+
+def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tuple[int | None, int]:
+    """(memory of the card or machine, what others hold of it now), in bytes."""
+    known = facts.get(node.name)
+    if device == "cpu":
+        if known is None or known.memory_total_bytes is None:
+            return None, 0
+        return known.memory_total_bytes, known.memory_total_bytes - (known.memory_available_bytes or 0)
+    if known is None:
+        return int(node.gpus[local].vram_gb * 2**30), 0
+    card = known.gpus[local]
+    return card.memory_total_bytes, card.memory_used_bytes or 0
+
+
+def _micro_batch(
+    recipe: Recipe, shape: Architecture | None, precision: str, device: str, share: int, world_size: int, available: int | None, held: int
+) -> tuple[int, str]:
+    assert recipe.method is not None and recipe.train is not None
+    asked = recipe.parallel.micro_batch
+    if asked != "auto":
+        return min(asked, share), "the recipe says so" if asked <= share else f"the recipe says {asked}, its share is {share}"
+    if shape is None or available is None:
+        return min(share, _CPU_MICRO_BATCH if device == "cpu" else 1), "the memory is not known here: a careful start"
+    most = memory.largest_micro_batch(
+        shape, recipe.method, recipe.train, precision=precision, device=device, share=share, world_size=world_size,
+        available_bytes=available, held_by_others_bytes=held,
+    )  # fmt: skip
+    if device == "cpu":
+        return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"
+    return max(1, most), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
+
+
+def _device_name(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str:
+    if device == "cpu":
+        return f"CPU, {facts[node.name].cpu_count} cores" if node.name in facts else "CPU"
+    return facts[node.name].gpus[local].name if node.name in facts else node.gpus[local].model
+
+
+def _python(node: Node, known: Facts | None) -> str:
+    """The configured interpreter with the node's own home in place of `~/`: torchrun's command must mean the same in any shell."""
+    if known and node.python.startswith("~/"):
+        return known.home.rstrip("/") + node.python[1:]
+    return node.python
+
+
+def _program(recipe: Recipe, workdir: str, script_path: Callable[[str], str] | None) -> tuple[str, ...]:
+    if recipe.script is None:
+        return ("-m", "homelab.worker")
+    place = script_path(workdir) if script_path else recipe.script.path
+    return (place, *recipe.script.args)
+
+
+def _environment(
+    node: Node, known: Facts | None, recipe: Recipe, run: str, attempt: int, run_dir: str, interface: str, ranks: int, device: str, code: str
+) -> dict[str, str]:
+    """What torchrun and the workers are told. Sources: torch/distributed (2.13), NCCL's documentation of environment variables."""
+    found = {
+        "PYTHONPATH": code,
+        "PYTHONUNBUFFERED": "1",
+        "HOMELAB_RUN": run,
+        "HOMELAB_RUN_DIR": run_dir,
+        "HOMELAB_ATTEMPT": str(attempt),
+        "HOMELAB_NODE": node.name,
+        "HOMELAB_DDP_TIMEOUT_S": str(DDP_TIMEOUT_S),
+        # Per node: the names of interfaces differ between machines, and a wrong guess hangs without a word.
+        "GLOO_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": str(max(1, (known.cpu_count if known else 1) // ranks)) if device == "cpu" else "4",
+    }
+    if device == "cuda":
+        found |= {"NCCL_SOCKET_IFNAME": interface, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_PROPAGATE_ERROR": "1"}
+    if recipe.model and recipe.model.is_folder and recipe.data and not recipe.data.train.startswith("hub:") and not (recipe.data.eval or "").startswith("hub:"):
+        found["HF_HUB_OFFLINE"] = "1"  # nothing of this run is on the hub: do not even look
+    return found

@@ -1,0 +1,70 @@
+"""The same thing on every node at once: results and errors by node name, nobody waits for the slowest twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from homelab.config.cluster import Cluster, Node
+from homelab.errors import HomelabError
+from homelab.remote.agent import Agent, connect
+
+T = TypeVar("T")
+Outcome = tuple[dict[str, T], dict[str, HomelabError]]
+
+
+def on_all(names: Iterable[str], work: Callable[[str], T]) -> Outcome[T]:
+    """Run `work(name)` for all names in parallel. A HomelabError is that node's outcome; any other error is ours and is raised."""
+    results: dict[str, T] = {}
+    errors: dict[str, HomelabError] = {}
+    names = list(names)
+    if not names:
+        return results, errors
+    with ThreadPoolExecutor(max_workers=min(32, len(names)), thread_name_prefix="node") as pool:
+        futures = {name: pool.submit(work, name) for name in names}
+        for name, future in futures.items():
+            try:
+                results[name] = future.result()
+            except HomelabError as error:
+                errors[name] = error
+    return results, errors
+
+
+class Fleet:
+    """The agents of a cluster: connected in parallel, kept open, asked in parallel. A context manager."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._agents: dict[str, Agent] = {}
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self._agents.values():
+            agent.close()
+
+    def agent(self, name: str) -> Agent:
+        """This node's agent, connected when it was not. Raises UnreachableError."""
+        if name not in self._agents:
+            self._agents[name] = connect(self.cluster, self.cluster.node(name))
+        return self._agents[name]
+
+    def ask(
+        self, verb: str, request: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]] | None = None, *,
+        names: Iterable[str] | None = None, timeout_s: float = 20.0,
+    ) -> Outcome[dict[str, Any]]:  # fmt: skip
+        """One question to many nodes (all of them by default); a broken connection is opened anew next time."""
+
+        def one(name: str) -> dict[str, Any]:
+            node = self.cluster.node(name)
+            body = request(node) if callable(request) else request
+            try:
+                return self.agent(name).ask(verb, dict(body or {}), timeout_s=timeout_s)
+            except HomelabError as error:
+                if error.exit_code == 3 and name in self._agents:
+                    self._agents.pop(name).close()
+                raise
+
+        return on_all([node.name for node in self.cluster.nodes] if names is None else names, one)

@@ -1,0 +1,82 @@
+"""`host = "local"` in cluster.toml: this machine is a node, reached by a subprocess instead of SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import subprocess
+import time
+from typing import BinaryIO
+
+from homelab.config.cluster import Node
+from homelab.errors import UnreachableError
+from homelab.remote.session import Completed, Stream
+
+
+class LocalSession:
+    """See `homelab.remote.session.Session`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node.name
+
+    def run(
+        self,
+        command: str,
+        *,
+        stdin: bytes | BinaryIO = b"",
+        timeout_s: float,
+        stdout: BinaryIO | None = None,
+        head: bytes = b"",
+    ) -> Completed:
+        """See `Session.run`."""
+        body = stdin if isinstance(stdin, bytes) else stdin.read()
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", command], input=head + body, capture_output=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnreachableError(
+                f"no answer within {timeout_s:.0f} s", where=f"node {self.node} (local)", hint="homelab preflight"
+            ) from error
+        if stdout is not None:
+            stdout.write(done.stdout)
+        return Completed(done.returncode, b"" if stdout is not None else done.stdout, done.stderr)
+
+    def open(self, command: str, *, stdin: bytes = b"") -> Stream:
+        """See `Session.open`."""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        return _ProcessStream(process)
+
+    def close(self) -> None:
+        """See `Session.close`."""
+
+
+class _ProcessStream:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def readline(self, timeout_s: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+        return self._process.stdout.readline().rstrip(b"\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5)
+        self._process.stdout.close()

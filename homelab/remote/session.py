@@ -1,0 +1,53 @@
+"""What a way to a node must be able to do: run a command with bytes in and out, or keep one open and read its lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a command ended. `stdout` is empty when it went to a file instead."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Stream(Protocol):
+    """A command that is still running; closing it closes its stdin, which our verbs take as the end."""
+
+    def readline(self, timeout_s: float) -> bytes:
+        """Its next line of stdout; b"" at the end. Raises TimeoutError."""
+        ...
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        ...
+
+
+class Session(Protocol):
+    """One node's connection. Raises UnreachableError when the node does not answer or stops answering."""
+
+    node: str
+
+    def run(
+        self,
+        command: str,
+        *,
+        stdin: bytes | BinaryIO = b"",
+        timeout_s: float,
+        stdout: BinaryIO | None = None,
+        head: bytes = b"",
+    ) -> Completed:
+        """Run shell text to its end. `head` is sent before `stdin`; `stdout` receives the output instead of memory."""
+        ...
+
+    def open(self, command: str, *, stdin: bytes = b"") -> Stream:
+        """Start shell text and leave its stdin open after the given bytes."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""A run is a folder: its paths, its state, and atomic reading and writing."""

@@ -1,0 +1,80 @@
+"""RunPaths: the only place of the controller that spells a path of a run (the agent's twin is `homelab.node.paths`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Paths below one run's folder on the controller."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name is its folder's name."""
+        return self.root.name
+
+    @property
+    def run_json(self) -> Path:
+        """What never changes: resolved recipe, data digests, versions."""
+        return self.root / "run.json"
+
+    @property
+    def cluster_json(self) -> Path:
+        """The cluster as it was at launch."""
+        return self.root / "cluster.json"
+
+    @property
+    def plan_txt(self) -> Path:
+        """The newest plan, for people."""
+        return self.root / "plan.txt"
+
+    @property
+    def commands_sh(self) -> Path:
+        """What was executed on each node, runnable by hand, secrets masked."""
+        return self.root / "commands.sh"
+
+    @property
+    def events_jsonl(self) -> Path:
+        """What happened, one JSON object per line."""
+        return self.root / "events.jsonl"
+
+    @property
+    def state_json(self) -> Path:
+        """The state as the controller last saw it."""
+        return self.root / "state.json"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        """Metrics of all ranks, gathered from the nodes."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def readme_txt(self) -> Path:
+        """What each file of this folder is."""
+        return self.root / "README.txt"
+
+    @property
+    def checks_json(self) -> Path:
+        """The preflight results this run was started with."""
+        return self.root / "preflight.json"
+
+    @property
+    def code(self) -> Path:
+        """Snapshot of the recipe file and of a [script]."""
+        return self.root / "code"
+
+    def attempt(self, number: int) -> Path:
+        """Folder of one start of torchrun on all nodes."""
+        return self.root / "attempts" / str(number)
+
+    def plan_json(self, number: int) -> Path:
+        """Who computes what in this attempt."""
+        return self.attempt(number) / "plan.json"
+
+    def node(self, number: int, node: str) -> Path:
+        """What one node left in this attempt: exit.json, out.log, err.log."""
+        return self.attempt(number) / "nodes" / node

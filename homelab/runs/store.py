@@ -1,0 +1,142 @@
+"""Atomic reading and writing of a run's folder on the controller. JSON for people; no pickle, no database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.runs.paths import RunPaths
+
+README = """This folder is one run of homelab.
+
+run.json         what never changes: the resolved recipe, the data's digests, versions, git revision
+cluster.json     the cluster as it was at launch
+plan.txt         the newest plan, for people; attempts/<n>/plan.json is the same as data
+commands.sh      what was executed on each node, runnable by hand (secrets masked)
+preflight.json   the checks this run was started with, and which were skipped
+events.jsonl     what happened, one JSON object per line
+state.json       the state as this controller last saw it (the truth is on the nodes)
+metrics.jsonl    the metrics of all ranks, gathered from the nodes by `homelab status`
+attempts/<n>/    one start of torchrun on all nodes; recovery makes the next
+code/            the recipe (and script) as it was at launch
+
+On the nodes, <workdir>/runs/<this name>/ also holds attempts/<n>/nodes/<node>/ (torchrun's and every rank's logs),
+attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpoints/, tensorboard/ and final/ (on the head).
+"""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside `path` and put it in place with one rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise HomelabError(
+            f"it cannot be written: {error.strerror}",
+            where=str(path),
+            hint=f"df -h '{path.parent}'; ls -ld '{path.parent}'",
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` of readable JSON."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The value, or None when the file is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
+    """Append JSON objects, one per line."""
+    if not values:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a .jsonl file; a line cut short by a crash is left out."""
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def event(paths: RunPaths, what: str, **details: Any) -> None:
+    """Write down that something happened, now."""
+    append_lines(paths.events_jsonl, [{"time": time.time(), "what": what, **details}])
+
+
+def set_state(paths: RunPaths, state: str, attempt: int) -> None:
+    """Write down the state as the controller sees it now."""
+    write_json(paths.state_json, {"state": state, "attempt": attempt, "updated_at": time.time()})
+
+
+def new_name(label: str, now: float, taken: set[str]) -> str:
+    """`2026-11-21-1405-llama7b-lora`, with -2, -3 ... when that is taken. The label loses whatever is no good in a folder name."""
+    slug = re.sub(r"[^\w.-]+", "-", label).strip("-.")[:40] or "run"
+    base = f"{time.strftime('%Y-%m-%d-%H%M', time.localtime(now))}-{slug}"
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name
+
+
+def runs_in(folder: Path) -> list[RunPaths]:
+    """The runs of this controller folder, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [RunPaths(path) for path in folder.iterdir() if (path / "run.json").exists()]
+    return sorted(found, key=lambda paths: (paths.run_json.stat().st_mtime, paths.name), reverse=True)
+
+
+def choose(name: str, known: list[str]) -> str | None:
+    """The run meant by `name`: itself, or the only one that starts or ends with it; None when there is none.
+
+    Raises InputError when several are meant.
+    """
+    if name in known:
+        return name
+    near = [run for run in known if run.startswith(name) or run.endswith(name)]
+    if len(near) > 1:
+        raise InputError(
+            f'"{name}" can mean {len(near)} runs',
+            where=", ".join(near[:5]),
+            hint="give more of the name; homelab runs lists them",
+        )
+    return near[0] if near else None
+
+
+def unknown(name: str, known: list[str]) -> InputError:
+    """The error for a run that nobody knows."""
+    return InputError(
+        f'no run is called "{name}".{did_you_mean(name, known)}',
+        where="this controller and the reachable nodes",
+        hint="homelab runs",
+    )

@@ -1,0 +1,1 @@
+"""The training program that torchrun starts on every GPU. Shipped to the nodes: it imports nothing else of homelab."""

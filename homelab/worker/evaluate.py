@@ -1,0 +1,52 @@
+"""The loss over held-out rows, split over the ranks by share and put together exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from homelab.worker import ranks, sampler
+from homelab.worker.batches import collate, loss_tokens
+from homelab.worker.data import Row
+from homelab.worker.errors import TrainingError
+from homelab.worker.task import Task
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, rows: Sequence[Row], task: Task, pad: int, device: torch.device) -> float:
+    """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
+
+    Collective: every rank calls it. No rank needs a row of its own, as the forward pass itself waits for nobody.
+    """
+    model.eval()
+    mine = sampler.assign([len(row.tokens) for row in rows], task.shares)[task.rank]
+    cuts = sampler.micro_batches(mine, [len(rows[row].tokens) for row in mine], task.micro_batch)
+    summed, counted = 0.0, 0
+    for cut in cuts:
+        batch = collate([rows[row] for row in cut], pad, packed=False)
+        tokens = loss_tokens(batch)
+        if tokens == 0:
+            continue
+        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        # num_items_in_batch = 1 makes the model's loss a sum.
+        summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
+        counted += tokens
+    everyone = ranks.gather([summed, float(counted)])
+    total, count = (sum(values[part] for values in everyone) for part in (0, 1))
+    if count == 0:
+        raise TrainingError(
+            "no token of the held-out rows carries loss",
+            where="[data] eval",
+            hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
+        )
+    if not math.isfinite(total):
+        bad = [rank for rank, values in enumerate(everyone) if not math.isfinite(values[0])]
+        raise TrainingError(
+            f"the loss over the held-out rows is not a number on ranks {bad}",
+            where="evaluation",
+            hint="lower [train] learning_rate, or train in fp32 or bf16; the last checkpoint is kept",
+        )
+    return total / count

@@ -1,0 +1,113 @@
+"""What a rank tells the world: metrics, notes, samples and its heartbeat, as files under attempts/<n>/ranks/<rank>/."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from homelab.worker.task import Task
+
+Phase = Literal["starting", "loading", "training", "saving", "evaluating", "done"]
+
+
+class Recorder:
+    """Writes this rank's files. Each line is flushed, so a killed process loses at most the step it was in."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.total_steps = 0
+        self.step = task.resume_step
+        self._noted: set[str] = set()
+        task.rank_dir.mkdir(parents=True, exist_ok=True)
+
+    def heartbeat(self, phase: Phase) -> None:
+        """Replace heartbeat.json in one piece, so that a reader never sees half of it."""
+        beat = {
+            "time": time.time(),
+            "rank": self.task.rank,
+            "pid": os.getpid(),
+            "phase": phase,
+            "step": self.step,
+            "total_steps": self.total_steps,
+        }
+        replace_text(self.task.rank_dir / "heartbeat.json", json.dumps(beat))
+
+    def note(self, message: str) -> None:
+        """Say something once: a choice, a fallback, a limit. It stands in metrics.jsonl and on standard output."""
+        if message in self._noted:
+            return
+        self._noted.add(message)
+        print(f"note: {message}", flush=True)
+        self._metric({"kind": "note", "time": time.time(), "rank": self.task.rank, "message": message})
+
+    def train(self, line: dict[str, Any], samples: dict[str, Any]) -> None:
+        """Record a finished optimizer step: what it measured, and which rows of the data this rank trained on."""
+        self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
+        _append(self.task.rank_dir / "samples.jsonl", samples)
+
+    def evaluation(self, step: int, loss: float) -> None:
+        """Record the loss per token over the held-out rows (rank 0 only)."""
+        where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}
+        values = {"eval_loss": loss, "eval_perplexity": perplexity(loss)}
+        self._metric({"kind": "eval", "time": time.time(), **where, **values})
+
+    def error(self, parts: dict[str, str]) -> None:
+        """error.json: why this rank stopped, in three parts."""
+        replace_text(self.task.rank_dir / "error.json", json.dumps(parts, indent=2))
+
+    def _metric(self, line: dict[str, Any]) -> None:
+        _append(self.task.rank_dir / "metrics.jsonl", line)
+
+
+def perplexity(loss: float) -> float | None:
+    """exp(loss) of a mean loss per token in nats; None where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else None
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Most memory this process ever held: reserved by torch on the GPU, else resident in RAM (Linux reports KiB)."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file beside and rename it over `path`."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+class TensorBoard:
+    """Curves for TensorBoard, written by rank 0. Imported at the first value: that import costs about a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer: Any = None
+
+    def write(self, step: int, values: dict[str, float | None]) -> None:
+        """Add one point per name; None is left out."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.folder))
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush what is still in memory."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,187 @@
+"""The model that is trained: tokenizer, base weights, and the method (full, lora, qlora) on top."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homelab.worker.errors import WorkerError
+from homelab.worker.task import Task
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Note = Callable[[str], None]
+
+
+def model_path(run: dict[str, Any]) -> str:
+    """The base model's folder (with ~ expanded) or hub id. Raises WorkerError for a folder that holds no model."""
+    name = run["recipe"]["model"]["name"]
+    if not name.startswith(("/", "~")):
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        seen = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
+        raise WorkerError(
+            f"the model folder {folder} {seen}",
+            where="[model] name in the recipe",
+            hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
+        )
+    return str(folder)
+
+
+def load_tokenizer(run: dict[str, Any], path: str) -> Any:
+    """The model's own tokenizer; one without a padding token pads with its end token (padding never carries loss)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(task: Task, path: str, note: Note) -> Any:
+    """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision (NF4 for qlora).
+
+    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks.
+    """
+    method, train = task.section("method"), task.section("train")
+    note(f"precision: {task.precision}, on {task.device}")
+    if method["backend"] == "unsloth" and method["kind"] != "full":
+        if task.device == "cuda" and importlib.util.find_spec("unsloth"):
+            return _load_unsloth(task, path, note)
+        note("backend unsloth needs a CUDA GPU and the package unsloth; this run uses transformers")
+    model = _load_base(task, path, method["kind"])
+    if train["gradient_checkpointing"]:
+        _enable_checkpointing(model)
+    if method["kind"] != "full":
+        model = add_adapters(model, method, task.seed)
+        if method["dropout"] > 0:
+            note("dropout: draws depend on which rows share a micro-batch; micro_batch = 1 makes them independent of the cluster")
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trainable == 0:
+        raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"')
+    note(f"method: {method['kind']}, {trainable} trainable parameters")
+    return model
+
+
+def _load_base(task: Task, path: str, kind: str) -> Any:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
+    options: dict[str, Any] = {"revision": task.section("model").get("revision"), "dtype": dtype}
+    if kind == "qlora":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora"'
+            raise WorkerError("qlora needs the package bitsandbytes", where=f"node {task.node}", hint=hint)
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    if task.device == "cuda":  # straight to the GPU: the host may have less memory than the model
+        options["device_map"] = {"": task.local_rank}
+    elif kind == "qlora":
+        options["device_map"] = {"": "cpu"}
+    model = _from_pretrained(AutoModelForCausalLM, path, **options)
+    if kind == "qlora" and task.device == "cpu":
+        keep_trainable_on_cpu(model)
+    # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
+    model.config.use_cache = False
+    return model
+
+
+def keep_trainable_on_cpu(model: Any) -> None:
+    """Forbid bitsandbytes to repack 4-bit weights for inference.
+
+    On a CPU with AVX512-BF16, the first forward pass in eval mode repacks them for a kernel that has no gradient, and stays so:
+    every later backward pass silently stops there (bitsandbytes 0.50, nn/modules.py Linear4bit.forward; measured).
+    """
+    for part in model.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
+
+
+def _from_pretrained(auto: Any, path: str, **options: Any) -> Any:
+    """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
+    from safetensors import SafetensorError
+
+    try:
+        return auto.from_pretrained(path, trust_remote_code=False, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        raise WorkerError(
+            f"the model cannot be loaded: {lines[0]}",
+            where=f"[model] name = {path!r}",
+            hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN",
+        ) from error
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Recompute activations in the backward pass. Non-reentrant: the reentrant kind breaks under DDP and with frozen inputs."""
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+
+
+def add_adapters(model: Any, method: dict[str, Any], seed: int) -> Any:
+    """LoRA adapters on a base model, trainable in fp32, started from `seed`.
+
+    Not `prepare_model_for_kbit_training`: it casts embeddings, head and norms to fp32 (2.1 GB more at 8B). Freezing is PEFT's own
+    work, and non-reentrant checkpointing needs no gradient at the inputs.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = method["targets"] if isinstance(method["targets"], str) else list(method["targets"])
+    config = LoraConfig(
+        r=int(method["rank"]),
+        lora_alpha=method["alpha"],
+        lora_dropout=method["dropout"],
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(seed)
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        linear = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)})
+        raise WorkerError(
+            f"the adapters do not fit this model: {str(error).splitlines()[0]}",
+            where="[method] targets in the recipe",
+            hint=f'this model has {", ".join(linear)}; or set targets = "all-linear"',
+        ) from error
+    for parameter in adapted.parameters():
+        assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
+    return adapted
+
+
+def _load_unsloth(task: Task, path: str, note: Note) -> Any:
+    """The same method through Unsloth's kernels. It imports only where a GPU is, and was never run by this project's tests."""
+    from unsloth import FastLanguageModel
+
+    method, train = task.section("method"), task.section("train")
+    note("backend: unsloth; it replaces parts of the Trainer, and equal curves on unequal nodes are not proven with it")
+    model, _ = FastLanguageModel.from_pretrained(
+        model_name=path,
+        max_seq_length=int(train["seq_len"]),
+        dtype=DTYPES[task.precision],
+        load_in_4bit=method["kind"] == "qlora",
+        device_map={"": task.local_rank},
+    )
+    all_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    return FastLanguageModel.get_peft_model(
+        model,
+        r=int(method["rank"]),
+        lora_alpha=method["alpha"],
+        lora_dropout=method["dropout"],
+        target_modules=all_linear if method["targets"] == "all-linear" else list(method["targets"]),
+        bias="none",
+        use_gradient_checkpointing="unsloth" if train["gradient_checkpointing"] else False,
+        random_state=task.seed,
+    )

@@ -1,0 +1,318 @@
+"""One rank's life: read the task, load, train, evaluate, save, finish. `main` turns what goes wrong into one clear message."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homelab.worker import checkpoint, sampler
+from homelab.worker.errors import EXIT_FAILED, WorkerError
+from homelab.worker.metrics import Recorder, TensorBoard, peak_memory_bytes, perplexity, replace_text
+from homelab.worker.task import Task, load_task
+
+if TYPE_CHECKING:
+    from homelab.worker.data import Row
+    from homelab.worker.trainer import ShareTrainer
+
+WEIGHTS = "trainable.safetensors"
+
+
+def main() -> int:
+    """Entry of `python -m homelab.worker`. Returns 0 when the run is done, 1 when training went wrong, 2 for wrong input."""
+    try:
+        task = load_task(os.environ)
+    except WorkerError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    recorder = Recorder(task)
+    try:
+        recorder.heartbeat("starting")
+        _set_environment(task)
+        Run(task, recorder).go()
+    except WorkerError as error:
+        recorder.error(error.as_dict())
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:  # not the user's mistake: a lost peer, no memory left, or a fault of ours
+        last = (str(error).strip().splitlines() or [""])[-1]
+        where = f"step {recorder.step + 1}, rank {task.rank} on {task.node}"
+        recorder.error({"message": f"{type(error).__name__}: {last}", "where": where, "hint": ""})
+        traceback.print_exc()
+        return EXIT_FAILED
+    return 0
+
+
+def _set_environment(task: Task) -> None:
+    """What must stand before torch and the Hugging Face libraries are imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    hub_model = not task.section("model")["name"].startswith(("/", "~"))
+    hub_data = any(source["kind"] == "hub" for source in task.run["data"].values() if source)
+    if not hub_model and not hub_data:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of this run is on the hub: do not even look
+    # transformers and PEFT import these whenever they are installed: 1.0 s of 3.8 s until the Trainer is there (measured,
+    # two cores). None in sys.modules is Python's own way to say "not installed".
+    eight_bit = task.section("train")["optimizer"] != "adamw"
+    needed = {"datasets": hub_data, "bitsandbytes": eight_bit or task.section("method")["kind"] == "qlora"}
+    sys.modules.update({name: None for name, wanted in needed.items() if not wanted and name not in sys.modules})  # type: ignore[misc]
+
+
+class Run:
+    """The training of one rank, in the order in which it happens."""
+
+    def __init__(self, task: Task, recorder: Recorder) -> None:
+        self.task = task
+        self.recorder = recorder
+        self.losses: dict[int, float] = {}  # step -> loss over the held-out rows
+        self.train_losses: list[float] = []
+        self.held_out: list[Row] = []
+        self.tokenizer: Any = None
+        self.tensorboard: TensorBoard | None = None
+
+    def go(self) -> None:
+        """Load, train, write final/. Raises WorkerError for what a user can mend."""
+        task, recorder = self.task, self.recorder
+        recorder.heartbeat("loading")
+        from homelab.worker import ranks
+        from homelab.worker.batches import StepBatches
+        from homelab.worker.data import load_data
+        from homelab.worker.model import load_model, load_tokenizer, model_path
+        from homelab.worker.trainer import ShareTrainer, training_arguments
+
+        _quiet()
+        resume = self._resume_folder()
+        path = model_path(task.run)
+        self.tokenizer = load_tokenizer(task.run, path)
+        data = load_data(task.run, self.tokenizer)
+        self.held_out = data.held_out
+        for note in data.notes:
+            recorder.note(note)
+        steps = total_steps(task, len(data.train))
+        recorder.total_steps = steps
+        ranks.connect(task)
+        model = load_model(task, path, recorder.note)
+        batches = StepBatches(
+            data.train,
+            seed=task.seed,
+            global_batch=int(task.section("train")["global_batch"]),
+            steps=steps,
+            shares=task.shares,
+            rank=task.rank,
+            micro_batch=task.micro_batch,
+            pad=self.tokenizer.pad_token_id or 0,
+        )
+        if task.rank == 0 and task.section("tracking")["tensorboard"]:
+            self.tensorboard = TensorBoard(task.run_dir / "tensorboard")
+        if task.local_rank == 0:
+            checkpoint.clear_partial(task.checkpoints_dir)
+        trainer = ShareTrainer(
+            model=model,
+            args=training_arguments(task, steps, recorder.note),
+            batches=batches,
+            task=task,
+            before_first=self._before_first,
+            after_step=self._after_step,
+            load_weights=load_weights,
+        )
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        self._finish(trainer)
+        ranks.disconnect()
+        recorder.heartbeat("done")
+
+    def _resume_folder(self) -> Path | None:
+        """The verified checkpoint that this attempt starts from, on this node's own disk."""
+        if self.task.resume_step == 0:
+            return None
+        folder = self.task.checkpoints_dir / checkpoint.folder_name(self.task.resume_step)
+        checkpoint.verify(folder, self.task.recipe_hash)
+        return folder
+
+    def _before_first(self, trainer: ShareTrainer) -> None:
+        """Everything is loaded and wrapped; no step is done yet in this attempt."""
+        if self.task.resume_step == 0:
+            self._evaluate(trainer, 0)
+        self.recorder.heartbeat("training")
+
+    def _after_step(self, trainer: ShareTrainer) -> None:
+        """An optimizer step is done: write it down, then save and evaluate when it is time."""
+        step = trainer.state.global_step
+        self.recorder.step = step
+        self._record(trainer, step)
+        last = step == self.recorder.total_steps
+        if last or step % int(self.task.section("checkpoint")["every_steps"]) == 0:
+            self._save(trainer, step)
+        every = int(self.task.section("tracking")["eval_every_steps"])
+        if last or (every and step % every == 0):
+            self._evaluate(trainer, step)
+        self.recorder.heartbeat("training")
+
+    def _record(self, trainer: ShareTrainer, step: int) -> None:
+        item, clock, task = trainer.item, trainer.clock, self.task
+        assert item is not None and item.step == step - 1, "the order of the steps is the law"
+        step_s = time.perf_counter() - clock.started
+        per_epoch = sampler.steps_per_epoch(len(trainer.train_dataset.rows), trainer.train_dataset.global_batch)
+        line = {
+            "rank": task.rank,
+            "node": task.node,
+            "step": step,
+            "epoch": item.epoch + (item.step % per_epoch + 1) / per_epoch,
+            "loss": trainer.step_loss,
+            "perplexity": perplexity(trainer.step_loss),
+            "learning_rate": trainer.learning_rate,
+            "grad_norm": trainer.grad_norm if math.isfinite(trainer.grad_norm) else None,
+            "tokens": item.input_tokens,
+            "samples": len(item.sources),
+            "tokens_per_s": item.input_tokens / step_s,
+            "compute_s": step_s - clock.communication_s,
+            "communication_s": clock.communication_s,
+            "step_s": step_s,
+            "memory_bytes": peak_memory_bytes(task.device),
+            "share": task.shares[task.rank],
+        }
+        self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})
+        self.train_losses.append(trainer.step_loss)
+        if self.tensorboard:
+            shown = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
+            self.tensorboard.write(step, {f"train/{name}": line[name] for name in shown})
+
+    def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
+        """The mean loss per token over the held-out rows, the same number on every rank."""
+        if not self.held_out:
+            return
+        self.recorder.heartbeat("evaluating")
+        from homelab.worker.evaluate import held_out_loss
+
+        loss = held_out_loss(trainer.model, self.held_out, self.task, self.tokenizer.pad_token_id or 0, trainer.args.device)
+        self.losses[step] = loss
+        if self.task.rank == 0:
+            self.recorder.evaluation(step, loss)
+            if self.tensorboard:
+                self.tensorboard.write(step, {"eval/loss": loss, "eval/perplexity": perplexity(loss)})
+
+    def _save(self, trainer: ShareTrainer, step: int) -> None:
+        """A checkpoint on every node, by its first rank. The others wait, and say so."""
+        from homelab.worker import ranks
+
+        self.recorder.heartbeat("saving")
+        self._compare_weights(trainer)
+        if self.task.local_rank == 0:
+            root = self.task.checkpoints_dir
+            checkpoint.write(root, step, self.task.recipe_hash, checkpoint_writers(trainer, self.task))
+            checkpoint.retain(root, int(self.task.section("checkpoint")["keep"]))
+        ranks.barrier()
+
+    def _compare_weights(self, trainer: ShareTrainer) -> None:
+        """Ranks hold copies, and every node saves its own. Unequal hardware may round apart: notice it before it matters."""
+        from homelab.worker import ranks
+
+        sums = [values[0] for values in ranks.gather([weights_sum(trainer.model)])]
+        spread = (max(sums) - min(sums)) / max(abs(sums[0]), 1e-30)
+        if spread > 1e-6:
+            self.recorder.note(f"the weights of the ranks differ by {spread:.0e} of their size: unequal hardware rounds differently")
+
+    def _finish(self, trainer: ShareTrainer) -> None:
+        """final/ on the head: the adapter or the model, the tokenizer and a model card; then everybody leaves together."""
+        from homelab.worker import ranks
+
+        self.recorder.heartbeat("saving")
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.task.rank == 0:
+            write_final(trainer.model, self.tokenizer, self.task, self.losses, self.train_losses)
+        ranks.barrier()
+
+
+def total_steps(task: Task, rows: int) -> int:
+    """Optimizer steps of the whole run: [train] steps, or epochs times the steps of one."""
+    train = task.section("train")
+    if train.get("steps"):
+        return int(train["steps"])
+    return int(train["epochs"]) * sampler.steps_per_epoch(rows, int(train["global_batch"]))
+
+
+def checkpoint_writers(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
+    """What a checkpoint holds: file name -> function that writes it. The Trainer reads all but the weights under these names."""
+    import torch
+    from safetensors.torch import save_file
+
+    law = {"recipe_hash": task.recipe_hash, "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()}}
+    writers = {
+        WEIGHTS: lambda path: save_file(trainable_weights(trainer.model), str(path), metadata={"format": "pt"}),
+        "optimizer.pt": lambda path: torch.save(trainer.optimizer.state_dict(), path),
+        "scheduler.pt": lambda path: torch.save(trainer.lr_scheduler.state_dict(), path),
+        "trainer_state.json": lambda path: trainer.state.save_to_json(str(path)),
+        "law.json": lambda path: replace_text(path, json.dumps(law, indent=2)),
+    }
+    if trainer.accelerator.scaler is not None:
+        writers["scaler.pt"] = lambda path: torch.save(trainer.accelerator.scaler.state_dict(), path)
+    return writers
+
+
+def trainable_weights(model: Any) -> dict[str, Any]:
+    """Name -> tensor of everything that is trained, on the CPU."""
+    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def weights_sum(model: Any) -> float:
+    """Sum of the absolute values of all trained weights, as one number to compare."""
+    import torch
+
+    parts = [parameter.detach().abs().sum(dtype=torch.float64) for parameter in model.parameters() if parameter.requires_grad]
+    return float(torch.stack(parts).sum())
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
+    import torch
+    from safetensors.torch import load_file
+
+    saved = load_file(str(folder / WEIGHTS))
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
+        odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
+        raise WorkerError(
+            f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
+            where=str(folder / WEIGHTS),
+            hint="the base model on this node is another one: copy the same model folder to every node",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def write_final(model: Any, tokenizer: Any, task: Task, eval_losses: dict[int, float], train_losses: Sequence[float]) -> None:
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card."""
+    from homelab.worker.card import model_card
+    from homelab.worker.model import DTYPES
+
+    partial = task.run_dir / ".final.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
+    if task.section("method")["kind"] == "full":
+        model.to(DTYPES[task.precision]).save_pretrained(partial)
+    else:
+        model.save_pretrained(partial, save_embedding_layers=False)
+    tokenizer.save_pretrained(partial)
+    (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
+    shutil.rmtree(task.final_dir, ignore_errors=True)
+    os.replace(partial, task.final_dir)
+
+
+def _quiet() -> None:
+    """No progress bars in log files, no warnings about the libraries' own future; and one warning becomes an error."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    for library in ("accelerate", "transformers", "peft"):
+        warnings.filterwarnings("ignore", category=FutureWarning, module=library)
+    # An operator without a gradient would train wrongly without a word.
+    warnings.filterwarnings("error", message=".*autograd kernel was not registered")

@@ -1,0 +1,138 @@
+"""The state of a run from what the nodes say: every state, and the cases where it would be easy to say the wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.runs.state import FINISHED, State, run_state
+from tests.dashboard import sample
+
+NODES = ("tower", "laptop", "old")
+OK = {"returncode": 0, "signal": None, "ended_at": sample.NOW - 5, "stopped": False}
+BAD = {"returncode": 1, "signal": None, "ended_at": sample.NOW - 5, "stopped": False}
+STOPPED = {"returncode": None, "signal": 15, "ended_at": sample.NOW - 5, "stopped": True}
+DEAD = {"agent_alive": False, "torchrun_alive": False}
+NOT_YET = {**DEAD, "started_at": None, "attempt": 0, "ranks": {}}
+
+
+def ended(how: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**DEAD, "exit": {**how, **more}}
+
+
+def beating(age_s: float, phase: str = "training", step: int = 5) -> dict[str, Any]:
+    beat = {"time": sample.NOW - age_s, "phase": phase, "step": step}
+    return {"0": {"heartbeat": beat, "metrics": []}}
+
+
+def state_of(unreachable: dict[str, str] | None = None, intent: State | None = None, **runs: Any) -> State:
+    raw = {node: sample.raw_reply(node, rank, 3, **runs.get(node, {})) for rank, node in enumerate(NODES)}
+    for node in unreachable or {}:
+        del raw[node]
+    return run_state(NODES, sample.parse_replies(raw), unreachable or {}, intent=intent)
+
+
+def all_nodes(run: dict[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(NODES, run)
+
+
+def unknown_everywhere(intent: State | None = None) -> State:
+    raw = {node: {**sample.raw_reply(node, rank, 3), "run": None} for rank, node in enumerate(NODES)}
+    return run_state(NODES, sample.parse_replies(raw), {}, intent=intent)
+
+
+def test_nobody_knows_it() -> None:
+    assert unknown_everywhere() == "planned"
+    assert unknown_everywhere("shipping") == "shipping"
+
+
+def test_the_folder_is_there_but_nothing_was_started() -> None:
+    assert state_of(**all_nodes(NOT_YET)) == "shipping"
+
+
+def test_alive_without_a_step_is_starting() -> None:
+    assert state_of(**all_nodes({"ranks": {}})) == "starting"
+    assert state_of(**all_nodes({"ranks": beating(1, "loading", 0)})) == "starting"
+
+
+def test_some_started_and_others_not_yet_is_starting() -> None:
+    assert state_of(tower={"ranks": {}}, laptop=NOT_YET, old=NOT_YET) == "starting"
+
+
+@pytest.mark.parametrize("phase", ["training", "saving", "evaluating"])
+def test_one_rank_in_its_steps_is_running(phase: str) -> None:
+    state = state_of(tower={"ranks": beating(1, phase, 0)}, laptop={"ranks": {}}, old={"ranks": {}})
+    assert state == "running"
+
+
+def test_done_needs_every_node() -> None:
+    assert state_of(**all_nodes(ended(OK))) == "done"
+    assert state_of(tower=ended(OK), laptop=ended(OK)) == "running"  # old still runs
+
+
+def test_done_although_a_node_cannot_be_asked_when_the_result_is_there() -> None:
+    gone = {"old": "no route to host"}
+    assert state_of(gone, tower=ended(OK) | {"final": True}, laptop=ended(OK)) == "done"
+    assert state_of(gone, tower=ended(OK), laptop=ended(OK)) == "lost"
+
+
+def test_one_failure_is_a_failure_even_while_others_still_run() -> None:
+    assert state_of(laptop=ended(BAD)) == "failed"
+
+
+def test_a_signal_is_a_failure() -> None:
+    assert state_of(laptop=ended({**BAD, "returncode": None, "signal": 9})) == "failed"
+
+
+def test_a_node_that_was_rebooted_has_failed() -> None:
+    assert state_of(laptop=DEAD) == "failed"
+
+
+def test_failed_wins_over_unreachable() -> None:
+    assert state_of({"old": "no route to host"}, laptop=ended(BAD)) == "failed"
+
+
+def test_stopping_and_stopped() -> None:
+    assert state_of(laptop=ended(STOPPED)) == "stopping"
+    assert state_of(**all_nodes(ended(STOPPED))) == "stopped"
+    assert state_of(intent="stopping") == "stopping"  # the controller knows before any node does
+
+
+def test_a_failure_that_is_only_the_echo_of_a_stop() -> None:
+    echo = {"laptop": ended(BAD, ended_at=sample.NOW - 4), "old": ended(BAD, ended_at=sample.NOW - 4)}
+    assert state_of(tower=ended(STOPPED), **echo) == "stopped"
+    late = {"tower": ended(STOPPED, ended_at=sample.NOW - 1), **echo}
+    assert state_of(**late) == "failed"  # the others failed first, and tower was stopped because of it
+    assert state_of(**late, intent="stopped") == "stopped"  # unless the controller knows better
+
+
+def test_unreachable_nodes_and_fresh_heartbeats() -> None:
+    gone = {"old": "no route to host"}
+    assert state_of(gone) == "running"
+    assert state_of(gone, **{node: {"ranks": beating(1, "loading", 0)} for node in NODES}) == "starting"
+
+
+def test_unreachable_nodes_and_stale_heartbeats_are_lost() -> None:
+    gone = {"old": "no route to host"}
+    assert state_of(gone, **{node: {"ranks": beating(1000)} for node in NODES}) == "lost"
+
+
+def test_saving_may_be_silent_for_longer_than_a_step() -> None:
+    gone = {"old": "no route to host"}
+    assert state_of(gone, **{node: {"ranks": beating(500)} for node in NODES}) == "lost"
+    assert state_of(gone, **{node: {"ranks": beating(500, "saving")} for node in NODES}) == "running"
+
+
+def test_nobody_answers() -> None:
+    assert state_of(dict.fromkeys(NODES, "no route to host")) == "lost"
+
+
+def test_a_new_attempt_is_not_judged_by_the_old_one() -> None:
+    newer = {"attempt": 2}
+    assert state_of(tower=newer, laptop=newer, old=ended(BAD)) == "running"
+    assert state_of(tower=newer | {"ranks": {}}, laptop=ended(BAD), old=ended(BAD)) == "starting"
+
+
+def test_finished_states_are_those_in_which_nothing_more_happens() -> None:
+    assert {"done", "failed", "stopped"} == FINISHED

@@ -1,0 +1,150 @@
+"""From the agents' answers to one Snapshot."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from homelab.dashboard.snapshot import Snapshot, next_commands
+from homelab.runs.reply import Metric, parse_replies, plain
+from tests.dashboard import sample
+
+
+def reply_with(metrics: list[dict[str, Any]], **run: Any) -> dict[str, Any]:
+    raw = sample.raw_reply("tower", 0, 3, **run)
+    raw["run"]["ranks"]["0"]["metrics"] = metrics
+    return raw
+
+
+def train(step: int, loss: float, attempt: int = 1, rank: int = 0, step_s: float = 1.0) -> dict[str, Any]:
+    return {"kind": "train", "time": step, "attempt": attempt, "rank": rank, "step": step, "loss": loss, "step_s": step_s}
+
+
+def test_a_running_run() -> None:
+    shot = sample.snapshot()
+    assert (shot.state, shot.step, shot.total_steps, shot.attempt) == ("running", 412, 1000, 1)
+    assert shot.loss == shot.loss_history[-1].loss
+    assert len(shot.loss_history) == 412
+    assert [point.step for point in shot.eval_losses] == [1, 200, 400]
+    assert shot.checkpoint_steps == (350, 400)
+    assert shot.tokens_per_s == pytest.approx(512 * 33 / 4.1)
+    assert shot.eta_s == pytest.approx((1000 - 412) * 4.1)
+    assert shot.started_at == sample.NOW - 1750
+
+
+def test_the_rows() -> None:
+    shot = sample.snapshot()
+    tower, laptop, _ = shot.nodes
+    assert (tower.name, tower.torchrun, tower.address) == ("tower", "running", "192.168.1.100")
+    assert laptop.gpus[0].memory_total_bytes == 8 << 30
+    rank = shot.ranks[1]
+    assert (rank.rank, rank.node, rank.share, rank.phase, rank.step) == (1, "laptop", 9, "training", 412)
+    assert rank.heartbeat_age_s == 2.0
+    assert rank.log_tail[-1] == "step 412 of 1000"
+
+
+def test_the_eta_follows_the_slowest_rank_and_not_one_hiccup() -> None:
+    raw = sample.raw_reply("tower", 0, 3)
+    slow = [train(step, 1.0, rank=1, step_s=3.0) for step in range(1, 31)]
+    slow[-1]["step_s"] = 300.0
+    raw["run"]["ranks"] = {
+        "0": {"heartbeat": {"time": sample.NOW, "phase": "training", "step": 30, "total_steps": 130},
+              "metrics": [train(step, 1.0) for step in range(1, 31)]},
+        "1": {"heartbeat": None, "metrics": slow},
+    }  # fmt: skip
+    shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
+    assert shot.eta_s == pytest.approx(100 * 3.0)
+
+
+def test_no_eta_before_the_first_step_and_after_the_end() -> None:
+    start = sample.snapshot(replies=parse_replies({"tower": reply_with([])}), expected_nodes=("tower",))
+    assert start.eta_s is None
+    ended = {"agent_alive": False, "exit": {"returncode": 1, "signal": None, "ended_at": 1.0, "stopped": False}}
+    assert sample.snapshot(replies=sample.replies(tower=ended)).eta_s is None
+
+
+def test_lines_gathered_before_are_joined_with_the_new_ones() -> None:
+    old = [Metric.model_validate(line) for line in sample.metric_lines(0, "tower", 300)]
+    new = [line for line in sample.metric_lines(0, "tower", 310) if line["step"] > 298]
+    shot = sample.snapshot(
+        replies=parse_replies({"tower": reply_with(new)}), expected_nodes=("tower",), metrics=old
+    )
+    assert [point.step for point in shot.loss_history] == list(range(1, 311))
+
+
+def test_steps_that_were_done_again_replace_the_lost_ones() -> None:
+    first = [Metric.model_validate(train(step, 9.0)) for step in range(1, 51)]
+    again = [train(step, 1.0, attempt=2) for step in range(41, 45)]
+    replies = parse_replies({"tower": reply_with(again, attempt=2)})
+    shot = sample.snapshot(replies=replies, expected_nodes=("tower",), metrics=first)
+    assert [point.step for point in shot.loss_history] == list(range(1, 45))
+    assert [point.loss for point in shot.loss_history[38:]] == [9.0, 9.0, 1.0, 1.0, 1.0, 1.0]
+    assert (shot.attempt, shot.step, shot.loss) == (2, 44, 1.0)
+
+
+def test_an_unreachable_node_keeps_its_row_with_the_reason_and_its_ranks() -> None:
+    replies = sample.replies()
+    del replies["old"]
+    shot = sample.snapshot(replies=replies, unreachable={"old": "no route to host\nmore"})
+    row = shot.nodes[2]
+    assert (row.reachable, row.why_not, row.needs_action) == (False, "no route to host", True)
+    assert (shot.ranks[2].node, shot.ranks[2].share, shot.ranks[2].step) == ("old", 6, None)
+
+
+def test_how_torchrun_ended() -> None:
+    def words(exit_json: dict[str, Any]) -> tuple[str, bool]:
+        ended = {"agent_alive": False, "torchrun_alive": False, "exit": exit_json}
+        row = sample.snapshot(replies=sample.replies(tower=ended)).nodes[0]
+        return row.torchrun, row.needs_action
+
+    assert words({"returncode": 0, "signal": None, "ended_at": 1.0, "stopped": False}) == ("done", False)
+    assert words({"returncode": 1, "signal": None, "ended_at": 1.0, "stopped": False}) == ("exit code 1", True)
+    assert words({"returncode": None, "signal": 9, "ended_at": 1.0, "stopped": False}) == ("signal 9", True)
+    assert words({"returncode": None, "signal": 15, "ended_at": 1.0, "stopped": True}) == ("stopped", False)
+
+
+def test_a_loss_that_is_not_a_number_goes_through() -> None:
+    shot = sample.snapshot(
+        replies=parse_replies({"tower": reply_with([train(1, 2.0), train(2, math.nan)])}), expected_nodes=("tower",)
+    )
+    assert shot.loss is not None and math.isnan(shot.loss)
+    assert json.loads(shot.model_dump_json())["loss"] is None  # JSON has no NaN
+
+
+def test_the_json_of_a_snapshot_reads_back() -> None:
+    shot = sample.snapshot()
+    assert Snapshot.model_validate_json(shot.model_dump_json()) == shot
+
+
+def test_notes_are_said_once() -> None:
+    note = {"kind": "note", "time": 1.0, "rank": 0, "message": "fp16: this card has no bf16"}
+    replies = parse_replies({"tower": reply_with([note, {**note, "rank": 1}])})
+    assert sample.snapshot(replies=replies, expected_nodes=("tower",)).notes == ("fp16: this card has no bf16",)
+
+
+def test_the_next_commands_fit_the_state() -> None:
+    assert [command.purpose for command in next_commands("running", "r")] == ["follow", "stop", "recover"]
+    assert next_commands("failed", "r", " --cluster c.toml")[0].command == "homelab recover r --cluster c.toml"
+    assert next_commands("done", "r")[0].command == "homelab chat r --prompt '...'"
+
+
+def test_events_keep_their_details() -> None:
+    assert sample.snapshot().events[0].text == "launched: recipe llama7b-lora.toml · nodes tower, laptop, old"
+
+
+@pytest.mark.parametrize(
+    ("raw", "seen"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b[2J\x1b[1;1Hgone", "gone"),
+        ("10%\r50%\r100%", "100%"),
+        ("100%\r\n", "100%"),
+        ("a\tb\x00\x08c", "a   bc"),
+    ],
+)
+def test_what_a_program_prints_cannot_steer_the_terminal(raw: str, seen: str) -> None:
+    assert plain(raw) == seen

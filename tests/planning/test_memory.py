@@ -1,0 +1,173 @@
+"""The itemised estimate: each formula by hand, and that it moves the right way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homelab.config.recipe import Method, Train
+from homelab.planning import memory
+from homelab.planning.architecture import Architecture, known
+
+SMOL = known("HuggingFaceTB/SmolLM2-135M")
+LLAMA_7B = known("meta-llama/Llama-2-7b-hf")
+LLAMA_8B = known("meta-llama/Llama-3.1-8B")
+assert SMOL and LLAMA_7B and LLAMA_8B
+
+
+def train(**changes: Any) -> Train:
+    return Train(**{"global_batch": 32, "steps": 1, "learning_rate": 1e-4, "seq_len": 512, **changes})
+
+
+def items(architecture: Architecture, method: Method, settings: Train, **changes: Any) -> dict[str, int]:
+    situation = {"precision": "bf16", "device": "cuda", "micro_batch": 1, "world_size": 3, **changes}
+    return {item.name: item.size_bytes for item in memory.estimate(architecture, method, settings, **situation)}
+
+
+QLORA, LORA, FULL = Method(kind="qlora"), Method(kind="lora"), Method(kind="full")
+
+
+def test_base_weights() -> None:
+    assert memory.base_weight_bytes(LLAMA_8B, QLORA, "bf16") / 1e9 == pytest.approx(5.70, abs=0.005)
+    assert memory.base_weight_bytes(LLAMA_8B, LORA, "bf16") == 2 * 8_030_261_248
+    assert memory.base_weight_bytes(LLAMA_8B, LORA, "fp32") == 4 * 8_030_261_248
+    assert memory.base_weight_bytes(LLAMA_8B, FULL, "bf16") == 4 * 8_030_261_248
+
+
+def test_lora_state_is_tens_of_megabytes_not_gigabytes() -> None:
+    found = items(LLAMA_7B, Method(kind="lora", targets=("q_proj", "v_proj")), train())
+    trainable = 8_388_608
+    assert found[memory.ADAPTERS] == found[memory.GRADIENTS] == 4 * trainable
+    assert found[memory.OPTIMIZER] == 8 * trainable
+
+
+def test_more_ranks_cost_a_communicator_and_nothing_else() -> None:
+    alone, three = items(SMOL, LORA, train(), world_size=1), items(SMOL, LORA, train(), world_size=3)
+    assert three == {**alone, memory.COMMUNICATOR: memory.COMMUNICATOR_BYTES}
+
+
+def test_full_training_holds_sixteen_bytes_per_parameter_in_fp32() -> None:
+    found = items(SMOL, FULL, train(), precision="fp32", device="cpu", world_size=1)
+    state = found[memory.BASE_WEIGHTS] + found[memory.GRADIENTS] + found[memory.OPTIMIZER]
+    assert state == 16 * 134_515_008
+    assert memory.ADAPTERS not in found and memory.CASTED_WEIGHTS not in found
+
+
+def test_optimizers() -> None:
+    adamw = memory.optimizer_bytes(LLAMA_8B, LORA, train(), "cuda")
+    eight_bit = memory.optimizer_bytes(LLAMA_8B, LORA, train(optimizer="adamw_8bit"), "cuda")
+    paged = memory.optimizer_bytes(LLAMA_8B, LORA, train(optimizer="paged_adamw_8bit"), "cuda")
+    assert adamw == 8 * 41_943_040
+    assert eight_bit == round((2 + 2 * 4 / 256) * 41_943_040)
+    # Only what has 100,000 elements or more is paged: with r=16 the sides of 14336 features.
+    assert paged == round((2 + 2 * 4 / 256) * 16 * 32 * (9 * 4096 + 2 * 1024))
+    assert memory.optimizer_bytes(LLAMA_8B, LORA, train(optimizer="paged_adamw_8bit"), "cpu") == eight_bit
+    # Tensors below 4096 elements keep fp32 state.
+    small = Method(kind="lora", rank=1)
+    assert memory.optimizer_bytes(SMOL, small, train(optimizer="adamw_8bit"), "cpu") == memory.optimizer_bytes(
+        SMOL, small, train(), "cpu"
+    )
+
+
+def test_checkpointing_keeps_one_hidden_state_per_layer() -> None:
+    found = items(LLAMA_7B, LORA, train(), micro_batch=2)
+    assert found[memory.ACTIVATIONS] == 2 * 512 * 4096 * (2 * 32 + 8)
+    without = items(LLAMA_7B, LORA, train(gradient_checkpointing=False), micro_batch=2)
+    assert without[memory.ACTIVATIONS] > 10 * found[memory.ACTIVATIONS]
+    assert without[memory.WORKING_SET] < found[memory.WORKING_SET]
+
+
+def test_the_peak_is_the_larger_of_logits_and_a_layers_work() -> None:
+    found = items(SMOL, LORA, train())
+    tokens, logits = 512, 12 * 512 * 49152
+    assert found[memory.WORKING_SET] < logits
+    assert found[memory.WORKING_SET] + found[memory.LOGITS] == logits
+    assert tokens * SMOL.hidden < found[memory.WORKING_SET]
+    narrow = Architecture(4096, 2, 32, 32, 128, 11008, 64, True)
+    assert memory.LOGITS not in items(narrow, LORA, train())
+
+
+def test_only_qlora_dequantises() -> None:
+    assert items(LLAMA_8B, QLORA, train())[memory.DEQUANTISATION] == 2 * 4096 * 14336
+    assert memory.DEQUANTISATION not in items(LLAMA_8B, LORA, train())
+
+
+def test_a_cpu_has_a_process_instead_of_a_context() -> None:
+    cpu, cuda = items(SMOL, LORA, train(), device="cpu"), items(SMOL, LORA, train())
+    assert memory.PROCESS in cpu and not {memory.CONTEXT, memory.COMMUNICATOR, memory.ALLOCATOR} & cpu.keys()
+    assert memory.PROCESS not in cuda and {memory.CONTEXT, memory.COMMUNICATOR, memory.ALLOCATOR} <= cuda.keys()
+
+
+def test_what_others_hold_and_what_was_measured() -> None:
+    plain = items(SMOL, LORA, train())
+    found = items(SMOL, LORA, train(), held_by_others_bytes=123, measured={memory.CONTEXT: 456})
+    assert found == {**plain, memory.HELD: 123, memory.CONTEXT: 456}
+
+
+def test_an_8b_qlora_fits_twelve_gigabytes_and_8b_lora_does_not() -> None:
+    def largest(method: Method, gib: float) -> int:
+        return memory.largest_micro_batch(
+            LLAMA_8B,
+            method,
+            train(),
+            precision="bf16",
+            device="cuda",
+            share=8,
+            world_size=3,
+            available_bytes=int(gib * 2**30),
+        )
+
+    assert largest(QLORA, 12) >= 1
+    assert largest(LORA, 12) == 0
+    assert largest(QLORA, 4) == 0
+    assert largest(QLORA, 80) == 8
+
+
+@pytest.mark.timeout(60)
+@given(
+    share=st.integers(1, 70),
+    available_bytes=st.integers(0, 40 * 2**30),
+    kind=st.sampled_from(["qlora", "lora", "full"]),
+    checkpointing=st.booleans(),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+)
+def test_the_largest_micro_batch_fits_and_the_next_does_not(
+    share: int, available_bytes: int, kind: Any, checkpointing: bool, precision: str
+) -> None:
+    method, settings = Method(kind=kind), train(gradient_checkpointing=checkpointing)
+    best = memory.largest_micro_batch(
+        SMOL,
+        method,
+        settings,
+        precision=precision,
+        device="cuda",
+        share=share,
+        world_size=2,
+        available_bytes=available_bytes,
+    )
+
+    def fits(rows: int) -> bool:
+        found = items(SMOL, method, settings, micro_batch=rows, precision=precision, world_size=2)
+        return sum(found.values()) <= available_bytes
+
+    assert 0 <= best <= share and (best == share or best & (best - 1) == 0)
+    assert best == 0 or fits(best)
+    assert best == share or not fits(max(1, min(2 * best, share)))
+
+
+@given(
+    rows=st.integers(1, 40),
+    seq_len=st.integers(8, 4096),
+    kind=st.sampled_from(["qlora", "lora", "full"]),
+    checkpointing=st.booleans(),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+def test_more_rows_never_need_less(rows: int, seq_len: int, kind: Any, checkpointing: bool, device: str) -> None:
+    method, settings = Method(kind=kind), train(seq_len=seq_len, gradient_checkpointing=checkpointing)
+    fewer = items(SMOL, method, settings, micro_batch=rows, device=device)
+    more = items(SMOL, method, settings, micro_batch=rows + 1, device=device)
+    assert sum(fewer.values()) < sum(more.values())
+    assert all(size > 0 for size in fewer.values())

@@ -1,0 +1,207 @@
+"""Shares: they sum to the batch, everyone gets work, proportions hold, and a wrong table is answered with a right one."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homelab.config.cluster import Gpu, Node
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError
+from homelab.facts import Facts, GpuFacts
+from homelab.planning.shares import decide, node_shares, split, weights_from
+
+WEIGHTS = st.lists(st.floats(1e-6, 1e15, allow_nan=False), min_size=1, max_size=12)
+
+
+@given(weights=WEIGHTS, extra=st.integers(0, 5000))
+def test_the_parts_sum_to_the_batch_and_everyone_works(weights: list[float], extra: int) -> None:
+    shares = split(len(weights) + extra, weights)
+    assert sum(shares) == len(weights) + extra
+    assert min(shares) >= 1
+
+
+@given(weights=WEIGHTS, extra=st.integers(0, 5000))
+def test_a_faster_rank_never_gets_less(weights: list[float], extra: int) -> None:
+    shares = split(len(weights) + extra, weights)
+    for first, second in zip(range(len(weights)), range(1, len(weights)), strict=False):
+        if weights[first] > weights[second]:
+            assert shares[first] >= shares[second]
+        if weights[first] < weights[second]:
+            assert shares[first] <= shares[second]
+
+
+@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=9), extra=st.integers(0, 3000))
+def test_within_one_of_the_exact_proportion_where_all_are_worth_a_sample(weights: list[int], extra: int) -> None:
+    batch = sum(weights) + extra  # every quota is at least 1
+    for share, weight in zip(split(batch, weights), weights, strict=True):
+        assert abs(share - Fraction(batch * weight, sum(weights))) < 1
+
+
+@given(count=st.integers(1, 20), extra=st.integers(0, 300), weight=st.floats(1e-3, 1e3))
+def test_equal_weights_differ_by_one_at_most(count: int, extra: int, weight: float) -> None:
+    shares = split(count + extra, [weight] * count)
+    assert max(shares) - min(shares) <= 1
+    assert list(shares) == sorted(shares, reverse=True)  # the earlier rank first
+
+
+@given(weights=WEIGHTS, extra=st.integers(0, 500), power=st.integers(-20, 20))
+def test_only_proportions_count(weights: list[float], extra: int, power: int) -> None:
+    batch = len(weights) + extra
+    assert split(batch, weights) == split(batch, [weight * 2.0**power for weight in weights])
+
+
+def test_known_splits() -> None:
+    assert split(33, [0.6, 0.3, 0.2]) == (18, 9, 6)
+    assert split(16, [3, 1.5, 1]) == (9, 4, 3)
+    assert split(3, [1e15, 1, 1]) == (1, 1, 1)
+    assert split(10, [1000, 1, 1]) == (8, 1, 1)
+
+
+def test_more_ranks_than_samples() -> None:
+    with pytest.raises(InputError) as caught:
+        split(2, [1, 1, 1])
+    assert "2 samples" in caught.value.message and "3 ranks" in caught.value.message
+    assert "global_batch = 3" in caught.value.hint and "global_batch" in caught.value.where
+
+
+SPEEDS = {"tower": (4.0, 1.0), "laptop": (2.0,), "closet": (1.0,)}
+
+
+def test_auto_and_equal() -> None:
+    shares, choice = node_shares(16, "auto", SPEEDS)
+    assert shares == {"tower": (8, 2), "laptop": (4,), "closet": (2,)}
+    assert choice.value == "tower 8+2, laptop 4, closet 2"
+    assert node_shares(16, "equal", SPEEDS)[0] == {"tower": (4, 4), "laptop": (4,), "closet": (4,)}
+
+
+def test_a_table_is_split_over_a_nodes_cards_and_zero_leaves_a_node_out() -> None:
+    shares, choice = node_shares(14, {"tower": 10, "laptop": 4, "closet": 0}, SPEEDS)
+    assert shares == {"tower": (8, 2), "laptop": (4,)}
+    assert "closet" in choice.because
+
+
+@pytest.mark.parametrize(
+    ("batch", "table", "message", "hint"),
+    [
+        (
+            16,
+            {"tower": 6, "laptop": 4, "closet": 2},
+            "sum to 12, but the global batch is 16",
+            "{ tower = 8, laptop = 5, closet = 3 }",
+        ),
+        (16, {"tower": 6, "laptop": 4, "closet": 2}, "sum to 12", "or global_batch = 12"),
+        (16, {"tower": 6, "laptop": 6, "closet": 0}, "sum to 12", "{ tower = 8, laptop = 8, closet = 0 }"),
+        (16, {"tower": 10, "laptpo": 4, "closet": 2}, 'Did you mean "laptop"', "tower, laptop, closet"),
+        (16, {"tower": 10, "laptop": 6}, "no share is given for closet", "closet = 0"),
+        (16, {"tower": 1, "laptop": 8, "closet": 7}, "tower has 2 ranks, but a share of 1 sample", "tower = 2"),
+        (16, {"tower": 0, "laptop": 0, "closet": 0}, "all shares are 0", "auto"),
+        (2, {"tower": 2, "laptop": 2, "closet": 2}, "sum to 6", "global_batch = 4 or more"),
+    ],
+)
+def test_a_wrong_table_is_answered_with_a_right_one(batch: int, table: dict[str, int], message: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        node_shares(batch, table, SPEEDS)
+    assert message in caught.value.message and hint in caught.value.hint and "shares" in caught.value.where
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=3, max_size=3).filter(any),
+    batch=st.integers(4, 200),
+)
+def test_the_hint_is_a_valid_table(counts: list[int], batch: int) -> None:
+    table = dict(zip(SPEEDS, counts, strict=True))
+    try:
+        node_shares(batch, table, SPEEDS)
+    except InputError as error:
+        text = error.hint.split("{", 1)[1].split("}", 1)[0]
+        mended = {name.strip(): int(count) for name, count in (pair.split("=") for pair in text.split(","))}
+        shares, _ = node_shares(batch, mended, SPEEDS)
+        assert sum(sum(per_rank) for per_rank in shares.values()) == batch
+
+
+def test_an_absent_nodes_samples_go_to_the_others() -> None:
+    table = {"tower": 10, "laptop": 4, "closet": 2}
+    there = {"tower": (1.0,), "closet": (1.0,)}
+    shares, choice = node_shares(16, table, there, absent=("laptop",))
+    assert shares == {"tower": (13,), "closet": (3,)}
+    assert "laptop" in choice.because
+    with pytest.raises(InputError, match="no node is named"):
+        node_shares(16, table, there)
+
+
+def node(name: str, *cards: str, speed: float | None = None) -> Node:
+    return Node(name=name, host=name, gpus=tuple(Gpu(model=card, vram_gb=8) for card in cards), speed=speed)
+
+
+def facts(name: str, *cards: str) -> Facts:
+    found = tuple(GpuFacts(index=index, name=card) for index, card in enumerate(cards))
+    return Facts(
+        node=name, time=time.time(), hostname=name, user="me", home="/home/me", workdir="/home/me/homelab", gpus=found
+    )
+
+
+def test_the_owners_speed_goes_first_and_is_shared_by_a_nodes_cards() -> None:
+    nodes = [node("tower", "RTX 3090", "RTX 3060", speed=3), node("laptop", "RTX 9999", speed=1.5)]
+    weights, choice = weights_from(nodes, {}, "cuda")
+    assert sum(weights["tower"]) == pytest.approx(3) and weights["tower"][0] > weights["tower"][1]
+    assert weights["laptop"] == (1.5,)
+    assert "cluster.toml" in choice.because and "laptop 1.5" in choice.value
+
+
+def test_the_table_by_what_the_node_says_of_itself() -> None:
+    nodes = [node("tower", "RTX 5070 Ti"), node("laptop", "RTX 4070")]
+    weights, choice = weights_from(nodes, {"laptop": facts("laptop", "NVIDIA GeForce RTX 4070 Laptop GPU")}, "cuda")
+    assert weights == {"tower": (87.9e12,), "laptop": (40.1e12,)}
+    assert "data sheet" in choice.because and "tower 88 TFLOPS" in choice.value
+
+
+def test_as_many_ranks_as_the_node_has_cards() -> None:
+    weights, _ = weights_from([node("tower", "RTX 3090")], {"tower": facts("tower", "RTX 3090", "RTX 3060")}, "cuda")
+    assert len(weights["tower"]) == 2
+
+
+def test_one_unknown_card_makes_all_equal() -> None:
+    weights, choice = weights_from([node("tower", "RTX 3090"), node("laptop", "RTX 9999")], {}, "cuda")
+    assert weights == {"tower": (1.0,), "laptop": (1.0,)}
+    assert "laptop" in choice.because and choice.value == "equal"
+
+
+def test_a_speed_that_only_some_have_is_not_mixed_with_data_sheets() -> None:
+    weights, choice = weights_from([node("tower", "RTX 3090", speed=2), node("laptop", "RTX 3060")], {}, "cuda")
+    assert weights["tower"] == (71e12,)
+    assert "ignored because laptop" in choice.because
+
+
+def test_cpus_are_equal_until_someone_says_more() -> None:
+    nodes = [node("tower", "RTX 3090", "RTX 3090"), node("laptop")]
+    assert weights_from(nodes, {}, "cpu")[0] == {"tower": (1.0,), "laptop": (1.0,)}
+    nodes = [node("tower", speed=3), node("laptop", speed=1)]
+    assert weights_from(nodes, {}, "cpu")[0] == {"tower": (3.0,), "laptop": (1.0,)}
+
+
+def recipe(shares: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "model": {"name": "a/b"},
+            "data": {"train": "x.jsonl"},
+            "method": {"kind": "lora"},
+            "train": {"global_batch": 12, "steps": 1, "learning_rate": 1e-4},
+            "parallel": {"shares": shares},
+        }
+    )
+
+
+def test_decide() -> None:
+    nodes = [node("tower", speed=3), node("laptop", speed=1)]
+    shares, choices = decide(recipe("auto"), nodes, {}, "cpu")
+    assert shares == (9, 3) and [choice.subject for choice in choices] == ["speeds", "shares"]
+    shares, choices = decide(recipe("equal"), nodes, {}, "cpu")
+    assert shares == (6, 6) and [choice.subject for choice in choices] == ["shares"]
+    assert decide(recipe({"tower": 7, "laptop": 5, "closet": 0}), nodes, {}, "cpu")[0] == (7, 5)
+    assert decide(recipe({"tower": 4, "laptop": 4, "closet": 4}), nodes, {}, "cpu", absent=("closet",))[0] == (6, 6)

@@ -1,0 +1,231 @@
+"""A tiny random model and real torchrun processes: what the tests of the worker run on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def tiny_llama(folder: Path, *, seed: int = 0) -> Path:
+    """A random Llama (hidden 64, 2 layers) with a byte-level tokenizer and a chat template, made without any download."""
+    if (folder / "config.json").is_file():
+        return folder
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    specials = ["<|pad|>", "<|start|>", "<|end|>"]
+    raw = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(specials + alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<|pad|>", bos_token="<|start|>", eos_token="<|end|>", model_max_length=512
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def chat_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Chats of very different length, so that shares by rows and by tokens differ."""
+    import random
+
+    draw = random.Random(seed)
+    words = "red green blue one two three sun moon rain snow tree stone river field cloud".split()
+
+    def say(most: int) -> str:
+        return " ".join(draw.choice(words) for _ in range(draw.randint(1, most)))
+
+    rows = []
+    for _ in range(count):
+        turns = draw.randint(1, 2)
+        messages = []
+        for _ in range(turns):
+            messages += [{"role": "user", "content": say(4)}, {"role": "assistant", "content": say(12)}]
+        rows.append({"messages": messages})
+    return rows
+
+
+def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def source(path: Path) -> dict[str, Any]:
+    """A file as run.json names it."""
+    return {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "kind": "file"}
+
+
+def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = None, **changes: Any) -> Path:
+    """A run folder with run.json. `changes` are keys of the recipe, as section__key=value."""
+    recipe: dict[str, Any] = {
+        "model": {"name": str(model), "revision": None},
+        "data": {
+            "train": data.name, "eval": None, "eval_fraction": 0.0, "format": "auto", "completion_only": True,
+            "packing": False, "split": "train", "text_column": "text",
+        },
+        "method": {"kind": "full", "rank": 4, "alpha": 8, "dropout": 0.0, "targets": "all-linear", "backend": "auto"},
+        "train": {
+            "global_batch": 12, "epochs": 2, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "cosine",
+            "seq_len": 256, "seed": 42, "weight_decay": 0.01, "max_grad_norm": 0.5, "optimizer": "adamw", "precision": "fp32",
+            "gradient_checkpointing": False,
+        },
+        "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "port": 29500},
+        "checkpoint": {"every_steps": 2, "keep": 100},
+        "recovery": {"max_restarts": 5, "min_nodes": 1},
+        "tracking": {"tensorboard": False, "eval_every_steps": 0},
+        "script": None,
+    }  # fmt: skip
+    for name, value in changes.items():
+        section, key = name.split("__")
+        assert key in recipe[section], name
+        recipe[section][key] = value
+    law = {name: recipe[name] for name in ("model", "data", "method", "train")}
+    sources = {"train": source(data), "eval": source(eval_data) if eval_data else None}
+    digest = hashlib.sha256(json.dumps([law, sources], sort_keys=True).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True)
+    run = {"schema": 1, "name": folder.name, "recipe": recipe, "recipe_hash": digest, "data": sources, "versions": {}}
+    (folder / "run.json").write_text(json.dumps(run, indent=2))
+    return folder
+
+
+def make_plan(
+    run: Path, attempt: int, shares: Sequence[int], *, micro_batch: int | Sequence[int] = 2, resume_step: int = 0, precision: str = "fp32"
+) -> None:
+    """attempts/<n>/plan.json with one rank per share, all on the node "here"."""
+    sizes = [micro_batch] * len(shares) if isinstance(micro_batch, int) else list(micro_batch)
+    plan = {
+        "world_size": len(shares),
+        "backend": "gloo",
+        "device": "cpu",
+        "precision": precision,
+        "attempt": attempt,
+        "resume_step": resume_step,
+        "ranks": [
+            {"rank": rank, "node": "here", "local_rank": rank, "share": share, "micro_batch": sizes[rank]}
+            for rank, share in enumerate(shares)
+        ],
+        "nodes": ["here"],
+    }  # fmt: skip
+    folder = run / "attempts" / str(attempt)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def start(run: Path, attempt: int, processes: int, **environment: str) -> subprocess.Popen[str]:
+    """Start the attempt for real: torchrun for several processes, plain python for one."""
+    own = {
+        "HOMELAB_RUN_DIR": str(run),
+        "HOMELAB_ATTEMPT": str(attempt),
+        "HOMELAB_NODE": "here",
+        "HOMELAB_DDP_TIMEOUT_S": "30",
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("HOMELAB_", "RANK", "WORLD_SIZE"))}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=0"]
+    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "homelab.worker"]
+    return subprocess.Popen(
+        command, env=outside | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], *, timeout_s: float = 100) -> tuple[int, str]:
+    """(exit code, output). A process that does not end in time is killed with its group, and the test fails."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"the worker did not end within {timeout_s} s:\n{output}") from None
+    return process.returncode, output
+
+
+def train(run: Path, attempt: int, shares: Sequence[int], **plan: Any) -> str:
+    """Plan and run one attempt to its end; the output. Fails the test unless every process ended well."""
+    make_plan(run, attempt, shares, **plan)
+    code, output = finish(start(run, attempt, len(shares)))
+    assert code == 0, output
+    return output
+
+
+def kill_at(run: Path, attempt: int, process: subprocess.Popen[str], *, rank: int, step: int) -> tuple[int, str]:
+    """kill -9 a rank as soon as its heartbeat says that `step` is done; then wait for all."""
+    beat = run / "attempts" / str(attempt) / "ranks" / str(rank) / "heartbeat.json"
+
+    def reached() -> bool:
+        return beat.exists() and (heartbeat := json.loads(beat.read_text()))["step"] >= step and heartbeat["phase"] == "training"
+
+    drain = threading.Thread(target=lambda: None)
+    drain.start()
+    wait_for(reached, timeout_s=90)
+    os.kill(json.loads(beat.read_text())["pid"], signal.SIGKILL)
+    return finish(process)
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float) -> None:
+    """Wait until `condition()` holds; fails the test when it does not in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def lines(run: Path, attempt: int, rank: int, file: str, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a rank's JSONL file, of one kind."""
+    path = run / "attempts" / str(attempt) / "ranks" / str(rank) / file
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row for row in rows if kind is None or row["kind"] == kind]
+
+
+def losses(run: Path, attempt: int, rank: int = 0) -> dict[int, float]:
+    """Step -> logged global loss."""
+    return {line["step"]: line["loss"] for line in lines(run, attempt, rank, "metrics.jsonl", "train")}
+
+
+def weights(run: Path, step: int) -> dict[str, Any]:
+    """The trained tensors of a checkpoint."""
+    from safetensors.torch import load_file
+
+    return load_file(str(run / "checkpoints" / f"step-{step:08d}" / "trainable.safetensors"))
+
+
+def relative_error(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Largest |found - expected| / |expected| over the tensors (Euclidean norms)."""
+    assert set(found) == set(expected)
+    worst = 0.0
+    for name in expected:
+        size = float(expected[name].double().norm())
+        worst = max(worst, float((found[name].double() - expected[name].double()).norm()) / max(size, 1e-12))
+    return worst

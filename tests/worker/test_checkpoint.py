@@ -1,0 +1,126 @@
+"""A checkpoint counts only when its manifest says so, and is never loaded when anything about it is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from homelab.worker import checkpoint
+from homelab.worker.errors import WorkerError
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def save(root: Path, step: int, *, recipe_hash: str = "r1", content: bytes = b"weights") -> Path:
+    writers = {"a.bin": lambda path: path.write_bytes(content), "b.json": lambda path: path.write_text("{}")}
+    return checkpoint.write(root, step, recipe_hash, writers)
+
+
+def test_what_was_written_is_verified(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20)
+    assert folder.name == "step-00000020"
+    manifest = checkpoint.verify(folder, "r1")
+    assert manifest["step"] == 20
+    assert manifest["files"]["a.bin"]["bytes"] == 7
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
+
+
+def test_a_cut_off_file_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20)
+    (folder / "a.bin").write_bytes(b"weig")
+    with pytest.raises(WorkerError, match="4 bytes instead of 7") as caught:
+        checkpoint.verify(folder, "r1")
+    assert "a.bin" in caught.value.where and "homelab recover" in caught.value.hint
+    assert checkpoint.read_manifest(folder) is None
+
+
+def test_one_flipped_bit_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20)
+    content = bytearray((folder / "a.bin").read_bytes())
+    content[3] ^= 1
+    (folder / "a.bin").write_bytes(content)
+    with pytest.raises(WorkerError, match="sha256"):
+        checkpoint.verify(folder, "r1")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20)
+    (folder / "b.json").unlink()
+    with pytest.raises(WorkerError, match="missing"):
+        checkpoint.verify(folder, "r1")
+
+
+def test_another_recipe_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20, recipe_hash="r1")
+    with pytest.raises(WorkerError, match="another recipe") as caught:
+        checkpoint.verify(folder, "r2")
+    assert "new run" in caught.value.hint
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"step": 20}', '{"step": 20, "files": 3, "recipe_hash": "r1", "schema": 1}'])
+def test_a_broken_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
+    folder = save(tmp_path, 20)
+    (folder / checkpoint.MANIFEST).write_text(manifest)
+    with pytest.raises(WorkerError, match="manifest"):
+        checkpoint.verify(folder, "r1")
+    assert checkpoint.read_manifest(folder) is None
+
+
+def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20).rename(tmp_path / "step-00000030")
+    with pytest.raises(WorkerError, match="step 20"):
+        checkpoint.verify(folder, "r1")
+
+
+def test_a_failed_write_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 20)
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WorkerError, match="step 40.*No space left"):
+        checkpoint.write(tmp_path, 40, "r1", {"a.bin": fail})
+    assert checkpoint.complete_steps(tmp_path) == [20]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
+
+
+def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 20, content=b"of the first attempt")
+    folder = save(tmp_path, 20, content=b"of the second")
+    assert (folder / "a.bin").read_bytes() == b"of the second"
+    checkpoint.verify(folder, "r1")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
+
+
+def test_the_last_k_stay(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    assert [folder.name for folder in checkpoint.retain(tmp_path, 2)] == ["step-00000010", "step-00000020"]
+    assert checkpoint.complete_steps(tmp_path) == [30, 40]
+
+
+def test_the_only_good_one_is_never_removed(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    for step in (20, 30):
+        (save(tmp_path, step) / "a.bin").write_bytes(b"cut")
+    assert checkpoint.retain(tmp_path, 1) == []
+    assert checkpoint.complete_steps(tmp_path) == [10]
+    assert checkpoint.retain(tmp_path, 0) == []
+    checkpoint.verify(tmp_path / "step-00000010", "r1")
+
+
+def test_leftovers_of_a_killed_write_are_cleared_and_what_was_moved_aside_returns(tmp_path: Path) -> None:
+    save(tmp_path, 20).rename(tmp_path / ".step-00000020.123.old")
+    (tmp_path / ".step-00000040.123.partial").mkdir()
+    checkpoint.clear_partial(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
+    checkpoint.verify(tmp_path / "step-00000020", "r1")
+
+
+def test_the_manifest_has_the_agreed_shape(tmp_path: Path) -> None:
+    manifest = json.loads((save(tmp_path, 20) / checkpoint.MANIFEST).read_text())
+    assert set(manifest) == {"schema", "step", "recipe_hash", "files", "time"}
+    assert set(manifest["files"]["a.bin"]) == {"bytes", "sha256"}

@@ -1,0 +1,103 @@
+"""Which rows are trained when and where: properties that hold for every size and every share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homelab.worker import sampler
+
+pytestmark = pytest.mark.timeout(60)
+
+shares_of_ranks = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
+lengths_of_rows = st.lists(st.integers(1, 2000), max_size=60)
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 300), batch=st.integers(1, 50), epochs=st.integers(1, 3))
+def test_every_row_is_trained_exactly_once_per_epoch(seed: int, count: int, batch: int, epochs: int) -> None:
+    per_epoch = sampler.steps_per_epoch(count, batch)
+    for epoch in range(epochs):
+        seen: list[int] = []
+        for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
+            found, rows = sampler.step_rows(step, seed=seed, count=count, global_batch=batch)
+            assert found == epoch
+            assert 1 <= len(rows) <= batch
+            seen += rows
+        assert sorted(seen) == list(range(count))
+
+
+def test_the_order_is_what_it_always_was() -> None:
+    """A run that resumes under a newer version must go on in the same order."""
+    assert sampler.permutation(42, 0, 10) == (7, 3, 8, 2, 9, 6, 1, 0, 5, 4)
+    assert sampler.permutation(42, 1, 10) != sampler.permutation(42, 0, 10)
+    assert sampler.permutation(43, 0, 10) != sampler.permutation(42, 0, 10)
+
+
+@given(count=st.integers(2, 40))
+def test_orders_are_spread_evenly(count: int) -> None:
+    """No place in the order is favoured: over many seeds the first row is each row about equally often."""
+    first = [sampler.permutation(seed, 0, count)[0] for seed in range(200)]
+    assert max(first.count(row) for row in set(first)) <= 200 / count + 6 * (200 / count) ** 0.5 + 1
+
+
+@given(rows=st.integers(0, 100), shares=shares_of_ranks)
+def test_quotas_use_every_row_and_respect_shares(rows: int, shares: list[int]) -> None:
+    found = sampler.quotas(rows, shares)
+    assert sum(found) == rows
+    assert all(quota == 0 for quota, share in zip(found, shares, strict=True) if share == 0)
+    for quota, share in zip(found, shares, strict=True):
+        assert abs(quota - rows * share / sum(shares)) < 1
+        if rows <= sum(shares):
+            assert quota <= share
+
+
+def test_a_full_batch_is_the_shares_themselves() -> None:
+    assert sampler.quotas(12, [6, 4, 2]) == [6, 4, 2]
+    assert sampler.quotas(8, [6, 4, 2]) == [4, 3, 1]
+    assert sampler.quotas(1, [6, 4, 2]) == [1, 0, 0]
+
+
+@given(lengths=lengths_of_rows, shares=shares_of_ranks)
+def test_each_row_of_a_batch_goes_to_one_rank_and_quotas_hold(lengths: list[int], shares: list[int]) -> None:
+    parts = sampler.assign(lengths, shares)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    assert [len(part) for part in parts] == sampler.quotas(len(lengths), shares)
+
+
+@settings(max_examples=50)
+@given(draw=st.randoms(use_true_random=False), shares=st.lists(st.integers(4, 12), min_size=2, max_size=4))
+def test_longest_first_balances_better_than_taking_turns(draw, shares: list[int]) -> None:
+    """Finish times, (tokens / share), of the slowest rank: never more than a little above taking rows as they come."""
+    lengths = [draw.choice([30, 60, 120, 500, 900]) for _ in range(sum(shares))]
+
+    def slowest(parts: list[list[int]]) -> float:
+        return max(sum(lengths[row] for row in part) / share for part, share in zip(parts, shares, strict=True))
+
+    order = iter(range(len(lengths)))
+    as_they_come = [[next(order) for _ in range(share)] for share in shares]
+    assert slowest(sampler.assign(lengths, shares)) <= slowest(as_they_come) * 1.1
+
+
+def test_the_fast_rank_gets_the_long_rows() -> None:
+    assert sampler.assign([10, 100, 10, 10], [3, 1]) == [[1, 2, 3], [0]]
+
+
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40), most=st.integers(1, 8))
+def test_micro_batches_hold_every_row_once_longest_together(lengths: list[int], most: int) -> None:
+    rows = list(range(100, 100 + len(lengths)))
+    cuts = sampler.micro_batches(rows, lengths, most)
+    assert sorted(row for cut in cuts for row in cut) == rows
+    assert all(1 <= len(cut) <= most for cut in cuts)
+    flat = [lengths[row - 100] for cut in cuts for row in cut]
+    assert flat == sorted(flat, reverse=True)
+
+
+@given(lengths=st.lists(st.integers(1, 64), max_size=80))
+def test_packing_loses_and_doubles_nothing(lengths: list[int]) -> None:
+    bins = sampler.pack(lengths, 64)
+    assert sorted(row for members in bins for row in members) == list(range(len(lengths)))
+    assert all(sum(lengths[row] for row in members) <= 64 for members in bins)
+    # Best fit decreasing: no two bins could be one.
+    filled = sorted(sum(lengths[row] for row in members) for members in bins)
+    assert len(filled) < 2 or filled[0] + filled[1] > 64
