@@ -124,10 +124,8 @@ def _memory(evidence: Evidence, node: Node, facts: Facts, card: GpuFacts) -> Ite
         return
     by = f" by {listed(card.holders)}" if card.holders else ""
     message = f"{binary_size(used)} of GPU {card.index}'s {binary_size(total)} is in use{by}"
-    if facts.runs_alive:
-        hint = quote_words(["homelab", "stop", facts.runs_alive[0]])
-    else:
-        hint = f"close what holds it; to see it: {on_node(node, 'nvidia-smi')}"
+    look = f"close what holds it; to see it: {on_node(node, 'nvidia-smi')}"
+    hint = quote_words(["homelab", "stop", facts.runs_alive[0]]) if facts.runs_alive else look
     yield Finding(ID, node.name, "fail" if free < _FEW_FREE_BYTES else "warn", message, hint)
 
 

@@ -45,12 +45,11 @@ def table(findings: Sequence[Finding], nodes: Sequence[str]) -> RenderableType:
 
 
 def _grid(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    found.add_column("check", no_wrap=True)
+    with_text = len(nodes) <= _MOST_NODES_WITH_TEXT
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=with_text)
+    found.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.check) for finding in findings)]))
     for node in nodes:
-        found.add_column(
-            Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if len(nodes) <= _MOST_NODES_WITH_TEXT else None
-        )
+        found.add_column(Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if with_text else None)
     for check in dict.fromkeys(finding.check for finding in findings):
         mine = [finding for finding in findings if finding.check == check]
         if any(finding.node in nodes for finding in mine):

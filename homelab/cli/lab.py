@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from homelab.errors import InputError
 from homelab.lab.faults import FAULTS
@@ -32,6 +32,9 @@ def up(
     backend: Annotated[str | None, typer.Option(help="loopback or namespaces; default: namespaces as root.")] = None,
     cpu: Annotated[str | None, typer.Option(help="CPU limit in cores per node, like 0.9,0.5,0.3.")] = None,
     rate: Annotated[str | None, typer.Option(help="Speed of every cable, like 1gbit (namespaces).")] = None,
+    share: Annotated[
+        list[Path] | None, typer.Option(help="A folder below /tmp that the nodes see all the same (repeatable).")
+    ] = None,
     python: Annotated[str | None, typer.Option(help="The nodes' Python; default: this one.")] = None,
 ) -> None:
     """Start a lab and write its cluster.toml."""
@@ -44,6 +47,7 @@ def up(
         rate=rate,
         names=[name.strip() for name in names.split(",")] if names is not None else None,
         python=python,
+        shared=share or (),
         tell=lambda line: console.print(line, markup=False, soft_wrap=True),
     )
     for node in lab.nodes:
@@ -72,7 +76,10 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         return
     rate = f", {found['rate']}" if found["rate"] else ""
     title = f"lab {found['lab']} ({found['backend']}, {found['network']}{rate})"
-    table = Table("node", "address", "state", "ssh", "cable", "cores", "processes", "runs", title=title, box=box.SIMPLE)
+    columns = [
+        Column(name, no_wrap=True) for name in ("node", "address", "state", "ssh", "cable", "cores", "processes")
+    ]
+    table = Table(*columns, Column("runs", overflow="fold"), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for node in found["nodes"]:
         table.add_row(
             node["name"],

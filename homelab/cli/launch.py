@@ -80,7 +80,5 @@ def command(
                     f"  {what}  homelab {verb} {paths.name}{options}", soft_wrap=True, markup=False, highlight=False
                 )
         if wait:
-            return watch.until_end(
-                fleet, paths, live=not as_json and console.is_terminal, console=console, options=options
-            )
+            return watch.until_end(fleet, paths, console=console, options=options)
     return 0

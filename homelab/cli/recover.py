@@ -60,7 +60,5 @@ def command(
                 f"  follow   homelab status {paths.name}{options}", markup=False, highlight=False, soft_wrap=True
             )
         if wait:
-            return watch.until_end(
-                fleet, paths, live=not as_json and console.is_terminal, console=console, options=options
-            )
+            return watch.until_end(fleet, paths, console=console, options=options)
     return 0

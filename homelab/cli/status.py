@@ -13,6 +13,9 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until the run ends, also where there is no terminal.")
+    ] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
@@ -33,7 +36,7 @@ def command(
             snapshot = watcher.look()
         if as_json:
             common.print_json(snapshot.model_dump(mode="json"))
-        elif once or not console.is_terminal:
+        elif once or not (console.is_terminal or wait):
             console.print(view.render(snapshot, width=console.width, height=None))
         else:
             return watch.until_end(fleet, paths, console=console, options=options)

@@ -39,7 +39,11 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     watcher = watch.Watcher(fleet, paths, "")
     seen = watcher.look()
     if seen.state == "done":
-        raise InputError("this run is done: there is nothing to recover", where=paths.name, hint=f"homelab chat {paths.name} --prompt '...'")
+        raise InputError(
+            "this run is done: there is nothing to recover",
+            where=paths.name,
+            hint=f"homelab chat {paths.name} --prompt '...'",
+        )
     if seen.state in ("running", "starting", "shipping") and not watcher.unreachable:
         raise InputError(
             f"this run is {seen.state}: there is nothing to recover",
@@ -50,7 +54,9 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
 
 
-def resume(fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collection[str], from_scratch: bool, say: Say) -> Plan:
+def resume(
+    fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collection[str], from_scratch: bool, say: Say
+) -> Plan:
     """Stop what is left, choose the checkpoint and the nodes, replan, start the next attempt.
 
     Raises HomelabError when no node is well, when no complete checkpoint is left (and not `from_scratch`), or when the data
@@ -72,10 +78,16 @@ def resume(fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collectio
     well = tuple(name for name in seen.facts if name not in ill)
     if not well:
         first = next(iter(ill.values()), None)
-        raise HomelabError(f"no node is well enough to go on{': ' + first.message if first else ''}", where=paths.name, hint=first.hint if first else "homelab preflight")
+        raise HomelabError(
+            f"no node is well enough to go on{': ' + first.message if first else ''}",
+            where=paths.name,
+            hint=first.hint if first else "homelab preflight",
+        )
     _refuse_other_data(described, seen, items)
     attempt = found.attempt + 1
-    only_well = seen.__class__(**{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}})
+    only_well = seen.__class__(
+        **{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}}
+    )
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
     gone = {**{name: ill[name].message for name in ill}, **found.unreachable}
     was = {node.name for node in find.plan_of(paths).nodes}
@@ -96,7 +108,13 @@ def resume(fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collectio
         raise
     store.set_state(paths, "running", attempt)
     because = found.diagnosis.title if found.diagnosis else found.state
-    store.event(paths, f"attempt {attempt} goes on after step {step}", because=because, nodes=[node.name for node in plan.nodes], left_out=list(plan.left_out))
+    store.event(
+        paths,
+        f"attempt {attempt} goes on after step {step}",
+        because=because,
+        nodes=[node.name for node in plan.nodes],
+        left_out=list(plan.left_out),
+    )
     return plan
 
 
@@ -110,8 +128,12 @@ def _material(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
         if entry.get("sent") == "shipped":
             candidates = [Path(entry["path"]), paths.code / entry["name"]]
             # The person may have edited the file since: only the content that the run began with will do.
-            local = next((path for path in candidates if path.is_file() and sha256(path) == entry["sha256"]), candidates[-1])
-        items.append(Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None))
+            local = next(
+                (path for path in candidates if path.is_file() and sha256(path) == entry["sha256"]), candidates[-1]
+            )
+        items.append(
+            Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None)
+        )
     return items
 
 
@@ -125,7 +147,9 @@ def _refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
             )
 
 
-def _newest_checkpoint(fleet: Fleet, paths: RunPaths, names: list[str], *, from_scratch: bool, say: Say) -> tuple[int, list[str]]:
+def _newest_checkpoint(
+    fleet: Fleet, paths: RunPaths, names: list[str], *, from_scratch: bool, say: Say
+) -> tuple[int, list[str]]:
     """(step, nodes that hold it whole). Step 0 when there is none and the person asked to begin again."""
     if from_scratch:
         return 0, []
@@ -138,7 +162,8 @@ def _newest_checkpoint(fleet: Fleet, paths: RunPaths, names: list[str], *, from_
     if best:
         return best, [name for name, answer in answers.items() if best in answer["good"]]
     raise HomelabError(
-        "no complete checkpoint is left on the nodes that answer" + (f" ({', '.join(errors)} did not)" if errors else ""),
+        "no complete checkpoint is left on the nodes that answer"
+        + (f" ({', '.join(errors)} did not)" if errors else ""),
         where=paths.name,
         hint=f"to begin again at step 0: homelab recover {paths.name} --from-scratch",
     )

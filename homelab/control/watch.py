@@ -73,7 +73,11 @@ class Watcher:
     def _has_failed(self, attempt: int) -> bool:
         parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
         ended_badly = any(part.exit and not part.exit.is_success and not part.exit.stopped for part in parts)
-        return ended_badly or bool(self.unreachable) or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
+        return (
+            ended_badly
+            or bool(self.unreachable)
+            or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
+        )
 
     def _ask(self, names: list[str]) -> None:
         known = {node.name for node in self._fleet.cluster.nodes}
@@ -86,11 +90,21 @@ class Watcher:
         # Metrics of an older attempt say nothing about what is new in the current one.
         if attempt and attempt == find.plan_of(self._paths).attempt:
             request["after_step"] = after
-        answers, errors = self._fleet.ask("poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S)
+        answers, errors = self._fleet.ask(
+            "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
+        )
         self.replies = replies.parse_replies(answers)
         self.unreachable = {name: error.message for name, error in errors.items()}
         self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
-        self._keep([line for answer in answers.values() if answer["run"] for rank in answer["run"]["ranks"].values() for line in rank["metrics"]])
+        self._keep(
+            [
+                line
+                for answer in answers.values()
+                if answer["run"]
+                for rank in answer["run"]["ranks"].values()
+                for line in rank["metrics"]
+            ]
+        )
 
     def _keep(self, lines: list[dict[str, Any]]) -> None:
         have = {_key(line) for line in self._kept}

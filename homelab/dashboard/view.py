@@ -79,7 +79,7 @@ def one_line(snapshot: Snapshot) -> str:
 
 def _header(snapshot: Snapshot, width: int) -> list[Text]:
     symbol, style = _STATES[snapshot.state]
-    right = Text(f"{symbol} {snapshot.state}", style=style)
+    right = Text.assemble((f"{symbol} {snapshot.state}", style))
     if snapshot.started_at is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
         right.append(f"  {words.duration(snapshot.now - snapshot.started_at)}", style="dim")
     count = len(snapshot.ranks)
@@ -99,13 +99,11 @@ def _progress(snapshot: Snapshot, width: int) -> list[Text]:
     content = [_bar(snapshot, width)]
     if snapshot.loss is not None:
         content.append(_losses(snapshot, snapshot.loss, width))
-    facts = Text(" ")
-    for label, value in _facts(snapshot):
-        facts.append("" if facts.plain == " " else "   ").append(f"{label} " if label else "", style="dim").append(
-            value
-        )
-    if facts.plain.strip():
-        content.append(clip(facts, width))
+    facts = Text("   ").join(
+        Text.assemble((f"{label} " if label else "", "dim"), value) for label, value in _facts(snapshot)
+    )
+    if facts.plain:
+        content.append(clip(Text(" ").append_text(facts), width))
     return content
 
 
@@ -131,7 +129,7 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         found.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
     if snapshot.eta_s is not None:
         eta = words.duration(snapshot.eta_s)
-        if snapshot.eta_s < 86400:
+        if 0 <= snapshot.eta_s < 86400:
             eta += time.strftime(", at %H:%M", time.localtime(snapshot.now + snapshot.eta_s))
         found.append(("ETA", eta))
     if snapshot.checkpoint_steps:

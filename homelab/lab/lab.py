@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, InputError
 from homelab.lab import faults, files, nodes, procfs, sshd, status
 from homelab.lab.loopback import Loopback
 from homelab.lab.namespaces import Namespaces
@@ -32,6 +32,8 @@ from homelab.lab.state import (
 from homelab.lab.tools import machine_lock, require
 from homelab.lab.wanted import wanted
 
+# A fault takes a second at most; two at once wait for each other.
+OTHERS_TIMEOUT_S = 20.0
 BACKENDS: dict[str, Callable[[], Backend]] = {"loopback": Loopback, "namespaces": Namespaces}
 
 
@@ -78,7 +80,12 @@ class Lab:
         desired = wanted(path, nodes, backend, cpu, rate, names, python, shared)
         require("sshd", "ssh-keygen", "setsid")
         files.check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"this folder cannot be made: {error.strerror}", where=str(path), hint="choose another folder"
+            ) from None
         with locked(path):
             if is_lab(path):
                 cls._clean_dead(path, tell)
@@ -152,7 +159,7 @@ class Lab:
 
         `keep_files` keeps homes and logs (nodes/). Raises HomelabError that lists what could not be removed.
         """
-        with locked(self.folder):
+        with locked(self.folder, OTHERS_TIMEOUT_S):
             self.state = load(self.folder)
             return self._remove(keep_files=keep_files)
 
@@ -165,7 +172,7 @@ class Lab:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        with locked(self.folder):
+        with locked(self.folder, OTHERS_TIMEOUT_S):
             self.state = load(self.folder)
             if self.state.phase != "up" or self.state.boot_id != boot_id():
                 raise HomelabError(

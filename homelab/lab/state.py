@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.lab import procfs
 
 STATE_FILE = "lab.json"
 LOCK_FILE = "lab.lock"
@@ -158,16 +159,31 @@ def load(folder: Path) -> LabState:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Only one command changes a lab at a time. The lock ends with its process: a killed command leaves none behind."""
+def locked(folder: Path, timeout_s: float = 0.0) -> Iterator[None]:
+    """Only one command changes a lab at a time; wait `timeout_s` for the other one. Raises HomelabError.
+
+    The lock ends with its process: a killed command leaves none behind.
+    """
     file = folder / LOCK_FILE
-    with file.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    try:
+        stream = file.open("a")
+    except OSError as error:
+        raise HomelabError(
+            f"the lab's folder cannot be written: {error.strerror}", where=str(folder), hint="choose another folder"
+        ) from None
+    with stream:
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not procfs.until(taken, timeout_s):
             raise HomelabError(
                 "another command is changing this lab just now",
                 where=str(folder),
                 hint=f"wait for it to end, then look: homelab lab status {shlex.quote(str(folder))}",
-            ) from None
+            )
         yield

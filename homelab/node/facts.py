@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from homelab.node import files, load, paths, ports, processes
+from homelab.node import files, load, paths, ports, processes, quota
 
 # Distribution names; versions are read from package metadata, which costs milliseconds where an import costs seconds.
 PACKAGES = (
@@ -46,7 +46,7 @@ def collect(request):
         "workdir": workdir,
         "workdir_writable": _writable(workdir),
         "system": "%s %s" % (_distribution(), platform.machine()),
-        "cpu_count": _cpu_count(),
+        "cpu_count": quota.usable_cpus(),
         "load_1min": os.getloadavg()[0],
         "memory_total_bytes": total,
         "memory_available_bytes": available,
@@ -79,13 +79,6 @@ def _user():
         return getpass.getuser()
     except (OSError, KeyError):
         return str(os.getuid())
-
-
-def _cpu_count():
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def _distribution():

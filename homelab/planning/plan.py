@@ -41,7 +41,9 @@ def make(
     if recipe.train:
         nodes, zero = _without_zero_shares(nodes, recipe)
         left_out += zero
-        choices += [Choice(subject=f"node {name}", value="left out", because="its share in the recipe is 0") for name in zero]
+        choices += [
+            Choice(subject=f"node {name}", value="left out", because="its share in the recipe is 0") for name in zero
+        ]
     if len(nodes) < recipe.recovery.min_nodes:
         raise InputError(
             f"{len(nodes)} nodes are left, the recipe wants at least {recipe.recovery.min_nodes}",
@@ -49,7 +51,13 @@ def make(
             hint="bring a node back (homelab preflight), or lower min_nodes",
         )
     backend = "nccl" if device == "cuda" else "gloo"
-    choices.append(Choice(subject="backend", value=backend, because="every rank has a CUDA card" if device == "cuda" else "no CUDA cards: gloo runs on CPUs"))
+    choices.append(
+        Choice(
+            subject="backend",
+            value=backend,
+            because="every rank has a CUDA card" if device == "cuda" else "no CUDA cards: gloo runs on CPUs",
+        )
+    )
     precision = _precision(recipe, device, nodes, facts, choices, warnings)
     shape = _architecture(recipe.model.name, facts) if recipe.model else None
     world_size = sum(_rank_count(node, facts, device) for node in nodes)
@@ -74,7 +82,18 @@ def make(
                 rank_count=count,
                 workdir=workdir,
                 run_dir=run_dir,
-                environment=_environment(node, facts.get(node.name), recipe, run, attempt, run_dir, places[node.name][1], count, device, code_dir(workdir)),
+                environment=_environment(
+                    node,
+                    facts.get(node.name),
+                    recipe,
+                    run,
+                    attempt,
+                    run_dir,
+                    places[node.name][1],
+                    count,
+                    device,
+                    code_dir(workdir),
+                ),
                 command=torchrun(
                     python=_python(node, facts.get(node.name)),
                     node_count=len(nodes),
@@ -90,7 +109,9 @@ def make(
             )
         )
     if recipe.method and recipe.method.dropout > 0:
-        warnings.append(f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches; with dropout 0 the curve is the same to the last digits")
+        warnings.append(
+            f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches; with dropout 0 the curve is the same to the last digits"
+        )
     return Plan(
         run=run, attempt=attempt, world_size=len(ranks), backend=backend, device=device, precision=precision, strategy=strategy.value,
         head=head.name, master_address=master, master_port=port, resume_step=resume_step, ranks=tuple(ranks), nodes=tuple(plans),
@@ -105,8 +126,17 @@ def _device(cluster: Cluster, facts: Mapping[str, Facts], choices: list[Choice])
         choices.append(Choice(subject="device", value="cpu", because="no node has a CUDA card"))
         return "cpu", list(cluster.nodes), []
     without = [node.name for node in cluster.nodes if node not in with_cards]
-    choices.append(Choice(subject="device", value="cuda", because=f"{len(with_cards)} of {len(cluster.nodes)} nodes have CUDA cards"))
-    choices.extend(Choice(subject=f"node {name}", value="left out", because="it has no CUDA card, and CPU ranks would slow every step") for name in without)
+    choices.append(
+        Choice(
+            subject="device", value="cuda", because=f"{len(with_cards)} of {len(cluster.nodes)} nodes have CUDA cards"
+        )
+    )
+    choices.extend(
+        Choice(
+            subject=f"node {name}", value="left out", because="it has no CUDA card, and CPU ranks would slow every step"
+        )
+        for name in without
+    )
     return "cuda", with_cards, without
 
 
@@ -126,7 +156,14 @@ def _without_zero_shares(nodes: list[Node], recipe: Recipe) -> tuple[list[Node],
     return [node for node in nodes if node.name not in left_out], left_out
 
 
-def _precision(recipe: Recipe, device: str, nodes: list[Node], facts: Mapping[str, Facts], choices: list[Choice], warnings: list[str]) -> str:
+def _precision(
+    recipe: Recipe,
+    device: str,
+    nodes: list[Node],
+    facts: Mapping[str, Facts],
+    choices: list[Choice],
+    warnings: list[str],
+) -> str:
     asked = recipe.train.precision if recipe.train else "auto"
     if asked != "auto":
         choices.append(Choice(subject="precision", value=asked, because="the recipe says so"))
@@ -138,7 +175,9 @@ def _precision(recipe: Recipe, device: str, nodes: list[Node], facts: Mapping[st
         value = "fp16" if without else "bf16"
         because = f"no bf16 on {', '.join(without)}" if without else "every card has bf16"
         if without:
-            warnings.append(f"law: precision is fp16 because of {', '.join(without)}; set [train] precision in the recipe so that another cluster trains the same")
+            warnings.append(
+                f"law: precision is fp16 because of {', '.join(without)}; set [train] precision in the recipe so that another cluster trains the same"
+            )
     choices.append(Choice(subject="precision", value=value, because=because))
     return value
 
@@ -150,14 +189,19 @@ def _has_bf16(node: Node, facts: Mapping[str, Facts]) -> bool:
     return all(card is None or card.has_bf16 for card in cards)
 
 
-def _places(cluster: Cluster, nodes: list[Node], facts: Mapping[str, Facts], choices: list[Choice]) -> dict[str, tuple[str, str]]:
+def _places(
+    cluster: Cluster, nodes: list[Node], facts: Mapping[str, Facts], choices: list[Choice]
+) -> dict[str, tuple[str, str]]:
     found = {}
     for node in nodes:
         chosen = addresses.lan_of(cluster, node, facts.get(node.name))
         if chosen is None and len(nodes) == 1:
             chosen = ("127.0.0.1", "lo", "a single node needs no LAN")
         if chosen is None:
-            seen = ", ".join(f"{entry.name} {' '.join(entry.addresses)}" for entry in (facts[node.name].interfaces if node.name in facts else ()))
+            seen = ", ".join(
+                f"{entry.name} {' '.join(entry.addresses)}"
+                for entry in (facts[node.name].interfaces if node.name in facts else ())
+            )
             raise InputError(
                 f"which address of {node.name} is on the LAN is not clear{f' (it has {seen})' if seen else ''}",
                 where=f"cluster.toml, node {node.name}",
@@ -175,7 +219,14 @@ def _ranks(
     slots = [(node, local) for node in nodes for local in range(_rank_count(node, facts, device))]
     if recipe.train is None or recipe.method is None or recipe.model is None:
         return [
-            RankPlan(rank=rank, node=node.name, local_rank=local, device_name=_device_name(node, local, facts, device), share=0, micro_batch=0)
+            RankPlan(
+                rank=rank,
+                node=node.name,
+                local_rank=local,
+                device_name=_device_name(node, local, facts, device),
+                share=0,
+                micro_batch=0,
+            )
             for rank, (node, local) in enumerate(slots)
         ]
     counts, share_choices = shares.decide(recipe, nodes, facts, device, absent)
@@ -187,7 +238,14 @@ def _ranks(
         estimate = None
         if shape is not None:
             items = memory.estimate(
-                shape, recipe.method, recipe.train, precision=precision, device=device, micro_batch=micro_batch, world_size=len(slots), held_by_others_bytes=held
+                shape,
+                recipe.method,
+                recipe.train,
+                precision=precision,
+                device=device,
+                micro_batch=micro_batch,
+                world_size=len(slots),
+                held_by_others_bytes=held,
             )
             estimate = MemoryEstimate(items=items, available_bytes=available)
             if estimate.fits is False:
@@ -198,7 +256,15 @@ def _ranks(
         choices.append(Choice(subject=f"micro-batch of rank {rank}", value=str(micro_batch), because=because))
         name = _device_name(node, local, facts, device)
         found.append(
-            RankPlan(rank=rank, node=node.name, local_rank=local, device_name=name, share=counts[rank], micro_batch=micro_batch, memory=estimate)
+            RankPlan(
+                rank=rank,
+                node=node.name,
+                local_rank=local,
+                device_name=name,
+                share=counts[rank],
+                micro_batch=micro_batch,
+                memory=estimate,
+            )
         )
     return found
 
@@ -224,12 +290,21 @@ def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tu
 
 
 def _micro_batch(
-    recipe: Recipe, shape: Architecture | None, precision: str, device: str, share: int, world_size: int, available: int | None, held: int
+    recipe: Recipe,
+    shape: Architecture | None,
+    precision: str,
+    device: str,
+    share: int,
+    world_size: int,
+    available: int | None,
+    held: int,
 ) -> tuple[int, str]:
     assert recipe.method is not None and recipe.train is not None
     asked = recipe.parallel.micro_batch
     if asked != "auto":
-        return min(asked, share), "the recipe says so" if asked <= share else f"the recipe says {asked}, its share is {share}"
+        return min(
+            asked, share
+        ), "the recipe says so" if asked <= share else f"the recipe says {asked}, its share is {share}"
     if shape is None or available is None:
         return min(share, _CPU_MICRO_BATCH if device == "cpu" else 1), "the memory is not known here: a careful start"
     most = memory.largest_micro_batch(
@@ -238,12 +313,18 @@ def _micro_batch(
     )  # fmt: skip
     if device == "cpu":
         return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"
-    return max(1, most), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
+    return max(
+        1, most
+    ), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
 
 
 def _device_name(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str:
     if device == "cpu":
-        return f"CPU, {facts[node.name].cpu_count} cores" if node.name in facts else "CPU"
+        return (
+            f"CPU, {facts[node.name].cpu_count} core{'s' if facts[node.name].cpu_count > 1 else ''}"
+            if node.name in facts
+            else "CPU"
+        )
     return facts[node.name].gpus[local].name if node.name in facts else node.gpus[local].model
 
 
@@ -262,7 +343,16 @@ def _program(recipe: Recipe, workdir: str, script_path: Callable[[str], str] | N
 
 
 def _environment(
-    node: Node, known: Facts | None, recipe: Recipe, run: str, attempt: int, run_dir: str, interface: str, ranks: int, device: str, code: str
+    node: Node,
+    known: Facts | None,
+    recipe: Recipe,
+    run: str,
+    attempt: int,
+    run_dir: str,
+    interface: str,
+    ranks: int,
+    device: str,
+    code: str,
 ) -> dict[str, str]:
     """What torchrun and the workers are told. Sources: torch/distributed (2.13), NCCL's documentation of environment variables."""
     found = {
@@ -278,7 +368,17 @@ def _environment(
         "OMP_NUM_THREADS": str(max(1, (known.cpu_count if known else 1) // ranks)) if device == "cpu" else "4",
     }
     if device == "cuda":
-        found |= {"NCCL_SOCKET_IFNAME": interface, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_PROPAGATE_ERROR": "1"}
-    if recipe.model and recipe.model.is_folder and recipe.data and not recipe.data.train.startswith("hub:") and not (recipe.data.eval or "").startswith("hub:"):
+        found |= {
+            "NCCL_SOCKET_IFNAME": interface,
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30",
+            "TORCH_NCCL_PROPAGATE_ERROR": "1",
+        }
+    if (
+        recipe.model
+        and recipe.model.is_folder
+        and recipe.data
+        and not recipe.data.train.startswith("hub:")
+        and not (recipe.data.eval or "").startswith("hub:")
+    ):
         found["HF_HUB_OFFLINE"] = "1"  # nothing of this run is on the hub: do not even look
     return found

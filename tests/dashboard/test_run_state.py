@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from homelab.runs.reply import parse_replies
 from homelab.runs.state import FINISHED, State, run_state
 from tests.dashboard import sample
 
@@ -14,7 +15,7 @@ OK = {"returncode": 0, "signal": None, "ended_at": sample.NOW - 5, "stopped": Fa
 BAD = {"returncode": 1, "signal": None, "ended_at": sample.NOW - 5, "stopped": False}
 STOPPED = {"returncode": None, "signal": 15, "ended_at": sample.NOW - 5, "stopped": True}
 DEAD = {"agent_alive": False, "torchrun_alive": False}
-NOT_YET = {**DEAD, "started_at": None, "attempt": 0, "ranks": {}}
+NOT_YET: dict[str, Any] = {**DEAD, "started_at": None, "attempt": 0, "ranks": {}}
 
 
 def ended(how: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -26,11 +27,11 @@ def beating(age_s: float, phase: str = "training", step: int = 5) -> dict[str, A
     return {"0": {"heartbeat": beat, "metrics": []}}
 
 
-def state_of(unreachable: dict[str, str] | None = None, intent: State | None = None, **runs: Any) -> State:
+def state_of(unreachable: dict[str, str] | None = None, intent: Any = None, **runs: Any) -> State:
     raw = {node: sample.raw_reply(node, rank, 3, **runs.get(node, {})) for rank, node in enumerate(NODES)}
     for node in unreachable or {}:
         del raw[node]
-    return run_state(NODES, sample.parse_replies(raw), unreachable or {}, intent=intent)
+    return run_state(NODES, parse_replies(raw), unreachable or {}, intent=intent)
 
 
 def all_nodes(run: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def all_nodes(run: dict[str, Any]) -> dict[str, Any]:
 
 def unknown_everywhere(intent: State | None = None) -> State:
     raw = {node: {**sample.raw_reply(node, rank, 3), "run": None} for rank, node in enumerate(NODES)}
-    return run_state(NODES, sample.parse_replies(raw), {}, intent=intent)
+    return run_state(NODES, parse_replies(raw), {}, intent=intent)
 
 
 def test_nobody_knows_it() -> None:

@@ -46,13 +46,14 @@ def test_the_rows() -> None:
     assert rank.log_tail[-1] == "step 412 of 1000"
 
 
-def test_the_eta_follows_the_slowest_rank_and_not_one_hiccup() -> None:
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_the_eta_follows_the_slowest_rank_and_not_one_hiccup(slow_rank: int) -> None:
     raw = sample.raw_reply("tower", 0, 3)
-    slow = [train(step, 1.0, rank=1, step_s=3.0) for step in range(1, 31)]
+    slow = [train(step, 1.0, rank=slow_rank, step_s=3.0) for step in range(1, 31)]
     slow[-1]["step_s"] = 300.0
     raw["run"]["ranks"] = {
         "0": {"heartbeat": {"time": sample.NOW, "phase": "training", "step": 30, "total_steps": 130},
-              "metrics": [train(step, 1.0) for step in range(1, 31)]},
+              "metrics": [train(step, 1.0, rank=1 - slow_rank) for step in range(1, 31)]},
         "1": {"heartbeat": None, "metrics": slow},
     }  # fmt: skip
     shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))

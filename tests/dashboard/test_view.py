@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from homelab.dashboard import view, words
-from homelab.dashboard.columns import Column, Text, lay
+from homelab.dashboard.columns import Column, lay
 from homelab.dashboard.snapshot import LossPoint, Snapshot
 from homelab.diagnose.cause import Diagnosis
+from homelab.runs.reply import parse_replies
 from tests.dashboard import sample
 
 BAD = {"agent_alive": False, "torchrun_alive": False,
@@ -112,9 +114,10 @@ def test_a_long_cure_is_wrapped_and_not_cut() -> None:
 
 
 def test_the_node_that_needs_somebody_is_kept_when_there_is_no_room_for_all() -> None:
-    seen = text(many(10), 80, 24)
+    seen = text(many(10), 80, 18)
     assert "node9" in seen and "exit code 1" in seen
     assert "more nodes" in seen
+    assert "more ranks" in seen  # a long table leaves the other its place
 
 
 def test_red_is_only_for_what_needs_somebody() -> None:
@@ -138,7 +141,7 @@ def test_a_silent_rank_is_worth_a_look() -> None:
 def test_what_others_wrote_is_never_markup() -> None:
     raw = sample.raw_reply("tower", 0, 3)
     raw["run"]["ranks"]["0"]["log_tail"]["stdout"] = ["[red]not red[/red] [link=x]y[/link]", "\x1b[2Jwiped"]
-    shot = sample.snapshot(replies=sample.parse_replies({"tower": raw}), expected_nodes=("tower",))
+    shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
     seen = "\n".join(drawn(shot, 120, 40))
     assert "[red]not red[/red] [link=x]y[/link]" in seen
     assert "wiped" in seen and "\x1b" not in seen
@@ -147,7 +150,7 @@ def test_what_others_wrote_is_never_markup() -> None:
 def test_wide_characters_are_counted_as_two_cells() -> None:
     raw = sample.raw_reply("tower", 0, 3)
     raw["run"]["ranks"]["0"]["log_tail"]["stdout"] = ["木" * 200, "🏖️" * 200]
-    shot = sample.snapshot(replies=sample.parse_replies({"tower": raw}), expected_nodes=("tower",))
+    shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
     assert max(cell_len(line) for line in drawn(shot, 80, 24)) <= 80
 
 

@@ -1,9 +1,10 @@
-"""Record how torchrun really fails: three nodes on 127.0.0.1, one of them is hurt, and what is left behind becomes test data.
+"""Record how torchrun really fails: three nodes on 127.0.0.1, one is hurt, and what is left behind becomes test data.
 
     python tests/diagnose/record.py [SCENARIO ...]          (needs root, for a host name of its own per node)
 
-Each scenario starts three torchruns (tower with two ranks, mini and laptop with one each) of a small gloo program, and writes
-`data/<scenario>.json`: the agents' replies as `homelab.runs.reply` reads them. Only paths are changed, to those of a real node.
+Each scenario starts three torchruns (tower with two ranks, mini and laptop with one each) of a small gloo program, and
+writes `data/<scenario>.json`: the agents' replies as `homelab.runs.reply` reads them. Only paths are changed, to those
+of a real node.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,13 @@ def test_throttle_limits_the_cpu(lab: Lab) -> None:
     assert float(output(lab, "node1", f"'{sys.executable}' -c '{busy}'")) < 0.25
     lab.fault("node1", "throttle=off")
     assert lab.status()["nodes"][0]["cpu_cores"] is None
+
+
+def test_faults_at_the_same_time_wait_for_each_other(lab: Lab) -> None:
+    with ThreadPoolExecutor() as pool:
+        for fault in ("power-cut", "power-on"):
+            list(pool.map(lambda node, fault=fault: Lab.open(lab.folder).fault(node, fault), ["node1", "node2"]))  # type: ignore[misc]
+    assert [node["ssh"] for node in lab.status()["nodes"]] == [True, True]
 
 
 def test_a_loopback_node_has_no_cable(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from homelab.errors import HomelabError, InputError
 from homelab.lab import Lab, sshd
 from homelab.lab import lab as lab_module
-from homelab.lab.state import STATE_FILE
+from homelab.lab.state import STATE_FILE, locked
 from tests.lab.conftest import BACKENDS, left_since, output, processes_mentioning, traces, wait_until
 
 pytestmark = pytest.mark.timeout(90)
@@ -181,6 +181,19 @@ def test_wrong_wishes_leave_nothing(wrong: dict[str, object], tmp_path: Path) ->
     with pytest.raises(InputError):
         Lab.up(tmp_path / "lab", **{"backend": "loopback", **wrong})  # type: ignore[arg-type]
     assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize("name", ["file", "file/lab"])
+def test_a_file_is_no_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError):
+        Lab.up(tmp_path / name, nodes=1, backend="loopback")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_one_up_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(HomelabError, match="another command is changing"):
+        Lab.up(tmp_path, nodes=1, backend="loopback")
 
 
 def test_a_folder_sshd_would_misread_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,226 @@
+"""The cases no recording has: gone nodes, the worker's own account, two things at once, stops, and what is printed."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from homelab.diagnose.cause import Diagnosis, diagnose, render
+from homelab.runs.reply import parse_replies
+
+NOW = 1_795_268_700.0
+CLOSED = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9128."
+TIMED_OUT = "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation"
+
+
+def traceback(text: str) -> list[str]:
+    return ["Traceback (most recent call last):", '  File "/home/me/train.py", line 7, in <module>', "    main()", text]
+
+
+def node(
+    name: str, rank: int, stderr: list[str] | None = None, *, code: int | None = 1, signal: int | None = None,
+    ended_at: float = NOW - 3, stopped: bool = False, alive: bool = False, step: int = 5, tail: list[str] | None = None,
+    error: dict[str, str] | None = None, exit_error: str | None = None, memory: float = 0.3, has_exit: bool = True,
+    attempt: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    exit_json = {"returncode": code, "signal": signal, "ended_at": ended_at, "stopped": stopped, "error": exit_error}
+    return {
+        "node": name, "time": NOW, "hostname": name,
+        "load": {"memory_used_bytes": int(memory * 2**35), "memory_total_bytes": 2**35}, "gpus": [],
+        "run": {
+            "name": "r", "attempt": attempt, "agent_alive": alive, "torchrun_alive": alive, "started_at": NOW - 100,
+            "exit": None if alive or not has_exit else exit_json,
+            "ranks": {str(rank): {
+                "heartbeat": {"time": NOW - 5, "phase": "training", "step": step},
+                "log_tail": {"stdout": [], "stderr": stderr or []}, "error": error,
+            }},
+            "torchrun_tail": tail or [], "checkpoints": [], "final": False,
+        },
+    }  # fmt: skip
+
+
+def block(rank: int, *, code: int, at: str = "2026-11-21_13:00:00") -> list[str]:
+    return [
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60, "Failures:",
+        "  <NO_OTHER_FAILURES>", "-" * 60, "Root Cause (first observed failure):", "[0]:", f"  time      : {at}",
+        "  host      : x", f"  rank      : {rank} (local_rank: 0)", f"  exitcode  : {code} (pid: 5) ",
+        "  error_file: <N/A>", "  traceback : To enable traceback see: https://pytorch.org", "=" * 60,
+    ]  # fmt: skip
+
+
+def judge(*nodes: dict[str, Any], unreachable: dict[str, str] | None = None, **arguments: Any) -> Diagnosis | None:
+    replies = parse_replies({reply["node"]: reply for reply in nodes})
+    return diagnose("r", replies, unreachable or {}, **arguments)
+
+
+def found(*nodes: dict[str, Any], **arguments: Any) -> Diagnosis:
+    diagnosis = judge(*nodes, **arguments)
+    assert diagnosis is not None
+    return diagnosis
+
+
+def test_nothing_has_failed() -> None:
+    assert judge(node("tower", 0, alive=True), node("mini", 1, alive=True)) is None
+    assert judge(node("tower", 0, code=0), node("mini", 1, code=0)) is None
+    assert judge({"node": "tower", "time": NOW, "run": None}) is None
+
+
+def test_a_run_that_was_stopped_by_hand_has_not_failed() -> None:
+    stopped = [node(name, rank, traceback(CLOSED), code=None, signal=15, stopped=True) for rank, name in enumerate("ab")]
+    assert judge(*stopped) is None
+
+
+def test_a_node_that_is_gone_explains_the_lost_connections() -> None:
+    diagnosis = found(
+        node("tower", 0, traceback(CLOSED)), node("mini", 1, traceback(TIMED_OUT)), unreachable={"laptop": "timed out"}
+    )
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.retryable) == ("unreachable", "laptop", True)
+    assert [victim.node for victim in diagnosis.victims] == ["mini", "tower"]
+
+
+def test_but_it_does_not_explain_an_error_in_the_program() -> None:
+    diagnosis = found(node("tower", 0, traceback("KeyError: 'x'")), unreachable={"laptop": "timed out"})
+    assert (diagnosis.cause, diagnosis.first_node) == ("python-error", "tower")
+    assert any("laptop, too" in line for line in diagnosis.because)
+
+
+def test_an_ending_without_a_word_explains_less_than_a_gone_node_or_a_reason() -> None:
+    wordless = node("tower", 0, tail=block(0, code=3), ended_at=NOW - 90)
+    assert found(wordless).cause == "exit-code"
+    assert found(wordless, unreachable={"laptop": "timed out"}).cause == "unreachable"
+    assert found(wordless, node("mini", 1, traceback("MemoryError"))).first_node == "mini"
+
+
+def test_a_node_that_was_rebooted() -> None:
+    diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, has_exit=False))
+    assert (diagnosis.cause, diagnosis.first_node) == ("node-restarted", "mini")
+
+
+def test_the_workers_own_account_comes_first() -> None:
+    own = {"message": "row 17 has no 'completion'", "where": "train.jsonl:17", "hint": "homelab data check train.jsonl"}
+    diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, traceback("ValueError: x"), error=own))
+    assert (diagnosis.cause, diagnosis.first_rank, diagnosis.where) == ("worker-error", 1, "train.jsonl:17")
+    assert (diagnosis.title, diagnosis.hint) == (own["message"], own["hint"])
+    assert not diagnosis.retryable
+
+
+def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> None:
+    own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate"}
+    diagnosis = found(node("mini", 1, error=own))
+    assert (diagnosis.cause, diagnosis.where, diagnosis.hint) == ("nan-loss", "step 12", own["hint"])
+
+
+def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
+    own = {"message": "Connection closed by peer", "where": "rank 0", "hint": "see the other ranks"}
+    diagnosis = found(
+        node("tower", 0, error=own), node("mini", 1, tail=block(1, code=-9), signal=None), unreachable={}
+    )
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.signal) == ("killed", "mini", 9)
+
+
+def test_of_two_reasons_the_earlier_is_the_first() -> None:
+    early = node("tower", 0, traceback("OSError: [Errno 28] No space left on device"), ended_at=NOW - 60)
+    late = node("mini", 1, traceback("torch.OutOfMemoryError: CUDA out of memory."), ended_at=NOW - 3)
+    diagnosis = found(early, late)
+    assert (diagnosis.cause, diagnosis.first_node) == ("disk-full", "tower")
+    assert any("rank 1 on mini, too: torch.OutOfMemoryError" in line for line in diagnosis.because)
+
+
+def test_the_same_reason_everywhere_is_said_once() -> None:
+    missing = traceback("ModuleNotFoundError: No module named 'peft'")
+    diagnosis = found(node("tower", 0, missing, ended_at=NOW - 9), node("mini", 1, missing))
+    assert (diagnosis.cause, diagnosis.first_node) == ("missing-package", "tower")
+    assert "the same on rank 1 on mini" in diagnosis.because
+    assert "peft" in diagnosis.title
+
+
+def test_an_exception_that_was_survived_is_not_what_killed_it() -> None:
+    diagnosis = found(node("mini", 1, traceback("KeyError: 'logged and handled'"), tail=block(1, code=-9)))
+    assert diagnosis.cause == "killed"
+
+
+def test_an_abort_is_explained_by_its_last_words() -> None:
+    words = ["terminate called after throwing an instance of 'c10::DistBackendError'",
+             "  what():  Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600060 milliseconds"]
+    diagnosis = found(node("tower", 0, words, tail=block(0, code=-6)), unreachable={"mini": "no answer"})
+    assert diagnosis.cause == "unreachable"
+    assert diagnosis.victims[0].rank == 0
+
+
+def test_only_lost_connections_accuse_nobody() -> None:
+    diagnosis = found(*(node(name, rank, traceback(CLOSED)) for rank, name in enumerate(("tower", "mini", "laptop"))))
+    assert diagnosis.cause == "connection-lost"
+    assert "tower" not in diagnosis.title
+    assert diagnosis.retryable
+
+
+def test_two_that_wait_at_the_same_step_are_not_told_apart() -> None:
+    diagnosis = found(
+        node("tower", 0, traceback(TIMED_OUT)), node("mini", 1, alive=True), node("laptop", 2, alive=True)
+    )
+    assert (diagnosis.cause, diagnosis.first_node) == ("timeout", "tower")
+
+
+def test_a_rank_whose_heartbeat_was_missed() -> None:
+    stopped = [
+        node(name, rank, code=None, signal=15, stopped=True) for rank, name in enumerate(("tower", "mini", "laptop"))
+    ]
+    diagnosis = found(*stopped, silent_ranks={2})
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.first_rank) == ("silent-rank", "laptop", 2)
+
+
+def test_torchrun_that_could_not_start() -> None:
+    diagnosis = found(node("tower", 0, code=127, exit_error="[Errno 2] No such file or directory: '/no/python'"))
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.exit_code) == ("missing-file", "tower", 127)
+    assert "/no/python" in diagnosis.hint
+
+
+def test_torchrun_itself_was_killed() -> None:
+    diagnosis = found(node("tower", 0, code=None, signal=9), node("mini", 1, traceback(CLOSED)))
+    assert (diagnosis.cause, diagnosis.first_node) == ("torchrun-killed", "tower")
+
+
+def test_python_without_torch() -> None:
+    diagnosis = found(node("tower", 0, tail=["/usr/bin/python3: No module named torch"]))
+    assert (diagnosis.cause, diagnosis.first_node) == ("missing-package", "tower")
+
+
+def test_an_older_attempt_is_not_judged() -> None:
+    old = node("laptop", 2, traceback("KeyError: 'old'"))
+    diagnosis = found(node("tower", 0, traceback("MemoryError"), attempt=2), old)
+    assert (diagnosis.cause, diagnosis.first_node) == ("host-out-of-memory", "tower")
+
+
+def test_full_memory_is_evidence() -> None:
+    diagnosis = found(node("mini", 1, tail=block(1, code=-9), memory=0.97))
+    assert "97% of the memory of mini is in use" in diagnosis.because
+
+
+def test_hints_use_the_ssh_name_and_the_options() -> None:
+    diagnosis = found(
+        node("mini", 1, traceback("OSError: [Errno 28] No space left on device")),
+        hosts={"mini": "me@192.168.1.7"}, options=" --cluster c.toml",
+    )  # fmt: skip
+    assert "ssh me@192.168.1.7 df -h" in diagnosis.hint
+    assert "homelab recover r --cluster c.toml" in diagnosis.hint
+
+
+def test_braces_in_a_message_are_only_text() -> None:
+    diagnosis = found(node("mini", 1, traceback("ValueError: {node} {unknown} {0}")))
+    assert "ValueError: {node} {unknown} {0}" in diagnosis.title
+
+
+def test_the_box() -> None:
+    diagnosis = found(
+        node("mini", 1, traceback("ValueError: [red]not markup[/red]"), tail=block(1, code=1)),
+        node("tower", 0, traceback(CLOSED)),
+    )
+    console = Console(file=StringIO(), width=80, color_system=None)
+    console.print(render(diagnosis))
+    assert isinstance(console.file, StringIO)
+    seen = console.file.getvalue()
+    assert max(len(line) for line in seen.splitlines()) == 80
+    for wanted in ("why it failed", "[red]not markup[/red]", "because", "train.py:7", "fix", "rank 0 on tower"):
+        assert wanted in seen, wanted
