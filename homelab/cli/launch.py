@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
+
+if TYPE_CHECKING:
+    from homelab.runs.paths import RunPaths
 
 
 def command(
@@ -25,7 +28,9 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Start a recipe on the cluster. It outlives this terminal and this machine."""
+    import sys
     import time
+    from contextlib import ExitStack
 
     from rich.console import Console
 
@@ -40,13 +45,29 @@ def command(
     skipped = registry.skipped(only=[], skip=skip)
     console = Console(stderr=as_json)  # --json leaves stdout to the JSON document
     options = common.same_options(cluster, runs_dir)
+    spinner = ExitStack()
+
+    def name_beside(others: set[str]) -> str:
+        return store.new_name(recipe.stem, time.time(), others | {paths.name for paths in store.runs_in(runs_dir)})
+
+    def announce(paths: RunPaths) -> None:
+        spinner.close()  # on a terminal it would take what is printed now for its own
+        plan = prepared.plan
+        assert plan is not None
+        names = [node.name for node in plan.nodes]
+        if as_json:
+            common.print_json({"run": paths.name, "folder": str(paths.root), "head": plan.head, "nodes": names, "attempt": 1})
+            sys.stdout.flush()
+            return
+        console.print(f"run [bold]{paths.name}[/bold] is starting on {', '.join(names)} (head: {plan.head})")
+        for what, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
+            console.print(f"  {what}  homelab {verb} {paths.name}{options}", soft_wrap=True, markup=False, highlight=False)
+
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
-            taken = {paths.name for paths in store.runs_in(runs_dir)}
-            name = store.new_name(recipe.stem, time.time(), taken)
-            prepared = launch.prepare(fleet, wanted, recipe, run=name, skip=skipped, say=say)
+            prepared = launch.prepare(fleet, wanted, recipe, name_beside=name_beside, skip=skipped, say=say)
         if not as_json and report.worst(prepared.findings) != "ok":
-            console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]))
+            console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         launch.refuse_on_failure(prepared)
         assert prepared.plan is not None
         if dry_run:
@@ -56,29 +77,11 @@ def command(
                 console.print(plan_report.table(prepared.plan, why=True))
                 console.print("Nothing was started (--dry-run).")
             return 0
-        with common.progress(as_json) as say:
-            say(f"run {name}")
-            paths = launch.launch(
-                fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_report.text(prepared.plan), say=say
-            )
-        if as_json:
-            common.print_json(
-                {
-                    "run": paths.name,
-                    "folder": str(paths.root),
-                    "head": prepared.plan.head,
-                    "nodes": [node.name for node in prepared.plan.nodes],
-                    "attempt": 1,
-                }
-            )
-        else:
-            console.print(
-                f"run [bold]{paths.name}[/bold] is starting on {', '.join(node.name for node in prepared.plan.nodes)} (head: {prepared.plan.head})"
-            )
-            for what, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
-                console.print(
-                    f"  {what}  homelab {verb} {paths.name}{options}", soft_wrap=True, markup=False, highlight=False
-                )
+        with spinner:
+            say = spinner.enter_context(common.progress(as_json))
+            say(f"run {prepared.plan.run}")
+            plan_text = plan_report.text(prepared.plan)
+            paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
         if wait:
             return watch.until_end(fleet, paths, console=console, options=options)
     return 0

@@ -1,47 +1,38 @@
-"""The `homelab` command: the list of commands, and the one place where errors become text and exit codes."""
+"""The way into the `homelab` command, and the one place where errors become text and exit codes.
+
+Nothing heavy is imported before `main` is running: a Ctrl-C in the half second that typer needs is no traceback either.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-import tempfile
-import traceback
 
-import typer
-from typer.exceptions import TyperException
-
-import homelab
 from homelab import errors
-from homelab.cli import chat, lab, launch, logs, plan, preflight, recover, runs, status, stop, trust
-
-app = typer.Typer(
-    name="homelab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    help="One trainer out of the unequal GPUs on a home network.",
-    epilog="A first look without GPU or cluster: scripts/demo. Next: homelab preflight",
-)  # fmt: skip
-
-
-@app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """One trainer out of the unequal GPUs on a home network."""
-    if version:
-        typer.echo(f"homelab {homelab.__version__}")
-        raise typer.Exit
-
-
-for command in (preflight, plan, launch, status, logs, stop, recover, runs, chat, trust):
-    app.command(name=command.__name__.rsplit(".", 1)[-1])(command.command)
-app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
     """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        # What is left is the interpreter's own end: nothing there is worth a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.stderr.write("interrupted\n")
+        code = errors.EXIT_INTERRUPTED
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code for these arguments."""
+    """The exit code for these arguments. Raises KeyboardInterrupt, and nothing else."""
+    import typer
+    from typer.exceptions import TyperException
+
+    from homelab.cli.commands import app
+
     as_json = "--json" in arguments
     try:
         result = app(args=arguments, standalone_mode=False)
@@ -57,14 +48,16 @@ def run(arguments: list[str]) -> int:
             as_json,
         )
         return errors.EXIT_INPUT
-    except (typer.Abort, KeyboardInterrupt):
-        sys.stderr.write("interrupted\n")
-        return errors.EXIT_INTERRUPTED
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except BrokenPipeError:
         # `homelab logs | head`: the reader left; Python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_DONE
     except Exception as error:  # the last line of defence: our own mistake, kept whole for a report
+        import tempfile
+        import traceback
+
         with tempfile.NamedTemporaryFile(
             "w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8"
         ) as stream:

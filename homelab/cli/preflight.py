@@ -42,7 +42,7 @@ def command(
         common.print_json({"cluster": loaded.name, "ok": not failed, "findings": report.as_json(findings)})
     else:
         console = Console()
-        console.print(report.table(findings, [node.name for node in loaded.nodes]))
+        console.print(report.table(findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         options = common.same_options(cluster)
         console.print(
             f"Mend what is marked fail, then run again: homelab preflight{options}" if failed else f"Fit to train. Next: homelab plan RECIPE{options}",

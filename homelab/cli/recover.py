@@ -31,19 +31,18 @@ def command(
     from homelab.diagnose import cause
     from homelab.remote.fanout import Fleet
 
-    loaded = common.load_cluster(cluster, nodes)
+    wanted = [node.name for node in common.load_cluster(cluster, nodes).nodes]
     options = common.same_options(cluster, runs_dir)
     console = Console(stderr=as_json)  # --json leaves stdout to the JSON document
-    with Fleet(loaded) as fleet:
+    with Fleet(common.load_cluster(cluster)) as fleet:
         with common.progress(as_json) as say:
             paths = find.run(fleet, runs_dir, run, say)
             found = recover.examine(fleet, paths, say)
         if not as_json and found.diagnosis is not None:
             console.print(cause.render(found.diagnosis))
         with common.progress(as_json) as say:
-            plan = recover.resume(
-                fleet, paths, found, skip=registry.skipped(only=[], skip=skip), from_scratch=from_scratch, say=say
-            )
+            skipped = registry.skipped(only=[], skip=skip)
+            plan = recover.resume(fleet, paths, found, nodes=wanted, skip=skipped, from_scratch=from_scratch, say=say)
         if as_json:
             common.print_json({
                 "run": paths.name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": [node.name for node in plan.nodes],

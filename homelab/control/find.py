@@ -112,12 +112,17 @@ def _judge(row: dict[str, Any]) -> None:
     current = [entry for entry in seen if entry["attempt"] == row["attempt"]]
     if any(entry["alive"] for entry in current):
         row["state"] = "running"
-    elif any(entry["final"] for entry in seen):
+    elif any(entry["final"] for entry in seen) or all(_ended_well(entry) for entry in current):
         row["state"] = "done"
     elif any(entry["exit"] and entry["exit"]["stopped"] for entry in current):
         row["state"] = "stopped"
     elif current:
         row["state"] = "failed"
+
+
+def _ended_well(entry: dict[str, Any]) -> bool:
+    """A [script] leaves no final model: there the exit codes of all nodes tell."""
+    return bool(entry["exit"]) and entry["exit"]["returncode"] == 0
 
 
 def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
-from homelab.control import gather, material, start
+from homelab.control import gather, interrupts, material, start
 from homelab.control.material import Material
 from homelab.errors import HomelabError
 from homelab.planning import plan as planning
@@ -43,13 +44,20 @@ class Prepared:
     """Why there is no plan, when there is none."""
 
 
-def prepare(fleet: Fleet, recipe: Recipe, recipe_path: Path, *, run: str, skip: Collection[str], say: Say) -> Prepared:
-    """Facts, checks and plan. Raises InputError for a recipe whose files are not there."""
+def prepare(
+    fleet: Fleet, recipe: Recipe, recipe_path: Path, *, name_beside: Callable[[set[str]], str], skip: Collection[str], say: Say
+) -> Prepared:
+    """Facts, checks and plan. `name_beside` gives the run's name, told the names of the runs that the nodes have already:
+    another controller may have launched the same recipe in the same minute. Raises InputError for a recipe whose files are
+    not there.
+    """
     items = material.of_recipe(recipe, recipe_path)
     seen = gather.evidence(fleet, recipe=recipe, material=items, port=recipe.parallel.port, say=say)
     findings = registry.judge_all(seen, skip=skip)
     plan, refused = None, None
     if seen.facts:
+        answers, _ = fleet.ask("runs", names=list(seen.facts))
+        run = name_beside({entry["name"] for answer in answers.values() for entry in answer["runs"]})
         try:
             plan = make_plan(seen, recipe, items, run=run, attempt=1, port=recipe.parallel.port, resume_step=0)
         except HomelabError as error:
@@ -91,9 +99,14 @@ def refuse_on_failure(prepared: Prepared) -> None:
 
 
 def launch(
-    fleet: Fleet, prepared: Prepared, runs_dir: Path, *, skipped: Collection[str], plan_text: str, say: Say
-) -> RunPaths:
-    """Write the run's folder, ship, start. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`."""
+    fleet: Fleet, prepared: Prepared, runs_dir: Path, *, skipped: Collection[str], plan_text: str, say: Say,
+    announce: Callable[[RunPaths], None],
+) -> RunPaths:  # fmt: skip
+    """Write the run's folder, ship, start. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`.
+
+    `announce` tells the person the run's name. A Ctrl-C cannot come between the start and it: a run that nobody was told of
+    would run on unseen.
+    """
     plan = prepared.plan
     assert plan is not None
     paths = RunPaths(runs_dir / plan.run)
@@ -115,27 +128,36 @@ def launch(
         nodes=[node.name for node in plan.nodes],
         skipped=sorted(skipped),
     )
-    try:
+    with _failure_written_down(paths, plan):
         start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say)
-        store.set_state(paths, "starting", plan.attempt)
-        start.start(fleet, plan, run_json, prepared.material, say)
+    with interrupts.held():
+        with _failure_written_down(paths, plan):
+            store.set_state(paths, "starting", plan.attempt)
+            start.start(fleet, plan, run_json, prepared.material, say)
+        store.set_state(paths, "running", plan.attempt)
+        store.event(
+            paths,
+            f"attempt {plan.attempt} started",
+            head=plan.head,
+            port=plan.master_port,
+            shares={str(rank.rank): rank.share for rank in plan.ranks},
+        )
+        announce(paths)
+    return paths
+
+
+@contextmanager
+def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
-        store.set_state(paths, "stopped", plan.attempt)
+        store.set_state(paths, "stopped", plan.attempt, intent="stopped")
         store.event(paths, "interrupted before it ran; nothing is left running")
         raise
     except BaseException as error:
         store.set_state(paths, "failed", plan.attempt)
         store.event(paths, "the start failed; nothing is left running", error=str(error))
         raise
-    store.set_state(paths, "running", plan.attempt)
-    store.event(
-        paths,
-        f"attempt {plan.attempt} started",
-        head=plan.head,
-        port=plan.master_port,
-        shares={str(rank.rank): rank.share for rank in plan.ranks},
-    )
-    return paths
 
 
 def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]:

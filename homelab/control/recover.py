@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from homelab.checks import registry
+from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe
 from homelab.control import find, gather, launch, start, watch
 from homelab.control.material import Material, sha256
 from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError, InputError
+from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.planning import report
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet, on_all
@@ -55,24 +56,34 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
 
 
 def resume(
-    fleet: Fleet, paths: RunPaths, found: Examination, *, skip: Collection[str], from_scratch: bool, say: Say
-) -> Plan:
-    """Stop what is left, choose the checkpoint and the nodes, replan, start the next attempt.
+    fleet: Fleet, paths: RunPaths, found: Examination, *, nodes: Collection[str], skip: Collection[str],
+    from_scratch: bool, say: Say,
+) -> Plan:  # fmt: skip
+    """Stop what is left, choose the checkpoint and the nodes, replan, start the next attempt on those of `nodes` that are well.
 
-    Raises HomelabError when no node is well, when no complete checkpoint is left (and not `from_scratch`), or when the data
-    is not what the run began with. Nothing is left running by a failure.
+    `fleet` is the whole cluster: a node that is not among `nodes` may still run the last attempt, or hold the newest
+    checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when none is well, when no complete
+    checkpoint is left (and not `from_scratch`), or when the data is not what the run began with. Nothing is left running by
+    a failure.
     """
     described = store.read_json(paths.run_json)
     recipe = Recipe.model_validate(described["recipe"], strict=False)
     items = _material(paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
-    stopped, _ = start.stop_all(fleet, paths.name, names, grace_s=3.0)
-    _refuse_leftovers(stopped)
-    names = list(stopped)
-    step, holders = _newest_checkpoint(fleet, paths, names, from_scratch=from_scratch, say=say)
+    stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=3.0)
+    unreachable = found.unreachable | {name: error.message for name, error in silent.items()}
+    names = [name for name in stopped if name in nodes]
+    if not names:
+        raise UnreachableError(
+            f"of the nodes to go on with, none answers: {', '.join(nodes)}",
+            where=paths.name,
+            hint="homelab preflight --only ssh",
+        )
+    _refuse_leftovers({name: stopped[name] for name in names})
+    step, holders = _newest_checkpoint(fleet, paths, list(stopped), from_scratch=from_scratch, say=say)
     port = _fresh_port(fleet, names, recipe.parallel.port, find.plan_of(paths).master_port)
-    seen = gather.evidence(fleet, recipe=recipe, material=items, port=port, say=say)
+    seen = gather.evidence(fleet.only(names), recipe=recipe, material=items, port=port, say=say)
     findings = registry.judge_all(seen, skip=skip)
     ill = {finding.node: finding for finding in findings if finding.level == "fail" and finding.node}
     well = tuple(name for name in seen.facts if name not in ill)
@@ -89,7 +100,8 @@ def resume(
         **{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}}
     )
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
-    gone = {**{name: ill[name].message for name in ill}, **found.unreachable}
+    unnamed = {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes}
+    gone = {name: ill[name].message for name in ill} | unreachable | unnamed
     was = {node.name for node in find.plan_of(paths).nodes}
     plan = plan.model_copy(update={
         "left_out": (*plan.left_out, *sorted(set(gone) & was)),
@@ -179,7 +191,7 @@ def _fresh_port(fleet: Fleet, names: list[str], first: int, last: int) -> int:
     return last + 1
 
 
-def _refuse_other_data(described: dict[str, Any], seen: gather.Evidence, items: list[Material]) -> None:
+def _refuse_other_data(described: dict[str, Any], seen: Evidence, items: list[Material]) -> None:
     """The law: the samples are those the run began with."""
     for item in items:
         if item.kind != "on-node":

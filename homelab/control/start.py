@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from homelab.control import interrupts
 from homelab.control.material import Material
 from homelab.errors import HomelabError
 from homelab.planning.command import by_hand
@@ -41,7 +42,8 @@ def ship_material(fleet: Fleet, names: list[str], material: list[Material], say:
 def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[Material], say: Say) -> None:
     """Start torchrun on every node of the plan. When one refuses, all are stopped and its error is raised.
 
-    The same holds for Ctrl-C: nothing is left running by a start that did not come to its end.
+    The same holds for Ctrl-C, which counts when every node has answered: nothing is left running by a start that did not
+    come to its end, and a start that is still on its way could not be stopped.
     """
     names = [node.name for node in plan.nodes]
     secrets = {key: os.environ[key] for key in SECRETS if os.environ.get(key)}
@@ -61,10 +63,12 @@ def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[
 
     say(f"starting torchrun on {', '.join(names)}")
     try:
-        _, errors = on_all(names, one)
+        with interrupts.held():
+            _, errors = on_all(names, one)
         _raise_first(errors)
     except BaseException:
-        stop_all(fleet, plan.run, names)
+        with interrupts.held():
+            stop_all(fleet, plan.run, names)
         raise
 
 
@@ -81,7 +85,12 @@ def data_on_node(material: list[Material], workdir: str, described: Mapping[str,
 def stop_all(
     fleet: Fleet, run: str, names: list[str], grace_s: float = 8.0
 ) -> tuple[dict[str, Any], dict[str, HomelabError]]:
-    """End the run on these nodes: what each says, and the nodes that could not be asked."""
+    """End the run on these nodes: what each says, and the nodes that could not be asked.
+
+    First every node writes down that a stop is meant: ranks whose peers were stopped first fail, and must not look like the
+    cause of it.
+    """
+    fleet.ask("mark-stop", {"run": run}, names=names)
     return fleet.ask("stop", {"run": run, "grace_s": grace_s}, names=names, timeout_s=grace_s + 20.0)
 
 

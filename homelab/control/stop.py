@@ -65,7 +65,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     attempt = find.plan_of(paths).attempt
     before = (store.read_json(paths.state_json) or {}).get("state")
     if before not in ("done", "failed"):
-        store.set_state(paths, "stopping", attempt)
+        store.set_state(paths, "stopping", attempt, intent="stopping")
     planned = {node.name for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
     names = [node.name for node in fleet.cluster.nodes if node.name in planned]
     say(f"stopping {paths.name} on {', '.join(names)}")

@@ -46,7 +46,6 @@ class Watcher:
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
             self._ask([node.name for node in plan.nodes])
         before = (store.read_json(self._paths.state_json) or {}).get("state")
-        intent = before if before in ("shipping", "stopping", "stopped") else None
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -56,7 +55,7 @@ class Watcher:
             plan=plan,
             metrics=[Metric.model_validate(line) for line in self._kept],
             events=store.read_lines(self._paths.events_jsonl),
-            intent=intent,
+            intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
             options=self._options,
         )

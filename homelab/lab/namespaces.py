@@ -79,8 +79,8 @@ class Namespaces:
             "passwd": passwd_with_home(passwd, node.user, node.home),
             "shadow": shadow_of(passwd),
             "hostname": f"{node.name}\n",
-            # As Debian and Ubuntu write it: a machine's own name leads to 127.0.1.1, where nobody else reaches it.
-            "hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{node.name}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+            # A well-kept machine. (Debian and Ubuntu write 127.0.1.1 here, which preflight warns of.)
+            "hosts": f"127.0.0.1\tlocalhost\n{node.host}\t{node.name}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
         }
         for name, text in files.items():
             (folder / "etc" / name).write_text(text, errors="surrogateescape")

@@ -54,10 +54,10 @@ def _answer(verb, request):
         from homelab.node import poll
 
         return getattr(poll, verb)(request)
-    if verb in ("start", "stop"):
+    if verb in ("start", "stop", "mark-stop"):
         from homelab.node import watch
 
-        return getattr(watch, verb)(request)
+        return getattr(watch, verb.replace("-", "_"))(request)
     if verb in ("listen", "dial", "free-port"):
         from homelab.node import ports
 

@@ -4,7 +4,6 @@ It outlives the SSH connection, the terminal and the controller. torchrun handle
 a new session (setsid) is what keeps it alive.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -128,33 +127,39 @@ def watch(here):
     )
 
 
+def mark_stop(request):
+    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail."""
+    here = _unfinished(request)
+    if here is not None:
+        files.write_json(os.path.join(here, "stop"), {"time": time.time()})
+    return {"marked": here is not None}
+
+
 def stop(request):
     """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped."""
-    run, node = paths.checked(request["run"]), paths.checked(request["node"])
-    folder = paths.run_dir(request["workdir"], run)
-    newest = (paths.attempts(folder) or [None])[-1]
-    if newest is not None:
-        here = paths.node_dir(folder, newest, node)
-        if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")):
-            files.write_atomic(os.path.join(here, "stop"), json.dumps({"time": time.time()}).encode())
-    outcome = processes.end_run(run, node, grace_s=float(request.get("grace_s", 8.0)))
-    if newest is not None:
-        here = paths.node_dir(folder, newest, node)
-        if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")):
-            # The watcher itself had to be killed, or was gone before: write the end in its place.
-            files.write_json(
-                os.path.join(here, "exit.json"),
-                {
-                    "returncode": None,
-                    "signal": int(signal.SIGKILL),
-                    "ended_at": time.time(),
-                    "stopped": True,
-                },
-            )
-    secrets = os.path.join(folder, "secrets.json")
+    mark_stop(request)
+    outcome = processes.end_run(paths.checked(request["run"]), paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0)))
+    here = _unfinished(request)
+    if here is not None:
+        # The watcher itself had to be killed, or was gone before: write the end in its place.
+        files.write_json(
+            os.path.join(here, "exit.json"),
+            {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True},
+        )
+    secrets = os.path.join(paths.run_dir(request["workdir"], request["run"]), "secrets.json")
     if os.path.exists(secrets):
         os.unlink(secrets)
     return outcome
+
+
+def _unfinished(request):
+    """This node's folder of the newest attempt, when it was begun here and has not written how it ended; else None."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    newest = (paths.attempts(folder) or [None])[-1]
+    if newest is None:
+        return None
+    here = paths.node_dir(folder, newest, request["node"])
+    return here if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")) else None
 
 
 def boot_id():

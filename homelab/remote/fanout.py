@@ -45,6 +45,12 @@ class Fleet:
         for agent in self._agents.values():
             agent.close()
 
+    def only(self, names: Iterable[str]) -> Fleet:
+        """These nodes alone, over the same connections (close the whole fleet, not the part)."""
+        part = Fleet(self.cluster.only(tuple(names)))
+        part._agents = self._agents
+        return part
+
     def agent(self, name: str) -> Agent:
         """This node's agent, connected when it was not. Raises UnreachableError."""
         if name not in self._agents:

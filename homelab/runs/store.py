@@ -93,9 +93,21 @@ def event(paths: RunPaths, what: str, **details: Any) -> None:
     append_lines(paths.events_jsonl, [{"time": time.time(), "what": what, **details}])
 
 
-def set_state(paths: RunPaths, state: str, attempt: int) -> None:
-    """Write down the state as the controller sees it now."""
-    write_json(paths.state_json, {"state": state, "attempt": attempt, "updated_at": time.time()})
+def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None = None) -> None:
+    """Write down the state as the controller sees it now.
+
+    `intent` is what only the controller knows: that it is shipping, or that a stop is under way. It stays until the next
+    attempt or the next intent.
+    """
+    if intent is None:
+        intent = intent_of(paths, attempt)
+    write_json(paths.state_json, {"state": state, "attempt": attempt, "intent": intent, "updated_at": time.time()})
+
+
+def intent_of(paths: RunPaths, attempt: int) -> str | None:
+    """What the controller was about to do in this attempt; None when nothing was written down about it."""
+    found = read_json(paths.state_json) or {}
+    return found.get("intent") if found.get("attempt") == attempt else None
 
 
 def new_name(label: str, now: float, taken: set[str]) -> str:

@@ -41,7 +41,16 @@ class StepBatches(Dataset):
     """Item s is this rank's part of optimizer step s (0-based). The length is the number of steps of the whole run, on every rank."""
 
     def __init__(
-        self, rows: Sequence[Row], *, seed: int, global_batch: int, steps: int, shares: Sequence[int], rank: int, micro_batch: int, pad: int
+        self,
+        rows: Sequence[Row],
+        *,
+        seed: int,
+        global_batch: int,
+        steps: int,
+        shares: Sequence[int],
+        rank: int,
+        micro_batch: int,
+        pad: int,
     ) -> None:
         self.rows = rows
         self.seed = seed
@@ -69,7 +78,10 @@ class StepBatches(Dataset):
             step=step,
             epoch=epoch,
             micro_batches=[collate(group, self.pad, packed=self.packed) for group in groups or [[stand_in(self.pad)]]],
-            seeds=[random_seed(self.seed, step, [source for row in group for source in row.sources]) for group in groups or [[]]],
+            seeds=[
+                random_seed(self.seed, step, [source for row in group for source in row.sources])
+                for group in groups or [[]]
+            ],
             sources=sources,
             input_tokens=sum(len(row.tokens) for row in rows),
             loss_tokens=sum(self.rows[row].loss_tokens for row in chosen),

@@ -7,12 +7,11 @@ Reads one JSON object from standard input, {"run_dir", "prompt", "base": bool, "
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.worker import checkpoint
+from homelab.worker import checkpoint, imports
 from homelab.worker.errors import WorkerError
 
 
@@ -22,16 +21,16 @@ def answer(question: dict[str, Any]) -> str:
     try:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WorkerError(f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs") from error
-    if run["recipe"]["model"]["name"].startswith(("/", "~")):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        raise WorkerError(
+            f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs"
+        ) from error
+    imports.prepare(run, bitsandbytes=False)
 
     import torch
-    from transformers.utils import logging
 
     from homelab.worker.model import load_tokenizer, model_path
 
-    logging.disable_progress_bar()
+    imports.quiet()
     path = model_path(run)
     tokenizer = load_tokenizer(run, path)
     model = _load(run, run_dir, path, base=bool(question.get("base", False)))
@@ -79,7 +78,7 @@ def _load(run: dict[str, Any], run_dir: Path, path: str, *, base: bool) -> Any:
 
 def _with_checkpoint(model: Any, run: dict[str, Any], run_dir: Path) -> Any:
     from homelab.worker.model import add_adapters
-    from homelab.worker.train import load_weights
+    from homelab.worker.weights import load_weights
 
     steps = checkpoint.complete_steps(run_dir / "checkpoints")
     if not steps:

@@ -88,7 +88,9 @@ def verify(folder: Path, recipe_hash: str) -> dict[str, Any]:
         files = dict(manifest["files"])
         step, found_hash, schema = manifest["step"], manifest["recipe_hash"], manifest["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WorkerError(f"the manifest of the checkpoint cannot be read: {error}", where=str(folder / MANIFEST), hint=hint) from error
+        raise WorkerError(
+            f"the manifest of the checkpoint cannot be read: {error}", where=str(folder / MANIFEST), hint=hint
+        ) from error
     if schema != SCHEMA or folder.name != folder_name(step):
         raise WorkerError(f"the manifest is of step {step}, schema {schema}", where=str(folder / MANIFEST), hint=hint)
     if found_hash != recipe_hash:

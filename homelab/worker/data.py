@@ -1,16 +1,12 @@
-"""From records to rows of tokens: format, chat template, which tokens carry loss, truncation, packing, the held-out part.
+"""From records to rows of tokens: which tokens carry loss, truncation, packing, the held-out part.
 
-TRL would do most of this. It is written here because `import trl` (SFTTrainer) costs seconds of every start, because its packing
-loses the identity of the rows, which the "every sample exactly once" of this project needs, and because its completion masks want
-chat templates with {% generation %} marks, which most models do not have. Chat templates and tokenizers are transformers' own.
-
-Which tokens of a chat carry loss is found by rendering: what the template adds when it renders one more assistant message, beyond the
-prompt it would have given the model, is what the model has to say. Characters become tokens by the tokenizer's offsets.
+TRL prepares data too, and its import is cheap beside the Trainer's (0.4 s with `datasets`, measured). It is not used because its
+packing does not keep which rows went where, which "every sample exactly once" needs, and because its masks for conversations want
+a chat template with {% generation %} marks, which most models lack. Chat templates and tokenizers are transformers' own.
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +15,7 @@ from typing import Any
 from homelab.worker import sampler
 from homelab.worker.errors import WorkerError
 from homelab.worker.records import Record, read
+from homelab.worker.render import Renderer, Text, detect_format
 
 ENCODE_AT_ONCE = 1024  # texts per call of the tokenizer: enough for its threads, little enough for memory
 
@@ -39,15 +36,6 @@ class Row:
     @property
     def loss_tokens(self) -> int:
         return sum(self.trained)
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A rendered sample: the text, the spans of characters that carry loss, and what the tokenizer adds around it."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
-    special_tokens: bool
 
 
 @dataclass
@@ -114,7 +102,6 @@ class Encoder:
         self.settings = settings
         self.seq_len = seq_len
         self.note = note
-        self.rewritten = 0
         if not getattr(tokenizer, "is_fast", False):
             raise WorkerError(
                 f"the tokenizer {type(tokenizer).__name__} cannot say which characters a token covers",
@@ -126,7 +113,8 @@ class Encoder:
         """Rows in the order of the records. `part` ("train" or "eval") is for the notes."""
         form = self.settings["format"]
         form = detect_format(records[0], self.settings["text_column"]) if form == "auto" else form
-        render = {"chat": self._chat, "prompt-completion": self._prompt_completion, "text": self._text}[form]
+        renderer = Renderer(self.tokenizer, self.settings)
+        render = {"chat": renderer.chat, "prompt-completion": renderer.prompt_completion, "text": renderer.text}[form]
         if form == "chat" and not self.tokenizer.chat_template:
             raise WorkerError(
                 "the data is chat, but the model's tokenizer has no chat template",
@@ -139,22 +127,28 @@ class Encoder:
             some = records[start : start + ENCODE_AT_ONCE]
             texts = [render(record) for record in some]
             cut += self._tokenize(some, texts, rows)
-        self._report(part, form, rows, cut)
+        self._report(part, form, rows, cut, renderer.rewritten)
         return rows
 
-    def _report(self, part: str, form: str, rows: Sequence[Row], cut: int) -> None:
+    def _report(self, part: str, form: str, rows: Sequence[Row], cut: int, rewritten: int) -> None:
         silent = sum(1 for row in rows if not row.loss_tokens)
         tokens = sum(len(row.tokens) for row in rows)
-        self.note(f"{part} data: {len(rows)} rows as {form}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss")
+        self.note(
+            f"{part} data: {len(rows)} rows as {form}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
+        )
         if cut:
-            self.note(f"{part} data: {cut} of {len(rows)} rows are longer than seq_len {self.seq_len} and were cut at the end")
-        if silent:
-            self.note(f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing")
-        if self.rewritten:
             self.note(
-                f"{part} data: the chat template rewrites earlier turns in {self.rewritten} rows; those turns carry no loss, the last does"
+                f"{part} data: {cut} of {len(rows)} rows are longer than seq_len {self.seq_len} and were cut at the end"
             )
-            self.rewritten = 0
+        if silent:
+            self.note(
+                f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing"
+            )
+        if rewritten:
+            self.note(
+                f"{part} data: the chat template rewrites earlier turns in {rewritten} rows; "
+                "those turns carry no loss, the last one does"
+            )
 
     def _tokenize(self, records: Sequence[Record], texts: Sequence[Text], rows: list[Row]) -> int:
         """Append a row per text; returns how many were cut to seq_len."""
@@ -172,7 +166,9 @@ class Encoder:
                 return_attention_mask=False,
                 verbose=False,
             )
-            for record, text, tokens, offsets in zip(records, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            for record, text, tokens, offsets in zip(
+                records, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            ):
                 trained = bytearray(_trained(offsets, text.spans))
                 if special and end is not None:  # a text ends with the end token, and the model learns to stop there
                     if not tokens or tokens[-1] != end:
@@ -186,90 +182,6 @@ class Encoder:
                 row_tokens = array("i", tokens[: self.seq_len])
                 rows.append(Row(row_tokens, bytes(trained[: self.seq_len]), (record.index,)))
         return cut
-
-    def _text(self, record: Record) -> Text:
-        column = self.settings["text_column"]
-        text = _string(record, column)
-        return Text(text, ((0, len(text)),), special_tokens=True)
-
-    def _prompt_completion(self, record: Record) -> Text:
-        for key in ("prompt", "completion"):
-            if key not in record.fields:
-                raise _missing(record, key)
-        prompt, completion = record.fields["prompt"], record.fields["completion"]
-        if isinstance(prompt, list) or isinstance(completion, list) or self.tokenizer.chat_template:
-            first = prompt if isinstance(prompt, list) else [{"role": "user", "content": _string(record, "prompt")}]
-            answer = completion if isinstance(completion, list) else [{"role": "assistant", "content": _string(record, "completion")}]
-            if not self.tokenizer.chat_template:
-                hint = "give prompt and completion as strings, or use a model with a chat template"
-                raise WorkerError("messages need a chat template, and this tokenizer has none", where=record.where, hint=hint)
-            return self._render(record, _messages(first, record), _messages(answer, record))
-        prompt, completion = _string(record, "prompt"), _string(record, "completion")
-        start = len(prompt) if self.settings["completion_only"] else 0
-        return Text(prompt + completion, ((start, len(prompt) + len(completion)),), special_tokens=True)
-
-    def _chat(self, record: Record) -> Text:
-        if "messages" not in record.fields:
-            raise _missing(record, "messages")
-        messages = record.fields["messages"]
-        if isinstance(messages, str):  # a CSV cell holds JSON
-            try:
-                messages = json.loads(messages)
-            except ValueError as error:
-                hint = 'the cell is a JSON list: [{"role": "user", "content": "..."}, ...]'
-                raise WorkerError(f'"messages" is not JSON: {error}', where=record.where, hint=hint) from error
-        return self._render(record, [], _messages(messages, record))
-
-    def _render(self, record: Record, before: list[dict[str, Any]], messages: list[dict[str, Any]]) -> Text:
-        """Render before + messages; the assistant's turns in `messages` carry loss."""
-        whole = before + messages
-        text = self._template(record, whole, generation_prompt=False)
-        if not self.settings["completion_only"]:
-            return Text(text, ((0, len(text)),), special_tokens=False)
-        turns = [i for i in range(len(before), len(whole)) if whole[i]["role"] == "assistant"]
-        spans = [self._turn(record, whole, text, turn) for turn in turns]
-        if None in spans[:-1]:
-            self.rewritten += 1
-        if spans and spans[-1] is None:
-            said = str(whole[turns[-1]]["content"]).strip()
-            start = text.rfind(said)
-            spans[-1] = (start, len(text)) if start >= 0 else None
-        return Text(text, tuple(span for span in spans if span), special_tokens=False)
-
-    def _turn(self, record: Record, messages: list[dict[str, Any]], text: str, turn: int) -> tuple[int, int] | None:
-        """Characters of `text` that the model says in message `turn`; None when the template rewrites history."""
-        upto = self._template(record, messages[: turn + 1], generation_prompt=False)
-        # Without a message before, a template has nothing to render a prompt from: what it puts before the content is the prompt.
-        prompt = upto[: max(upto.find(str(messages[turn]["content"])), 0)]
-        if turn > 0:
-            prompt = self._template(record, messages[:turn], generation_prompt=True)
-        if not (upto.startswith(prompt) and text.startswith(upto)):
-            return None
-        # A line break after the end-of-turn token is the template's, not the model's: generation has stopped before it.
-        trimmed = upto.rstrip()
-        end = len(trimmed) if trimmed.endswith(self.tokenizer.eos_token or "\0") else len(upto)
-        return len(prompt), end
-
-    def _template(self, record: Record, messages: list[dict[str, Any]], *, generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
-        except TemplateError as error:
-            hint = "most templates want user and assistant in turn, and a system message only first"
-            raise WorkerError(f"the chat template refuses this row: {error}", where=record.where, hint=hint) from error
-
-
-def detect_format(record: Record, text_column: str) -> str:
-    """chat, prompt-completion or text, by the keys of the first row. Raises WorkerError with the mending edit for anything else."""
-    keys = record.fields
-    if "messages" in keys:
-        return "chat"
-    if "prompt" in keys and "completion" in keys:
-        return "prompt-completion"
-    if text_column in keys:
-        return "text"
-    raise _missing(record, f'messages", "prompt" and "completion", or "{text_column}')
 
 
 def _trained(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -285,36 +197,3 @@ def _trained(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]
         if end > first and end > start:
             marks[index] = 1
     return marks
-
-
-def _string(record: Record, key: str) -> str:
-    if key not in record.fields:
-        raise _missing(record, key)
-    value = record.fields[key]
-    if not isinstance(value, str):
-        hint = f'write "{key}": "..."'
-        raise WorkerError(f'"{key}" must be text, here it is {type(value).__name__}', where=f"{record.where}, key {key}", hint=hint)
-    return value
-
-
-def _messages(messages: Any, record: Record) -> list[dict[str, Any]]:
-    hint = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
-    if not isinstance(messages, list) or not messages:
-        raise WorkerError("the messages must be a list with at least one message", where=record.where, hint=hint)
-    for number, message in enumerate(messages, start=1):
-        where = f"{record.where}, message {number}"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise WorkerError('a message is an object with "role" and "content"', where=where, hint=hint)
-        if not isinstance(message.get("content"), str):
-            raise WorkerError(f'"content" must be text, here it is {type(message.get("content")).__name__}', where=where, hint=hint)
-    return messages
-
-
-def _missing(record: Record, key: str) -> WorkerError:
-    have = ", ".join(f'"{name}"' for name in record.fields) or "nothing"
-    hint = f'rename a key to "{key}", or set [data] format (and text_column) in the recipe'
-    if "conversations" in record.fields:
-        hint = 'rename "conversations" to "messages", "from" to "role" ("human" -> "user", "gpt" -> "assistant"), "value" to "content"'
-    elif "instruction" in record.fields:
-        hint = 'rename "instruction" (with "input" after it) to "prompt" and "output" to "completion"'
-    return WorkerError(f'the row has no "{key}", it has {have}', where=record.where, hint=hint)

@@ -59,7 +59,9 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if method["kind"] != "full":
         model = add_adapters(model, method, task.seed)
         if method["dropout"] > 0:
-            note("dropout: draws depend on which rows share a micro-batch; micro_batch = 1 makes them independent of the cluster")
+            note(
+                "dropout: draws depend on which rows share a micro-batch; micro_batch = 1 makes them independent of the cluster"
+            )
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"')
@@ -150,7 +152,9 @@ def add_adapters(model: Any, method: dict[str, Any], seed: int) -> Any:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        linear = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)})
+        linear = sorted(
+            {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        )
         raise WorkerError(
             f"the adapters do not fit this model: {str(error).splitlines()[0]}",
             where="[method] targets in the recipe",

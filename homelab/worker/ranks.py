@@ -1,4 +1,9 @@
-"""The other ranks: starting the process group, and the few small collectives that the worker needs beside DDP's own."""
+"""The other ranks: joining them, waiting for them, and the one small collective that the worker needs beside DDP's own.
+
+There are two kinds of waiting. Inside a step a silent peer is dead, and HOMELAB_DDP_TIMEOUT_S (120) ends the wait. Before the first
+step and while files are written, one node may rightly take many minutes longer than another (a slow disk, a download): there ranks
+wait at torchrun's key-value store, up to HOMELAB_PATIENCE_S (1800), and whoever watches the run notices a dead peer sooner.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +16,38 @@ import torch.distributed as dist
 from homelab.worker.errors import WorkerError
 from homelab.worker.task import Task
 
+_stores: list[dist.Store] = []  # the store of the process group, once joined
 
-def connect(task: Task) -> None:
-    """Join the process group of this attempt, with a timeout that ends silence.
 
-    Hugging Face would do it too, but with `use_cpu=True` it ignores its own `ddp_timeout` (accelerate/state.py), and a lost peer
-    would hang for 30 minutes. A single process joins nothing: DDP's buckets would cost it one more copy of the gradient.
-    """
+def claim_device(task: Task) -> None:
+    """Take this rank's GPU, if the plan wants one. Raises WorkerError when torch sees none."""
     if task.device == "cuda":
         if not torch.cuda.is_available():
             hint = "run `homelab preflight`; torch must be built for this card's CUDA, and the driver must be loaded"
             raise WorkerError("the plan wants CUDA, but torch sees no GPU here", where=f"node {task.node}", hint=hint)
         torch.cuda.set_device(task.local_rank)
+
+
+def connect(task: Task) -> None:
+    """Join the process group of this attempt when everybody has loaded, with a timeout that ends silence.
+
+    Hugging Face would do it too, but with `use_cpu=True` it ignores its own `ddp_timeout` (accelerate/state.py), and a lost peer
+    would hang for 30 minutes. A single process joins nothing: DDP's buckets would cost it one more copy of the gradient.
+    """
     if task.world_size == 1:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    timeout_s = float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "120"))
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_patience())))
+    _stores.append(dist.PrefixStore(f"homelab/{task.attempt}", store))
+    wait_for_all("loaded", size)
     dist.init_process_group(
         task.plan["backend"],
-        timeout=datetime.timedelta(seconds=timeout_s),
+        store=_stores[0],
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "120"))),
         device_id=torch.device("cuda", task.local_rank) if task.plan["backend"] == "nccl" else None,
     )
 
@@ -40,11 +56,16 @@ def disconnect() -> None:
     """Leave the process group after everything is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    _stores.clear()
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    gather([0.0])
+def wait_for_all(occasion: str, size: int) -> None:
+    """Wait until all `size` ranks are here, patiently. Each occasion needs a name of its own."""
+    if not _stores:
+        return
+    if _stores[0].add(f"{occasion}/arrived", 1) == size:
+        _stores[0].set(f"{occasion}/all", "here")
+    _stores[0].wait([f"{occasion}/all"], _patience())
 
 
 def gather(values: list[float]) -> list[list[float]]:
@@ -56,3 +77,7 @@ def gather(values: list[float]) -> list[list[float]]:
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     return [theirs.tolist() for theirs in everyone]
+
+
+def _patience() -> datetime.timedelta:
+    return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_PATIENCE_S", "1800")))

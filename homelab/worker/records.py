@@ -60,7 +60,9 @@ def read(source: dict[str, Any], split: str) -> list[Record]:
         records = [Record(index, where, fields) for index, (where, fields) in enumerate(rows)]
     except UnicodeDecodeError as error:
         hint = f"convert it: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}"
-        raise WorkerError(f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=hint) from error
+        raise WorkerError(
+            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=hint
+        ) from error
     if not records:
         raise WorkerError("the data file has no rows", where=str(path), hint="each row is one sample")
     return records
@@ -89,7 +91,9 @@ def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         hint = "a .json file is one list of objects; with one object per line, call it .jsonl"
         raise WorkerError(f"this file is not JSON: {error}", where=str(path), hint=hint) from error
     if not isinstance(rows, list):
-        raise WorkerError("a .json data file is one list of objects", where=str(path), hint='write [{"messages": ...}, ...]')
+        raise WorkerError(
+            "a .json data file is one list of objects", where=str(path), hint='write [{"messages": ...}, ...]'
+        )
     for number, fields in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         yield where, _object(fields, where)
@@ -103,12 +107,16 @@ def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for fields in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in fields or None in fields.values():
-                    hint = 'put double quotes around fields that hold commas or line breaks, and write " inside them as ""'
+                    hint = (
+                        'put double quotes around fields that hold commas or line breaks, and write " inside them as ""'
+                    )
                     raise WorkerError("this row has another number of columns than the header", where=where, hint=hint)
                 yield where, fields
         except csv.Error as error:
             hint = "close every double quote on the row where it was opened"
-            raise WorkerError(f"this is not CSV: {error}", where=f"{path}, line {reader.line_num}", hint=hint) from error
+            raise WorkerError(
+                f"this is not CSV: {error}", where=f"{path}, line {reader.line_num}", hint=hint
+            ) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -156,7 +164,9 @@ def _hub(source: dict[str, Any], split: str) -> list[Record]:
     except Exception as error:  # `datasets` raises a dozen kinds, from ConnectionError to ValueError("Unknown split")
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "check the name and [data] split on huggingface.co; a private or gated set needs HF_TOKEN"
-        raise WorkerError(f"the data set cannot be loaded: {first}", where=f"hub:{name}, split {split}", hint=hint) from error
+        raise WorkerError(
+            f"the data set cannot be loaded: {first}", where=f"hub:{name}, split {split}", hint=hint
+        ) from error
     return [Record(index, f"hub:{name}, row {index + 1}", dict(fields)) for index, fields in enumerate(rows)]
 
 

@@ -7,7 +7,6 @@ HOMELAB_NODE, and torchrun's RANK, WORLD_SIZE and LOCAL_RANK (without them: one 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +126,9 @@ def _check(task: Task, plan_file: Path) -> None:
     hint = "the plan and the command belong together: launch again, or run `homelab recover`"
     if task.world_size != task.plan["world_size"] or sorted(ranks) != list(range(task.world_size)):
         planned = f"{task.plan['world_size']} processes, ranks {sorted(ranks)}"
-        raise WorkerError(f"torchrun started {task.world_size} processes, the plan says {planned}", where=str(plan_file), hint=hint)
+        raise WorkerError(
+            f"torchrun started {task.world_size} processes, the plan says {planned}", where=str(plan_file), hint=hint
+        )
     if ranks[task.rank]["node"] != task.node:
         seen = f"rank {task.rank} runs on node {task.node}, the plan puts it on {ranks[task.rank]['node']}"
         raise WorkerError(seen, where=str(plan_file), hint=hint)
@@ -136,4 +137,6 @@ def _check(task: Task, plan_file: Path) -> None:
             raise WorkerError(f"the recipe has no [{section}]", where=str(task.run_dir / "run.json"), hint=hint)
     batch = int(task.section("train")["global_batch"])
     if sum(task.shares) != batch or min(task.shares) < 0:
-        raise WorkerError(f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint)
+        raise WorkerError(
+            f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint
+        )

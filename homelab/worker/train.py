@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker import checkpoint, sampler
+from homelab.worker import checkpoint, imports, sampler
 from homelab.worker.errors import EXIT_FAILED, WorkerError
-from homelab.worker.metrics import Recorder, TensorBoard, peak_memory_bytes, perplexity, replace_text
+from homelab.worker.metrics import Recorder, TensorBoard, peak_memory_bytes, perplexity
 from homelab.worker.task import Task, load_task
 
 if TYPE_CHECKING:
     from homelab.worker.data import Row
     from homelab.worker.trainer import ShareTrainer
-
-WEIGHTS = "trainable.safetensors"
 
 
 def main() -> int:
@@ -35,7 +30,8 @@ def main() -> int:
     recorder = Recorder(task)
     try:
         recorder.heartbeat("starting")
-        _set_environment(task)
+        eight_bit = task.section("train")["optimizer"] != "adamw"
+        imports.prepare(task.run, bitsandbytes=eight_bit or task.section("method")["kind"] == "qlora")
         Run(task, recorder).go()
     except WorkerError as error:
         recorder.error(error.as_dict())
@@ -48,20 +44,6 @@ def main() -> int:
         traceback.print_exc()
         return EXIT_FAILED
     return 0
-
-
-def _set_environment(task: Task) -> None:
-    """What must stand before torch and the Hugging Face libraries are imported."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    hub_model = not task.section("model")["name"].startswith(("/", "~"))
-    hub_data = any(source["kind"] == "hub" for source in task.run["data"].values() if source)
-    if not hub_model and not hub_data:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of this run is on the hub: do not even look
-    # transformers and PEFT import these whenever they are installed: 1.0 s of 3.8 s until the Trainer is there (measured,
-    # two cores). None in sys.modules is Python's own way to say "not installed".
-    eight_bit = task.section("train")["optimizer"] != "adamw"
-    needed = {"datasets": hub_data, "bitsandbytes": eight_bit or task.section("method")["kind"] == "qlora"}
-    sys.modules.update({name: None for name, wanted in needed.items() if not wanted and name not in sys.modules})  # type: ignore[misc]
 
 
 class Run:
@@ -85,8 +67,9 @@ class Run:
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
         from homelab.worker.trainer import ShareTrainer, training_arguments
+        from homelab.worker.weights import load_weights
 
-        _quiet()
+        imports.quiet()
         resume = self._resume_folder()
         path = model_path(task.run)
         self.tokenizer = load_tokenizer(task.run, path)
@@ -96,8 +79,9 @@ class Run:
             recorder.note(note)
         steps = total_steps(task, len(data.train))
         recorder.total_steps = steps
-        ranks.connect(task)
+        ranks.claim_device(task)
         model = load_model(task, path, recorder.note)
+        ranks.connect(task)
         batches = StepBatches(
             data.train,
             seed=task.seed,
@@ -189,7 +173,9 @@ class Run:
         self.recorder.heartbeat("evaluating")
         from homelab.worker.evaluate import held_out_loss
 
-        loss = held_out_loss(trainer.model, self.held_out, self.task, self.tokenizer.pad_token_id or 0, trainer.args.device)
+        loss = held_out_loss(
+            trainer.model, self.held_out, self.task, self.tokenizer.pad_token_id or 0, trainer.args.device
+        )
         self.losses[step] = loss
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
@@ -199,6 +185,7 @@ class Run:
     def _save(self, trainer: ShareTrainer, step: int) -> None:
         """A checkpoint on every node, by its first rank. The others wait, and say so."""
         from homelab.worker import ranks
+        from homelab.worker.weights import checkpoint_writers
 
         self.recorder.heartbeat("saving")
         self._compare_weights(trainer)
@@ -206,27 +193,31 @@ class Run:
             root = self.task.checkpoints_dir
             checkpoint.write(root, step, self.task.recipe_hash, checkpoint_writers(trainer, self.task))
             checkpoint.retain(root, int(self.task.section("checkpoint")["keep"]))
-        ranks.barrier()
+        ranks.wait_for_all(f"saved/{step}", self.task.world_size)
 
     def _compare_weights(self, trainer: ShareTrainer) -> None:
         """Ranks hold copies, and every node saves its own. Unequal hardware may round apart: notice it before it matters."""
         from homelab.worker import ranks
+        from homelab.worker.weights import weights_sum
 
         sums = [values[0] for values in ranks.gather([weights_sum(trainer.model)])]
         spread = (max(sums) - min(sums)) / max(abs(sums[0]), 1e-30)
         if spread > 1e-6:
-            self.recorder.note(f"the weights of the ranks differ by {spread:.0e} of their size: unequal hardware rounds differently")
+            self.recorder.note(
+                f"the weights of the ranks differ by {spread:.0e} of their size: unequal hardware rounds differently"
+            )
 
     def _finish(self, trainer: ShareTrainer) -> None:
         """final/ on the head: the adapter or the model, the tokenizer and a model card; then everybody leaves together."""
         from homelab.worker import ranks
+        from homelab.worker.weights import write_final
 
         self.recorder.heartbeat("saving")
         if self.tensorboard:
             self.tensorboard.close()
         if self.task.rank == 0:
             write_final(trainer.model, self.tokenizer, self.task, self.losses, self.train_losses)
-        ranks.barrier()
+        ranks.wait_for_all("finished", self.task.world_size)
 
 
 def total_steps(task: Task, rows: int) -> int:
@@ -235,84 +226,3 @@ def total_steps(task: Task, rows: int) -> int:
     if train.get("steps"):
         return int(train["steps"])
     return int(train["epochs"]) * sampler.steps_per_epoch(rows, int(train["global_batch"]))
-
-
-def checkpoint_writers(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
-    """What a checkpoint holds: file name -> function that writes it. The Trainer reads all but the weights under these names."""
-    import torch
-    from safetensors.torch import save_file
-
-    law = {"recipe_hash": task.recipe_hash, "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()}}
-    writers = {
-        WEIGHTS: lambda path: save_file(trainable_weights(trainer.model), str(path), metadata={"format": "pt"}),
-        "optimizer.pt": lambda path: torch.save(trainer.optimizer.state_dict(), path),
-        "scheduler.pt": lambda path: torch.save(trainer.lr_scheduler.state_dict(), path),
-        "trainer_state.json": lambda path: trainer.state.save_to_json(str(path)),
-        "law.json": lambda path: replace_text(path, json.dumps(law, indent=2)),
-    }
-    if trainer.accelerator.scaler is not None:
-        writers["scaler.pt"] = lambda path: torch.save(trainer.accelerator.scaler.state_dict(), path)
-    return writers
-
-
-def trainable_weights(model: Any) -> dict[str, Any]:
-    """Name -> tensor of everything that is trained, on the CPU."""
-    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def weights_sum(model: Any) -> float:
-    """Sum of the absolute values of all trained weights, as one number to compare."""
-    import torch
-
-    parts = [parameter.detach().abs().sum(dtype=torch.float64) for parameter in model.parameters() if parameter.requires_grad]
-    return float(torch.stack(parts).sum())
-
-
-def load_weights(model: Any, folder: Path) -> None:
-    """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
-    import torch
-    from safetensors.torch import load_file
-
-    saved = load_file(str(folder / WEIGHTS))
-    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
-        odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
-        raise WorkerError(
-            f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
-            where=str(folder / WEIGHTS),
-            hint="the base model on this node is another one: copy the same model folder to every node",
-        )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(saved[name])
-
-
-def write_final(model: Any, tokenizer: Any, task: Task, eval_losses: dict[int, float], train_losses: Sequence[float]) -> None:
-    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card."""
-    from homelab.worker.card import model_card
-    from homelab.worker.model import DTYPES
-
-    partial = task.run_dir / ".final.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
-    if task.section("method")["kind"] == "full":
-        model.to(DTYPES[task.precision]).save_pretrained(partial)
-    else:
-        model.save_pretrained(partial, save_embedding_layers=False)
-    tokenizer.save_pretrained(partial)
-    (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
-    shutil.rmtree(task.final_dir, ignore_errors=True)
-    os.replace(partial, task.final_dir)
-
-
-def _quiet() -> None:
-    """No progress bars in log files, no warnings about the libraries' own future; and one warning becomes an error."""
-    import warnings
-
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    for library in ("accelerate", "transformers", "peft"):
-        warnings.filterwarnings("ignore", category=FutureWarning, module=library)
-    # An operator without a gradient would train wrongly without a word.
-    warnings.filterwarnings("error", message=".*autograd kernel was not registered")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from homelab.worker import ranks
 from homelab.worker.batches import StepBatches, StepItem, loss_tokens
+from homelab.worker.clock import StepClock
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.task import Task
 
@@ -70,62 +69,6 @@ def training_arguments(task: Task, steps: int, note: Callable[[str], None]) -> T
     )
 
 
-class StepClock:
-    """Where the time of one optimizer step goes, in seconds: all of it, and the part in which this rank waits for the others.
-
-    The gradient all-reduce overlaps the backward pass; what counts as communication is what the backward pass still waits
-    for after this rank's last gradient is ready. On CUDA that is measured with events, as kernels run later than Python.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
-        self.begin()
-
-    def begin(self) -> None:
-        """A new step starts now."""
-        self.started = time.perf_counter()
-        self.communication_s = 0.0
-        self._ready: Any = None
-
-    def gather(self, values: list[float]) -> list[list[float]]:
-        """`ranks.gather`, on the clock."""
-        before = time.perf_counter()
-        everyone = ranks.gather(values)
-        self.communication_s += time.perf_counter() - before
-        return everyone
-
-    def gradients_ready(self) -> None:
-        """This rank's last gradient of the step is computed."""
-        self._ready = self._now()
-
-    def gradients_reduced(self) -> None:
-        """The averaged gradients are here."""
-        if self._ready is None:
-            return
-        done = self._now()
-        if self.cuda:
-            done.synchronize()
-            self.communication_s += self._ready.elapsed_time(done) / 1000
-        else:
-            self.communication_s += done - self._ready
-        self._ready = None
-
-    def _now(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def reduce_hook(self, _state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
-        """DDP's own default reduction (average over ranks), which also says when the last bucket is ready."""
-        if bucket.is_last():
-            self.gradients_ready()
-        buffer = bucket.buffer().div_(torch.distributed.get_world_size())
-        future = torch.distributed.all_reduce(buffer, async_op=True).get_future()
-        return future.then(lambda reduced: reduced.value()[0])
-
-
 class ShareTrainer(Trainer):
     """Trains this rank's share of every global batch. `after_step` is called when an optimizer step is done, `before_first` before any."""
 
@@ -149,7 +92,9 @@ class ShareTrainer(Trainer):
         self.learning_rate = math.nan
         for name in ("_clip_grad_norm", "_load_from_checkpoint", "get_batch_samples"):
             assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
-        super().__init__(model=model, args=args, train_dataset=batches, callbacks=[_Steps(self, before_first, after_step)])
+        super().__init__(
+            model=model, args=args, train_dataset=batches, callbacks=[_Steps(self, before_first, after_step)]
+        )
         self.remove_callback(PrinterCallback)
         if not self.model_accepts_loss_kwargs:
             raise WorkerError(
@@ -188,7 +133,9 @@ class ShareTrainer(Trainer):
         # A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
         return [item], torch.tensor(max(total, 1), device=device)
 
-    def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
         last = len(inputs.micro_batches) - 1
         for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
@@ -236,7 +183,10 @@ class _Steps(TrainerCallback):
     """The Trainer's public hooks for what happens around a step."""
 
     def __init__(
-        self, trainer: ShareTrainer, before_first: Callable[[ShareTrainer], None], after_step: Callable[[ShareTrainer], None]
+        self,
+        trainer: ShareTrainer,
+        before_first: Callable[[ShareTrainer], None],
+        after_step: Callable[[ShareTrainer], None],
     ) -> None:
         self.trainer = trainer
         self.before_first = before_first
@@ -263,7 +213,8 @@ def check_loss_is_a_sum(model: Any, device: torch.device) -> None:
     model.eval()
     with torch.no_grad():
         one, two = (
-            float(model(input_ids=tokens, labels=tokens, num_items_in_batch=torch.tensor(count, device=device)).loss) for count in (1, 2)
+            float(model(input_ids=tokens, labels=tokens, num_items_in_batch=torch.tensor(count, device=device)).loss)
+            for count in (1, 2)
         )
     if math.isfinite(one) and abs(one - 2 * two) > 1e-3 * abs(one):
         raise WorkerError(

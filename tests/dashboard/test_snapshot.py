@@ -51,11 +51,10 @@ def test_the_eta_follows_the_slowest_rank_and_not_one_hiccup(slow_rank: int) -> 
     raw = sample.raw_reply("tower", 0, 3)
     slow = [train(step, 1.0, rank=slow_rank, step_s=3.0) for step in range(1, 31)]
     slow[-1]["step_s"] = 300.0
-    raw["run"]["ranks"] = {
-        "0": {"heartbeat": {"time": sample.NOW, "phase": "training", "step": 30, "total_steps": 130},
-              "metrics": [train(step, 1.0, rank=1 - slow_rank) for step in range(1, 31)]},
-        "1": {"heartbeat": None, "metrics": slow},
-    }  # fmt: skip
+    quick = [train(step, 1.0, rank=1 - slow_rank) for step in range(1, 31)]
+    beat = {"time": sample.NOW, "phase": "training", "step": 30, "total_steps": 130}
+    by_rank = {slow_rank: slow, 1 - slow_rank: quick}
+    raw["run"]["ranks"] = {str(rank): {"heartbeat": beat, "metrics": by_rank[rank]} for rank in (0, 1)}
     shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
     assert shot.eta_s == pytest.approx(100 * 3.0)
 

@@ -127,7 +127,7 @@ def test_isolated_nodes_have_their_own_machine(isolated: Lab) -> None:
     for node in isolated.nodes:
         assert output(isolated, node.name, "hostname; cat /etc/hostname").split() == [node.name, node.name]
         assert node.name != machine
-        assert output(isolated, node.name, "getent hosts $(hostname)").split()[0] == "127.0.1.1"
+        assert output(isolated, node.name, "getent hosts $(hostname)").split()[0] == node.host
         assert output(isolated, node.name, "cat /proc/1/cmdline").endswith("init.json\0")
         assert output(isolated, node.name, "ls /sys/class/net").split() == ["eth0", "lo"]
         assert output(isolated, node.name, "ip -4 -o addr show dev eth0").split()[3] == f"{node.host}/24"

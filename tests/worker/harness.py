@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +60,7 @@ def chat_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
     import random
 
     draw = random.Random(seed)
-    words = "red green blue one two three sun moon rain snow tree stone river field cloud".split()
+    words = ["red", "green", "blue", "one", "two", "three", "sun", "moon", "rain", "tree", "stone", "river", "cloud"]
 
     def say(most: int) -> str:
         return " ".join(draw.choice(words) for _ in range(draw.randint(1, most)))
@@ -120,7 +119,13 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
 
 
 def make_plan(
-    run: Path, attempt: int, shares: Sequence[int], *, micro_batch: int | Sequence[int] = 2, resume_step: int = 0, precision: str = "fp32"
+    run: Path,
+    attempt: int,
+    shares: Sequence[int],
+    *,
+    micro_batch: int | Sequence[int] = 2,
+    resume_step: int = 0,
+    precision: str = "fp32",
 ) -> None:
     """attempts/<n>/plan.json with one rank per share, all on the node "here"."""
     sizes = [micro_batch] * len(shares) if isinstance(micro_batch, int) else list(micro_batch)
@@ -153,7 +158,9 @@ def start(run: Path, attempt: int, processes: int, **environment: str) -> subpro
         "OMP_NUM_THREADS": "1",
         **environment,
     }
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("HOMELAB_", "RANK", "WORLD_SIZE"))}
+    outside = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOMELAB_", "RANK", "WORLD_SIZE"))
+    }
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=0"]
     command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "homelab.worker"]
     return subprocess.Popen(
@@ -185,10 +192,12 @@ def kill_at(run: Path, attempt: int, process: subprocess.Popen[str], *, rank: in
     beat = run / "attempts" / str(attempt) / "ranks" / str(rank) / "heartbeat.json"
 
     def reached() -> bool:
-        return beat.exists() and (heartbeat := json.loads(beat.read_text()))["step"] >= step and heartbeat["phase"] == "training"
+        return (
+            beat.exists()
+            and (heartbeat := json.loads(beat.read_text()))["step"] >= step
+            and heartbeat["phase"] == "training"
+        )
 
-    drain = threading.Thread(target=lambda: None)
-    drain.start()
     wait_for(reached, timeout_s=90)
     os.kill(json.loads(beat.read_text())["pid"], signal.SIGKILL)
     return finish(process)

@@ -59,7 +59,9 @@ def test_another_recipe_is_refused(tmp_path: Path) -> None:
     assert "new run" in caught.value.hint
 
 
-@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"step": 20}', '{"step": 20, "files": 3, "recipe_hash": "r1", "schema": 1}'])
+@pytest.mark.parametrize(
+    "manifest", ["", "{", "[]", '{"step": 20}', '{"step": 20, "files": 3, "recipe_hash": "r1", "schema": 1}']
+)
 def test_a_broken_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
     folder = save(tmp_path, 20)
     (folder / checkpoint.MANIFEST).write_text(manifest)
@@ -81,7 +83,7 @@ def test_a_failed_write_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(WorkerError, match="step 40.*No space left"):
+    with pytest.raises(WorkerError, match=r"step 40.*No space left"):
         checkpoint.write(tmp_path, 40, "r1", {"a.bin": fail})
     assert checkpoint.complete_steps(tmp_path) == [20]
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]

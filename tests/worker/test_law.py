@@ -14,7 +14,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 TOLERANCE = 1e-5  # relative, in fp32; measured 6e-8 to 3e-6
 CASES: dict[str, dict[str, Any]] = {
-    "full": {"shares": [6, 4, 2], "micro_batch": [2, 3, 1], "recipe": {"method__kind": "full", "data__eval_fraction": 0.1}},
+    "full": {
+        "shares": [6, 4, 2],
+        "micro_batch": [2, 3, 1],
+        "recipe": {"method__kind": "full", "data__eval_fraction": 0.1},
+    },
     "lora packed": {
         "shares": [8, 4, 0],
         "micro_batch": 3,
@@ -23,7 +27,12 @@ CASES: dict[str, dict[str, Any]] = {
     "qlora checkpointed": {
         "shares": [6, 4, 2],
         "micro_batch": [4, 1, 2],
-        "recipe": {"method__kind": "qlora", "train__gradient_checkpointing": True, "data__eval_fraction": 0.1, "train__epochs": 1},
+        "recipe": {
+            "method__kind": "qlora",
+            "train__gradient_checkpointing": True,
+            "data__eval_fraction": 0.1,
+            "train__epochs": 1,
+        },
     },
 }
 
@@ -45,11 +54,15 @@ def test_one_process_and_three_uneven_ones_train_the_same(tmp_path: Path, model:
 
     lines = [harness.lines(three, 1, rank, "metrics.jsonl", "train") for rank in range(3)]
     for rank in range(3):
-        assert [line["loss"] for line in lines[rank]] == [line["loss"] for line in lines[0]], "every rank logs the same loss"
+        assert [line["loss"] for line in lines[rank]] == [line["loss"] for line in lines[0]], (
+            "every rank logs the same loss"
+        )
         assert [line["grad_norm"] for line in lines[rank]] == [line["grad_norm"] for line in lines[0]]
     assert all(line["grad_norm"] > 0.05 for line in lines[0]), "clipping was active in every step"
     if "data__eval_fraction" in recipe:
-        before_after = [[line["eval_loss"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "eval")] for run in (one, three)]
+        before_after = [
+            [line["eval_loss"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "eval")] for run in (one, three)
+        ]
         assert len(before_after[0]) == 2 and before_after[0][1] < before_after[0][0]
         assert before_after[1] == pytest.approx(before_after[0], rel=TOLERANCE)
     assert_every_sample_once_per_epoch(three, {1: last}, ranks=3, steps=last)
@@ -81,7 +94,8 @@ def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(tmp_path: Path,
     run = harness.make_run(tmp_path / "run", model, data, train__steps=2, train__epochs=None)
     harness.train(run, 1, [7, 5], micro_batch=2)
     (step_one,) = [line for line in harness.lines(run, 1, 0, "samples.jsonl") if line["step"] == 1]
-    ids = step_one["ids"] + [line for line in harness.lines(run, 1, 1, "samples.jsonl") if line["step"] == 1][0]["ids"]
+    (other,) = [line for line in harness.lines(run, 1, 1, "samples.jsonl") if line["step"] == 1]
+    ids = step_one["ids"] + other["ids"]
     assert len(ids) == 12
 
     tokenizer, llama = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
@@ -92,7 +106,9 @@ def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(tmp_path: Path,
         tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"][0]
         wanted = torch.zeros(len(tokens), dtype=torch.bool)
         end = 0
-        for message in rows[index]["messages"]:  # one token per byte, so characters are positions... but for the special tokens
+        for message in rows[index][
+            "messages"
+        ]:  # one token per byte, so characters are positions... but for the special tokens
             if message["role"] == "assistant":
                 pieces = tokenizer.convert_ids_to_tokens(tokens.tolist())
                 joined = "".join(piece if len(piece) == 1 else "\0" for piece in pieces)
@@ -107,7 +123,9 @@ def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(tmp_path: Path,
     assert harness.losses(run, 1)[1] == pytest.approx(summed / counted, rel=1e-6)
 
 
-def test_dropout_is_the_same_on_any_cluster_with_one_row_per_micro_batch(tmp_path: Path, model: Path, data: Path) -> None:
+def test_dropout_is_the_same_on_any_cluster_with_one_row_per_micro_batch(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
     recipe = {"method__kind": "lora", "method__dropout": 0.2, "train__steps": 3, "train__epochs": None}
     one = harness.make_run(tmp_path / "one", model, data, **recipe)
     two = harness.make_run(tmp_path / "two", model, data, **recipe)
@@ -130,7 +148,9 @@ def test_the_gradient_reaches_every_adapter_of_a_quantized_model(tmp_path: Path,
     from homelab.worker.model import add_adapters, load_model
     from homelab.worker.task import Task
 
-    run = harness.make_run(tmp_path / "run", model, harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(1)), method__kind="qlora")
+    run = harness.make_run(
+        tmp_path / "run", model, harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(1)), method__kind="qlora"
+    )
     harness.make_plan(run, 1, [12])
     files = [json.loads((run / name).read_text()) for name in ("run.json", "attempts/1/plan.json")]
     task = Task(run, 1, "here", 0, 0, 1, *files)

@@ -45,17 +45,26 @@ def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path
     guilty = int(errors[0]["message"].split("on rank ")[1].split()[0])
     assert "17" in errors[guilty]["where"] and "learning_rate" in errors[0]["hint"]
     assert checkpoint.complete_steps(run / "checkpoints")[-1] == step - 1, "the last good checkpoint is kept"
-    checkpoint.verify(run / "checkpoints" / checkpoint.folder_name(step - 1), json.loads((run / "run.json").read_text())["recipe_hash"])
+    checkpoint.verify(
+        run / "checkpoints" / checkpoint.folder_name(step - 1),
+        json.loads((run / "run.json").read_text())["recipe_hash"],
+    )
 
 
 def test_a_bad_row_is_one_message_and_exit_code_two(tmp_path: Path, model: Path) -> None:
     data = tmp_path / "d.jsonl"
-    data.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"messages": 3}\n')
+    data.write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"messages": 3}\n'
+    )
     run = harness.make_run(tmp_path / "run", model, data)
     harness.make_plan(run, 1, [12])
     code, output = harness.finish(harness.start(run, 1, 1))
     assert code == 2
-    assert output.startswith("error: the messages must be a list") and f"where: {data}, line 2" in output and "fix: " in output
+    assert (
+        output.startswith("error: the messages must be a list")
+        and f"where: {data}, line 2" in output
+        and "fix: " in output
+    )
     assert "Traceback" not in output and len(output.strip().splitlines()) == 3
     error = json.loads((run / "attempts/1/ranks/0/error.json").read_text())
     assert set(error) == {"message", "where", "hint"}
@@ -90,7 +99,7 @@ def test_a_plan_that_does_not_fit_the_command_is_refused(tmp_path: Path, model: 
     with pytest.raises(WorkerError, match="do not add up to global_batch 12"):
         load_task(base | {"HOMELAB_ATTEMPT": "2"})
     (run / "run.json").write_text("{")
-    with pytest.raises(WorkerError, match="run.json is not JSON"):
+    with pytest.raises(WorkerError, match=r"run\.json is not JSON"):
         load_task(base)
 
 
@@ -105,9 +114,20 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, 
     """Metrics, heartbeat, TensorBoard, final/ with a model card, retention; then the trained model speaks."""
     row = {"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "abab"}]}
     data = harness.write_jsonl(tmp_path / "d.jsonl", [row] * 8)
-    recipe = {"train__global_batch": 8, "train__epochs": 40, "train__learning_rate": 5e-3, "tracking__tensorboard": True}
+    recipe = {
+        "train__global_batch": 8,
+        "train__epochs": 40,
+        "train__learning_rate": 5e-3,
+        "tracking__tensorboard": True,
+    }
     run = harness.make_run(
-        tmp_path / "run", model, data, **recipe, checkpoint__every_steps=10, checkpoint__keep=2, data__eval_fraction=0.125
+        tmp_path / "run",
+        model,
+        data,
+        **recipe,
+        checkpoint__every_steps=10,
+        checkpoint__keep=2,
+        data__eval_fraction=0.125,
     )
     harness.train(run, 1, [8], micro_batch=8)
 
@@ -116,7 +136,19 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, 
     assert (beat["phase"], beat["step"], beat["total_steps"]) == ("done", 40, 40)
     train = harness.lines(run, 1, 0, "metrics.jsonl", "train")
     assert [line["step"] for line in train] == list(range(1, 41))
-    wanted = {"time", "attempt", "rank", "node", "step", "epoch", "loss", "perplexity", "learning_rate", "grad_norm", "tokens"}
+    wanted = {
+        "time",
+        "attempt",
+        "rank",
+        "node",
+        "step",
+        "epoch",
+        "loss",
+        "perplexity",
+        "learning_rate",
+        "grad_norm",
+        "tokens",
+    }
     wanted |= {"samples", "tokens_per_s", "compute_s", "communication_s", "step_s", "memory_bytes", "share", "kind"}
     assert set(train[0]) == wanted
     assert train[0]["epoch"] == 1.0 and train[0]["samples"] == 7 and train[-1]["loss"] < 0.1 < train[0]["loss"]

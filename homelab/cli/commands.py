@@ -1,0 +1,27 @@
+"""The list of commands."""
+
+from __future__ import annotations
+
+import typer
+
+import homelab
+from homelab.cli import chat, lab, launch, logs, plan, preflight, recover, runs, status, stop, trust
+
+app = typer.Typer(
+    name="homelab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="One trainer out of the unequal GPUs on a home network.",
+    epilog="A first look without GPU or cluster: scripts/demo. Next: homelab preflight",
+)  # fmt: skip
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """One trainer out of the unequal GPUs on a home network."""
+    if version:
+        typer.echo(f"homelab {homelab.__version__}")
+        raise typer.Exit
+
+
+for command in (preflight, plan, launch, status, logs, stop, recover, runs, chat, trust):
+    app.command(name=command.__name__.rsplit(".", 1)[-1])(command.command)
+app.add_typer(lab.app, name="lab")

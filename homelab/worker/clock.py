@@ -1,0 +1,66 @@
+"""Where the time of a step goes: computing, or waiting for the other ranks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from homelab.worker import ranks
+
+
+class StepClock:
+    """Where the time of one optimizer step goes, in seconds: all of it, and the part in which this rank waits for the others.
+
+    The gradient all-reduce overlaps the backward pass; what counts as communication is what the backward pass still waits
+    for after this rank's last gradient is ready. On CUDA that is measured with events, as kernels run later than Python.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """A new step starts now."""
+        self.started = time.perf_counter()
+        self.communication_s = 0.0
+        self._ready: Any = None
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """`ranks.gather`, on the clock."""
+        before = time.perf_counter()
+        everyone = ranks.gather(values)
+        self.communication_s += time.perf_counter() - before
+        return everyone
+
+    def gradients_ready(self) -> None:
+        """This rank's last gradient of the step is computed."""
+        self._ready = self._now()
+
+    def gradients_reduced(self) -> None:
+        """The averaged gradients are here."""
+        if self._ready is None:
+            return
+        done = self._now()
+        if self.cuda:
+            done.synchronize()
+            self.communication_s += self._ready.elapsed_time(done) / 1000
+        else:
+            self.communication_s += done - self._ready
+        self._ready = None
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def reduce_hook(self, _state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        """DDP's own default reduction (average over ranks), which also says when the last bucket is ready."""
+        if bucket.is_last():
+            self.gradients_ready()
+        buffer = bucket.buffer().div_(torch.distributed.get_world_size())
+        future = torch.distributed.all_reduce(buffer, async_op=True).get_future()
+        return future.then(lambda reduced: reduced.value()[0])

@@ -1,0 +1,92 @@
+"""The weights of a run on disk: what a checkpoint holds, loading it back, and the final model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from homelab.worker.card import model_card
+from homelab.worker.errors import WorkerError
+from homelab.worker.metrics import replace_text
+from homelab.worker.model import DTYPES
+from homelab.worker.task import Task
+
+if TYPE_CHECKING:
+    from homelab.worker.trainer import ShareTrainer
+
+WEIGHTS = "trainable.safetensors"
+
+
+def checkpoint_writers(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
+    """What a checkpoint holds: file name -> function that writes it. The Trainer reads all but the weights under these names."""
+    law = {
+        "recipe_hash": task.recipe_hash,
+        "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()},
+    }
+    writers = {
+        WEIGHTS: lambda path: save_file(trainable_weights(trainer.model), str(path), metadata={"format": "pt"}),
+        "optimizer.pt": lambda path: torch.save(trainer.optimizer.state_dict(), path),
+        "scheduler.pt": lambda path: torch.save(trainer.lr_scheduler.state_dict(), path),
+        "trainer_state.json": lambda path: trainer.state.save_to_json(str(path)),
+        "law.json": lambda path: replace_text(path, json.dumps(law, indent=2)),
+    }
+    if trainer.accelerator.scaler is not None:
+        writers["scaler.pt"] = lambda path: torch.save(trainer.accelerator.scaler.state_dict(), path)
+    return writers
+
+
+def trainable_weights(model: Any) -> dict[str, Any]:
+    """Name -> tensor of everything that is trained, on the CPU."""
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def weights_sum(model: Any) -> float:
+    """Sum of the absolute values of all trained weights, as one number to compare."""
+    parts = [
+        parameter.detach().abs().sum(dtype=torch.float64) for parameter in model.parameters() if parameter.requires_grad
+    ]
+    return float(torch.stack(parts).sum())
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
+    saved = load_file(str(folder / WEIGHTS))
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
+        odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
+        raise WorkerError(
+            f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
+            where=str(folder / WEIGHTS),
+            hint="the base model on this node is another one: copy the same model folder to every node",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def write_final(
+    model: Any, tokenizer: Any, task: Task, eval_losses: dict[int, float], train_losses: Sequence[float]
+) -> None:
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card."""
+    partial = task.run_dir / ".final.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
+    if task.section("method")["kind"] == "full":
+        model.to(DTYPES[task.precision]).save_pretrained(partial)
+    else:
+        model.save_pretrained(partial, save_embedding_layers=False)
+    tokenizer.save_pretrained(partial)
+    (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
+    shutil.rmtree(task.final_dir, ignore_errors=True)
+    os.replace(partial, task.final_dir)

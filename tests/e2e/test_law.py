@@ -1,0 +1,83 @@
+"""The law: a recipe alone decides the training; the cluster only decides who computes what.
+
+The same recipe on one node, on three with unequal shares, and on three of which one is killed and two go on: the same
+weights, the same losses, every sample once per epoch.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from homelab.lab import Lab
+from tests.e2e.conftest import EPOCHS, ROWS, STEPS
+from tests.e2e.desk import Desk, Run, relative_error
+
+TOLERANCE = 1e-5
+
+
+def assert_lawful(run: Run, reference: Run, *, head: str) -> None:
+    """Weights and losses within 1e-5 of the reference, and every sample once per epoch over all attempts."""
+    assert relative_error(run.weights(head), reference.weights("node1")) <= TOLERANCE
+    found, expected = run.losses(), reference.losses()
+    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
+    worst = max(abs(found[step] - expected[step]) / abs(expected[step]) for step in expected)
+    assert worst <= TOLERANCE
+    assert_every_sample_once(run)
+
+
+def assert_every_sample_once(run: Run) -> None:
+    epochs = run.samples()
+    assert sorted(epochs) == list(range(EPOCHS))
+    for epoch, ids in epochs.items():
+        assert sorted(ids) == list(range(ROWS)), f"epoch {epoch}"
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(150)
+def test_the_reference_learns_and_sees_every_sample_once(reference: Run) -> None:
+    losses = reference.losses()
+    assert losses[STEPS] < 0.95 * losses[1]
+    assert any(abs(tensor).max() > 0 for name, tensor in reference.weights("node1").items() if "lora_B" in name)
+    assert_every_sample_once(reference)
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(240)
+def test_three_nodes_with_unequal_shares(desk: Desk, reference: Run) -> None:
+    run = desk.launch("law.toml")
+    run.wait_for_end(1, nodes=3)
+    status = desk.json("status", run.name)
+    assert status["state"] == "done"
+    assert [(rank["node"], rank["share"]) for rank in status["ranks"]] == [("node1", 6), ("node2", 4), ("node3", 2)]
+    assert_lawful(run, reference, head="node1")
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1])
+def test_a_killed_worker_and_two_nodes_that_go_on(desk: Desk, lab: Lab, reference: Run, seed: int) -> None:
+    draw = random.Random(seed)
+    victim, step = draw.choice(["node1", "node2", "node3"]), draw.randint(13, 18)
+    run = desk.launch("law.toml")
+    run.wait_for_step(1, step)
+    lab.fault(victim, "kill-worker")
+    run.wait_for_end(1, nodes=3, timeout_s=30)
+    reached = max(run.losses())
+    failed = desk.json("status", run.name, code=1)
+    assert failed["state"] == "failed"
+    assert failed["diagnosis"]["first_node"] == victim, (failed["diagnosis"], run.logs(1))
+
+    recovered = desk.json("recover", run.name, "--nodes", "node1,node2")
+    assert recovered["attempt"] == 2
+    assert recovered["nodes"] == ["node1", "node2"]
+    assert recovered["left_out"] == ["node3"]
+    # A crash must have cost steps: else the new attempt would have nothing to do again.
+    assert 0 < recovered["resume_step"] < reached < STEPS
+    run.wait_for_end(2, nodes=2)
+    assert desk.json("status", run.name)["state"] == "done", run.logs(2)
+    assert_lawful(run, reference, head="node1")
