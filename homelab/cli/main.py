@@ -21,8 +21,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        sys.stderr.write("interrupted\n")
         code = errors.EXIT_INTERRUPTED
+    if code == errors.EXIT_INTERRUPTED:  # typer makes this code of a Ctrl-C by itself, and says nothing
+        sys.stderr.write("interrupted\n")
     sys.exit(code)
 
 

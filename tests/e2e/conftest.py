@@ -76,7 +76,30 @@ def desk(base: Path, lab: Lab, model: Path) -> Desk:
     desk = Desk(folder, lab)
     harness.write_jsonl(folder / "chats.jsonl", harness.chat_rows(ROWS))
     desk.write("law.toml", recipe(model))
+    for name, text in (("all_reduce", ALL_REDUCE), ("sleeper", SLEEPER)):
+        desk.write(f"{name}.py", text)
+        desk.write(f"{name}.toml", f'[script]\npath = "{name}.py"\n')
     return desk
+
+
+ALL_REDUCE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(value)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: the sum is {value.item():g}")
+dist.destroy_process_group()
+"""
+
+# A worker with a child that has left its session: what a data loader that was reparented looks like.
+SLEEPER = """
+import subprocess, time
+subprocess.Popen(["setsid", "--fork", "sleep", "600"])
+print("asleep", flush=True)
+time.sleep(600)
+"""
 
 
 def recipe(model: Path, *, kind: str = "lora", length: str = f"epochs = {EPOCHS}", learning_rate: float = 1e-2) -> str:

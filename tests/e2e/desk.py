@@ -43,10 +43,10 @@ class Desk:
         """The JSON document a command prints with --json."""
         return json.loads(self.homelab(*arguments, "--json", code=code, timeout_s=timeout_s).stdout)
 
-    def spawn(self, *arguments: str) -> subprocess.Popen[str]:
+    def spawn(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command in a session of its own, as a terminal would; stdout and stderr come together."""
         return subprocess.Popen(
-            [*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*COMMAND, *arguments], cwd=self.folder, env=self._environment() | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -101,6 +101,11 @@ class Run:
         """Wait until torchrun ended on that many nodes."""
         wait_until(lambda: len(self.exits(attempt)) == nodes, timeout_s, lambda: self.logs(attempt))
 
+    def wait_for_output(self, attempt: int, node: str, text: str, *, timeout_s: float = 60) -> None:
+        """Wait until a worker of this node has printed `text`."""
+        pattern = f"attempts/{attempt}/nodes/{node}/logs/*/*/*/stdout.log"
+        wait_until(lambda: any(text in file.read_text() for file in self._files(pattern)), timeout_s, lambda: self.logs(attempt))
+
     def logs(self, attempt: int) -> str:
         """All that an attempt printed, for the message of a test that fails."""
         files = [*self._files(f"attempts/{attempt}/nodes/*/*.log"), *self._files(f"attempts/{attempt}/nodes/*/logs/*/*/*/*.log")]
@@ -154,17 +159,26 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     """The output of a process up to the line that holds `text`. Fails the test when it ends first."""
     assert process.stdout is not None
     seen = ""
-    for line in process.stdout:
+    while line := process.stdout.readline():
         seen += line
         if text in line:
             return seen
     raise AssertionError(f"{text!r} was never printed:\n{seen}")
 
 
+def read_rest(process: subprocess.Popen[str], timeout_s: float = 30) -> str:
+    """What a process prints from here to its end. (Not `communicate`: that loses what `readline` has read ahead.)"""
+    assert process.stdout is not None
+    seen = process.stdout.read()
+    process.wait(timeout_s)
+    process.stdout.close()
+    return seen
+
+
 def kill_whole(process: subprocess.Popen[str]) -> None:
     """SIGKILL to a process of `Desk.spawn` and all of its session."""
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    read_rest(process)
 
 
 def relative_error(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:

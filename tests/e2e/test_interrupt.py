@@ -1,0 +1,102 @@
+"""Ctrl-C and worse at any moment of a launch: the run lives and was announced, or nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from homelab.lab import procfs
+from tests.e2e.desk import Desk, Run, kill_whole, left_on, name_said, read_rest, read_until, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(90)]
+
+ANNOUNCED = "is starting on"
+
+# What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
+MOMENTS = [
+    ("| *typer.core", 0.0),
+    ("| *homelab.cli.launch", 0.0),
+    ("| *paramiko.transport", 0.0),
+    (". asking", 0.0),
+    (". asking", 0.3),
+    (". dialling", 0.05),
+    (". run", 0.0),
+    (". shipping", 0.02),
+    (". starting torchrun", 0.0),
+    (". starting torchrun", 0.1),
+    (". starting torchrun", 0.3),
+    (ANNOUNCED, 0.0),
+]
+
+
+def interrupt(desk: Desk, marker: str, delay_s: float, times: int = 1) -> tuple[int, str]:
+    """Launch, send SIGINT at that moment, and wait: the exit code and all that was said."""
+    controller = desk.spawn("launch", "sleeper.toml", PYTHONPROFILEIMPORTTIME="1")
+    module = marker.removeprefix("| *")
+    said = read_until(controller, f" {module}\n" if module != marker else marker)
+    time.sleep(delay_s)  # a moment, not a condition
+    for _ in range(times):
+        os.killpg(controller.pid, signal.SIGINT)
+        time.sleep(0.02)
+    said += read_rest(controller, timeout_s=60)
+    return controller.returncode, "".join(line for line in said.splitlines(keepends=True) if not line.startswith("import time:"))
+
+
+def assert_announced_or_gone(desk: Desk, code: int, said: str) -> None:
+    assert "Traceback" not in said
+    if ANNOUNCED in said:
+        assert code in (130, 0), said  # 0: it had done all it had to do
+        run = str(name_said(said))
+        assert desk.json("stop", run)["clean"] is True
+    else:
+        assert code == 130, said
+        assert "interrupted" in said
+    # An agent that was asked a question may still be about to answer it.
+    wait_until(lambda: not left_on(desk.lab), 5.0, lambda: f"{said}\nleft: {left_on(desk.lab)}")
+
+
+@pytest.mark.parametrize(("marker", "delay_s"), MOMENTS)
+def test_control_c(desk: Desk, marker: str, delay_s: float) -> None:
+    assert_announced_or_gone(desk, *interrupt(desk, marker, delay_s))
+
+
+def test_control_c_twice(desk: Desk) -> None:
+    assert_announced_or_gone(desk, *interrupt(desk, ". starting torchrun", 0.0, times=3))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_control_c_after_any_time(desk: Desk, seed: int) -> None:
+    assert_announced_or_gone(desk, *interrupt(desk, ". asking", random.Random(seed).uniform(0.0, 2.5)))
+
+
+def test_control_c_while_watching_leaves_the_run_alone(desk: Desk) -> None:
+    controller = desk.spawn("launch", "sleeper.toml", "--wait")
+    said = read_until(controller, ANNOUNCED)
+    said += read_until(controller, "starting\n")
+    os.killpg(controller.pid, signal.SIGINT)
+    said += read_rest(controller)
+    assert controller.returncode == 130, said
+    assert "The run goes on" in said
+    assert left_on(desk.lab)
+    assert desk.json("stop", str(name_said(said)))["clean"] is True
+    assert not left_on(desk.lab)
+
+
+def test_kill_while_it_starts_can_be_stopped(desk: Desk) -> None:
+    controller = desk.spawn("launch", "sleeper.toml")
+    said = read_until(controller, ". starting torchrun")
+    kill_whole(controller)
+    lab = desk.lab
+
+    def is_asked() -> bool:
+        return any(procfs.command_line(pid)[-1:] == ["start"] for node in lab.nodes for pid in lab.processes_of(node.name))
+
+    wait_until(lambda: not is_asked(), 20.0)
+    run = Run(lab, str(name_said(said)))
+    assert run.name in {row["name"] for row in desk.json("runs")["runs"]}
+    assert desk.json("stop", run.name)["clean"] is True
+    assert not left_on(lab)

@@ -1,0 +1,81 @@
+"""LoRA, QLoRA (NF4 on a CPU) and full fine-tuning from launch to an answer; two of them lose their controller on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import load_file
+
+from homelab.lab import Lab
+from tests.e2e.conftest import recipe
+from tests.e2e.desk import Desk, Run, copy_of_cluster, kill_whole, name_said, read_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(200)]
+
+ALWAYS = {"README.md", "tokenizer.json", "tokenizer_config.json"}
+ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def elsewhere(base: Path, lab: Lab) -> Desk:
+    """Another directory with nothing but a copy of cluster.toml in it."""
+    folder = base / "second laptop"
+    return Desk(folder, lab, copy_of_cluster(lab, folder))
+
+
+def assert_done_seen_from(elsewhere: Desk, run: Run, steps: int) -> None:
+    seen = elsewhere.json("status")  # the newest run anybody knows
+    assert seen["run"] == run.name
+    assert seen["state"] == "done", run.logs(1)
+    assert seen["step"] == seen["total_steps"] == steps
+    assert sorted(rank["node"] for rank in seen["ranks"]) == ["node1", "node2", "node3"]
+
+
+def assert_answers(desk: Desk, run: Run) -> None:
+    answer = desk.json("chat", run.name, "--prompt", "red or green?", "--max-new-tokens", "4", timeout_s=90)
+    assert answer["run"] == run.name
+    assert answer["node"] == "node1"
+    assert isinstance(answer["answer"], str)
+
+
+def test_lora_answers(desk: Desk, reference: Run) -> None:
+    final = reference.folder("node1") / "final"
+    assert {file.name for file in final.iterdir()} >= ALWAYS | ADAPTER
+    assert json.loads((final / "adapter_config.json").read_text())["r"] == 4
+    assert_answers(desk, reference)
+
+
+def test_full_with_the_controller_killed_right_after_launch(desk: Desk, elsewhere: Desk, model: Path) -> None:
+    desk.write("full.toml", recipe(model, kind="full", length=f"steps = {STEPS}", learning_rate=1e-3))
+    controller = desk.spawn("launch", "full.toml")
+    said = read_until(controller, "is starting on")
+    kill_whole(controller)
+    run = Run(desk.lab, str(name_said(said)))
+    run.wait_for_end(1, nodes=3)
+    assert_done_seen_from(elsewhere, run, STEPS)
+    final = run.folder("node1") / "final"
+    assert {file.name for file in final.iterdir()} >= ALWAYS | {"config.json", "model.safetensors"}
+    before, after = load_file(model / "model.safetensors"), load_file(final / "model.safetensors")
+    assert set(before) == set(after)
+    assert all(numpy.abs(after[name] - before[name]).max() > 0 for name in before)
+    assert_answers(elsewhere, run)
+
+
+def test_qlora_with_the_controller_killed_in_the_middle(desk: Desk, elsewhere: Desk, model: Path) -> None:
+    desk.write("qlora.toml", recipe(model, kind="qlora", length=f"steps = {STEPS}"))
+    controller = desk.spawn("launch", "qlora.toml", "--wait")
+    said = read_until(controller, "is starting on")
+    run = Run(desk.lab, str(name_said(said)))
+    at = run.wait_for_step(1, 2)
+    kill_whole(controller)
+    assert at < STEPS
+    run.wait_for_end(1, nodes=3)
+    assert_done_seen_from(elsewhere, run, STEPS)
+    final = run.folder("node1") / "final"
+    assert {file.name for file in final.iterdir()} >= ALWAYS | ADAPTER
+    assert run.losses()[STEPS] < run.losses()[1]
+    assert_answers(desk, run)

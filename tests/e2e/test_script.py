@@ -1,0 +1,58 @@
+"""A program of one's own under torchrun, and what plan, launch, logs, runs, status and stop say of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.desk import Desk, Run, left_on
+
+pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
+
+
+def test_a_script_from_plan_to_done(desk: Desk) -> None:
+    plan = desk.json("plan", "all_reduce.toml")
+    assert (plan["world_size"], plan["backend"], plan["head"]) == (3, "gloo", "node1")
+    assert [(rank["rank"], rank["node"]) for rank in plan["ranks"]] == [(0, "node1"), (1, "node2"), (2, "node3")]
+    assert all("torch.distributed.run" in node["command"] for node in plan["nodes"])
+
+    launched = desk.json("launch", "all_reduce.toml")
+    assert set(launched) == {"run", "folder", "head", "nodes", "attempt"}
+    assert (launched["head"], launched["nodes"], launched["attempt"]) == ("node1", ["node1", "node2", "node3"], 1)
+    run = Run(desk.lab, launched["run"])
+    run.wait_for_end(1, nodes=3, timeout_s=60)
+
+    status = desk.json("status", run.name)
+    assert status["state"] == "done", run.logs(1)
+    assert {"run", "state", "attempt", "nodes", "ranks", "events", "next_commands", "diagnosis"} <= set(status)
+    assert [node["reachable"] for node in status["nodes"]] == [True] * 3
+
+    for rank, node in enumerate(("node1", "node2", "node3")):
+        found = desk.json("logs", run.name, "--rank", str(rank))["ranks"]
+        assert found == {str(rank): {"node": node, "stdout": [f"rank {rank} of 3: the sum is 6"], "stderr": found[str(rank)]["stderr"]}}
+    assert "the sum is 6" in desk.homelab("logs", run.name).stdout
+    assert "rank 7" in desk.json("logs", run.name, "--rank", "7", code=2)["error"]["message"]
+
+    runs = desk.json("runs")
+    assert runs["unreachable"] == {}
+    row = next(row for row in runs["runs"] if row["name"] == run.name)
+    assert (row["state"], row["attempt"], row["nodes"]) == ("done", 1, ["node1", "node2", "node3"])
+
+
+def test_stop_leaves_nothing(desk: Desk) -> None:
+    run = desk.launch("sleeper.toml")
+    ranks = [rank for node in ("node1", "node2", "node3") for rank in run.folder(node).glob("attempts/1/nodes/*/agent.json")]
+    assert len(ranks) == 3
+    desk.homelab("logs", run.name)
+    # Not before every worker has its orphan: `stop` must find those, too.
+    for node in ("node1", "node2", "node3"):
+        run.wait_for_output(1, node, "asleep")
+    assert sum("sleep" in words for words in left_on(desk.lab).values()) >= 3
+    assert desk.json("status", run.name)["state"] == "running" or desk.json("status", run.name)["state"] == "starting"
+    stopped = desk.json("stop", run.name)
+    assert left_on(desk.lab) == {}
+    assert stopped["clean"] is True
+    assert all(answer["asked"] >= 3 and answer["left"] == [] for answer in stopped["nodes"].values())
+    assert desk.json("status", run.name)["state"] == "stopped"
+    assert desk.json("stop", run.name)["clean"] is True
+    row = next(row for row in desk.json("runs")["runs"] if row["name"] == run.name)
+    assert row["state"] == "stopped"
