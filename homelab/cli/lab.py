@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 
-from homelab.errors import InputError
-from homelab.lab.faults import FAULTS
-from homelab.lab.lab import Lab
-from homelab.lab.state import BackendName
+if TYPE_CHECKING:
+    from homelab.lab.state import BackendName
 
 app = typer.Typer(
     no_args_is_help=True, help="A practice cluster on this machine: several nodes with real sshd, and faults to try."
@@ -38,6 +31,10 @@ def up(
     python: Annotated[str | None, typer.Option(help="The nodes' Python; default: this one.")] = None,
 ) -> None:
     """Start a lab and write its cluster.toml."""
+    from rich.console import Console
+
+    from homelab.lab.lab import Lab
+
     console = Console(stderr=True, highlight=False)
     lab = Lab.up(
         folder,
@@ -61,6 +58,8 @@ def down(
     keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep the nodes' homes and logs.")] = False,
 ) -> None:
     """End a lab and look that nothing of it is left."""
+    from homelab.lab.lab import Lab
+
     done = Lab.open(folder).down(keep_files=keep_files)
     typer.echo(f"lab {done.lab} is down; verified that none of its {', '.join(done.verified)} are left")
     if not done.folder_removed:
@@ -70,6 +69,15 @@ def down(
 @app.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """How the nodes are, asked of the machine itself."""
+    import json
+    import shlex
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from homelab.lab.lab import Lab
+
     found = Lab.open(folder).status()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -96,7 +104,8 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         typer.echo(f"not running: {found['note']}. Take it down: homelab lab down {shlex.quote(found['folder'])}")
 
 
-_FAULT_HELP = "; ".join(f"{name}: {what}" for name, what in FAULTS.items())
+# The names of homelab.lab.faults.FAULTS, spelled out: importing the lab for its help would make every --help slow.
+_FAULT_HELP = "One of kill-worker, power-cut, power-on, pull-cable, plug-cable, freeze, thaw, throttle=0.3 (cores), throttle=off"
 
 
 @app.command()
@@ -106,6 +115,8 @@ def fault(
     what: Annotated[str, typer.Argument(metavar="FAULT", help=_FAULT_HELP)],
 ) -> None:
     """Let something happen to a node."""
+    from homelab.lab.lab import Lab
+
     Lab.open(folder).fault(node, what)
     typer.echo(f"{node}: {what} done")
 
@@ -114,6 +125,8 @@ def _cores(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
+        from homelab.errors import InputError
+
         raise InputError(
             f'got "{text}"; allowed: numbers of cores, one per node', where="--cpu", hint="--cpu 0.9,0.5,0.3"
         ) from None

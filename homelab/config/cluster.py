@@ -10,11 +10,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 # A node's name becomes a folder and a table heading on every machine; anything beyond this would only cause trouble there.
-_NAME = re.compile(r"^\w[\w.-]*$")
+_NAME = re.compile(r"[^\W_][\w.-]*")
+# What OpenSSH itself refuses in host and user names (ssh.c, valid_hostname and valid_ruser), because ssh_config may hand them to a shell.
+_SHELL_CHARACTERS = frozenset("'`\"$\\;&<>|(){}")
 
 
 def _check_name(name: str) -> str:
-    if not _NAME.match(name) or len(name) > 64:
+    if not _NAME.fullmatch(name) or len(name) > 64:
         raise ValueError(
             "a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (64 at most)"
         )
@@ -22,9 +24,26 @@ def _check_name(name: str) -> str:
 
 
 def _check_host(host: str) -> str:
-    if host.startswith("-") or any(c.isspace() or ord(c) < 32 for c in host) or not host:
+    if not _is_plain_word(host):
         raise ValueError("a host is an address, a host name or an alias of ~/.ssh/config, without spaces")
     return host
+
+
+def _check_user(user: str) -> str:
+    if not _is_plain_word(user) or "@" in user or ":" in user:
+        raise ValueError("the name of an account on the node, without spaces")
+    return user
+
+
+def _check_interface(interface: str) -> str:
+    # 15 characters: IFNAMSIZ of linux/if.h without the final zero.
+    if not _is_plain_word(interface) or "/" in interface or len(interface.encode()) > 15:
+        raise ValueError("the name of a network interface of the node, like eth0 (`ip link` lists them)")
+    return interface
+
+
+def _is_plain_word(text: str) -> bool:
+    return bool(text) and not text.startswith("-") and text.isprintable() and not any(c.isspace() or c in _SHELL_CHARACTERS for c in text)
 
 
 def _check_address(address: str) -> str:
@@ -44,11 +63,17 @@ def _check_network(network: str) -> str:
 
 
 def _check_remote_path(path: str) -> str:
-    if "\n" in path or "\0" in path:
+    if "\n" in path or "\r" in path or "\0" in path:
         raise ValueError("a path on one line")
     if not (path.startswith(("/", "~/")) or path == "~"):
         raise ValueError("a path on the node that starts with / or ~/")
     return str(PurePosixPath(path))
+
+
+def _check_workdir(path: str) -> str:
+    if ":" in path:
+        raise ValueError("a path without ':' (Python would take it for two folders)")
+    return _check_remote_path(path)
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
@@ -56,12 +81,15 @@ Host = Annotated[str, AfterValidator(_check_host)]
 Address = Annotated[str, AfterValidator(_check_address)]
 Network = Annotated[str, AfterValidator(_check_network)]
 RemotePath = Annotated[str, AfterValidator(_check_remote_path)]
+Workdir = Annotated[str, AfterValidator(_check_workdir)]
+User = Annotated[str, AfterValidator(_check_user)]
+Interface = Annotated[str, AfterValidator(_check_interface)]
 
 
 class Strict(BaseModel):
     """Frozen, and unknown keys are faults: a misspelt key that is ignored costs its owner an evening."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Gpu(Strict):
@@ -77,12 +105,12 @@ class Node(Strict):
     name: Name
     host: Host
     port: int = Field(default=22, ge=1, le=65535)
-    user: str | None = None
+    user: User | None = None
     identity_file: str | None = None
     python: RemotePath = "~/.homelab/env/bin/python"
-    workdir: RemotePath = "~/homelab"
+    workdir: Workdir = "~/homelab"
     lan_address: Address | None = None
-    interface: str | None = None
+    interface: Interface | None = None
     gpus: tuple[Gpu, ...] = ()
     speed: float | None = Field(default=None, gt=0)
 

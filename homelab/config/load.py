@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def load_recipe(path: Path) -> Recipe:
 
 def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except FileNotFoundError as error:
         raise InputError(f"there is no {kind} here", where=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
@@ -74,16 +75,32 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         ) from error
     except OSError as error:
         raise InputError(
-            f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -l '{path}'"
+            f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}"
         ) from error
     try:
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(
             f"this {kind} is not valid TOML: {error}",
             where=str(path),
             hint="texts need quotes, lists need [ ], and every [section] stands on its own line",
         ) from error
+    # No file name, command or setting can hold a zero byte; the functions that would meet it first give no clear error.
+    _raise_faults(path, text, [(place, 'the character "\\u0000" cannot be used') for place in _places_of_zero(data)])
+    return text, data
+
+
+def _places_of_zero(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, str):
+        if "\0" in value:
+            yield place
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _places_of_zero(key, (*place, key.replace("\0", "")))
+            yield from _places_of_zero(inner, (*place, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _places_of_zero(inner, (*place, index))
 
 
 def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any]:
@@ -198,7 +215,7 @@ def _raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
     raise InputError(
         f"{count} fault{'s' if count > 1 else ''}:\n" + "\n".join(f"  {message}" for _, message in numbered),
         where=str(path),
-        hint=f"edit {path}, then run the command again",
+        hint=f"edit {shlex.quote(str(path))}, then run the command again",
     )
 
 

@@ -45,6 +45,13 @@ class Data(Strict):
     split: str = "train"
     text_column: str = "text"
 
+    @field_validator("train", "eval")
+    @classmethod
+    def _names_something(cls, place: str | None) -> str | None:
+        if place is not None and not place.removeprefix("hub:").strip():
+            raise ValueError("a path relative to the recipe, a path on every node (/ or ~/), or hub:org/name")
+        return place
+
 
 class Method(Strict):
     """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full)."""
@@ -99,8 +106,8 @@ class Parallel(Strict):
     @field_validator("shares")
     @classmethod
     def _shares_positive(cls, shares: Any) -> Any:
-        if isinstance(shares, dict) and (not shares or any(count < 0 for count in shares.values())):
-            raise ValueError("samples per global batch for every node, each 0 or more, e.g. { tower = 6, laptop = 4 }")
+        if isinstance(shares, dict) and (min(shares.values(), default=-1) < 0 or not any(shares.values())):
+            raise ValueError("samples per global batch for every node, 0 or more each and not 0 for all, e.g. { tower = 6, laptop = 4 }")
         return shares
 
     @field_validator("micro_batch")

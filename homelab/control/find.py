@@ -12,6 +12,7 @@ from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
+from homelab.runs.state import FINISHED
 
 Say = Callable[[str], None]
 
@@ -19,11 +20,14 @@ Say = Callable[[str], None]
 def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     """The run meant: by name, or the newest. One that only the nodes know is adopted into `runs_dir`.
 
-    Raises InputError when nobody knows it, UnreachableError when no node could be asked either.
+    Without a name, a run of this folder that has not ended is meant; when its newest has ended, another controller may have
+    launched a newer one, and the nodes are asked. Raises InputError when nobody knows it, UnreachableError when no node
+    could be asked either.
     """
     local = store.runs_in(runs_dir)
-    if name is None and local:
-        return local[0]
+    newest = max(local, key=_created_at, default=None)
+    if name is None and newest and (store.read_json(newest.state_json) or {}).get("state") not in FINISHED:
+        return newest
     if name is not None:
         chosen = store.choose(name, [paths.name for paths in local])
         if chosen:
@@ -39,6 +43,8 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
         reverse=True,
     )
     names = list(dict.fromkeys(entry[1] for entry in remote))
+    if name is None and newest and (not remote or remote[0][0] <= _created_at(newest)):
+        return newest
     found = (names[0] if names else None) if name is None else store.choose(name, names)
     if found is None:
         if unreachable and not answers:
@@ -50,6 +56,10 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
         )
     node = next(entry[2] for entry in remote if entry[1] == found)
     return _adopt(fleet, RunPaths(runs_dir / found), node)
+
+
+def _created_at(paths: RunPaths) -> float:
+    return float((store.read_json(paths.run_json) or {}).get("created_at") or 0.0)
 
 
 def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:

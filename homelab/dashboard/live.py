@@ -20,7 +20,7 @@ _REDRAWS_PER_S = 2.0  # so that a resized window is filled soon, between two loo
 
 # rich's own, without its web fonts: a picture in a README must not load anything.
 _SVG = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xml:space="preserve" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: {char_height}px;
   line-height: {line_height}px; font-variant-east-asian: full-width; }}

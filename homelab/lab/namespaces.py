@@ -79,8 +79,9 @@ class Namespaces:
             "passwd": passwd_with_home(passwd, node.user, node.home),
             "shadow": shadow_of(passwd),
             "hostname": f"{node.name}\n",
-            # A well-kept machine. (Debian and Ubuntu write 127.0.1.1 here, which preflight warns of.)
-            "hosts": f"127.0.0.1\tlocalhost\n{node.host}\t{node.name}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+            # A well-kept machine, which knows its neighbours. (Debian writes 127.0.1.1 here, which preflight warns of.)
+            "hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+            + "".join(f"{peer.host}\t{peer.name}\n" for peer in state.nodes),
         }
         for name, text in files.items():
             (folder / "etc" / name).write_text(text, errors="surrogateescape")

@@ -38,9 +38,10 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     except Exception as error:  # not the user's mistake: a lost peer, no memory left, or a fault of ours
-        last = (str(error).strip().splitlines() or [""])[-1]
+        # torch puts what happened first and its C++ stack after it.
+        first = (str(error).strip().splitlines() or [""])[0]
         where = f"step {recorder.step + 1}, rank {task.rank} on {task.node}"
-        recorder.error({"message": f"{type(error).__name__}: {last}", "where": where, "hint": ""})
+        recorder.error({"message": f"{type(error).__name__}: {first}", "where": where, "hint": ""})
         traceback.print_exc()
         return EXIT_FAILED
     return 0
