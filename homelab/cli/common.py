@@ -40,11 +40,15 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
     cluster = load(path)
     names = tuple(name.strip() for name in nodes.split(",") if name.strip())
     known = [node.name for node in cluster.nodes]
+    if nodes and not names:
+        raise InputError(
+            "no node is named", where=f"--nodes {nodes!r}; {path} has {', '.join(known)}", hint=f"--nodes {','.join(known)}"
+        )
     for name in names:
         if name not in known:
             raise InputError(
                 f'no node is called "{name}".{did_you_mean(name, known)}',
-                where=f"--nodes {nodes}; {path} has {', '.join(known)}",
+                where=f"the nodes named: {nodes!r}; {path} has {', '.join(known)}",
                 hint=f"homelab preflight --nodes {known[0]}",
             )
     return cluster.only(names) if names else cluster

@@ -83,5 +83,5 @@ def command(
             plan_text = plan_report.text(prepared.plan)
             paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
         if wait:
-            return watch.until_end(fleet, paths, console=console, options=options)
+            return watch.wait(fleet, paths, console=console, options=options)
     return 0

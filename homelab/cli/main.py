@@ -5,6 +5,7 @@ Nothing heavy is imported before `main` is running: a Ctrl-C in the half second 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -29,6 +30,11 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code for these arguments. Raises KeyboardInterrupt, and nothing else."""
+    for stream in (sys.stdout, sys.stderr):
+        # File names may hold bytes, and models may say letters, that this terminal's encoding does not know.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
     import typer
     from typer.exceptions import TyperException
 

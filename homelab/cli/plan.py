@@ -19,6 +19,8 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Print nodes, ranks, shares, environment, torchrun commands and a memory estimate. Nothing is started."""
+    import shlex
+
     from rich.console import Console
 
     from homelab.config.load import load_recipe
@@ -62,5 +64,5 @@ def command(
     console = Console()
     console.print(report.table(made, why=why))
     options = common.same_options(cluster)
-    console.print(f"Next: homelab launch {recipe}{options}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Next: homelab launch {shlex.quote(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
     return 0

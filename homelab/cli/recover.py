@@ -59,5 +59,5 @@ def command(
                 f"  follow   homelab status {paths.name}{options}", markup=False, highlight=False, soft_wrap=True
             )
         if wait:
-            return watch.until_end(fleet, paths, console=console, options=options)
+            return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -18,18 +18,20 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
 ) -> int:
     """Show the host key of nodes and remember it. A key that CHANGED is refused here too."""
-    from homelab.errors import HomelabError, UnreachableError
+    import sys
+
+    from homelab.errors import HomelabError, InputError, UnreachableError
     from homelab.remote import hostkeys, ssh
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     asked = [node for node in loaded.nodes if node.host != "local"]
-    failed: HomelabError | None = None
+    failed: list[HomelabError] = []
+    refused: list[str] = []
     for node in asked:
         try:
             offer = ssh.offered_key(loaded, node)
         except UnreachableError as error:
-            typer.echo(f"{node.name}: {error.message}", err=True)
-            failed = failed or error
+            failed.append(error)
             continue
         if offer is None:
             typer.echo(f"{node.name}: its host key is known already")
@@ -37,12 +39,29 @@ def command(
         host, port, key = offer
         typer.echo(f"{node.name} ({host}:{port}) shows the host key {key.get_name()} {hostkeys.fingerprint(key)}")
         typer.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
-        if yes or typer.confirm("  is it the same, and shall it be remembered?", default=False):
+        try:
+            accepted = yes or typer.confirm("  is it the same, and shall it be remembered?", default=False)
+        except typer.Abort:
+            if sys.stdin.isatty():
+                raise  # Ctrl-C
+            raise InputError(
+                "there is nobody to ask whether this key is right", where=f"node {node.name}, standard input",
+                hint=f"compare the fingerprint on the node, then: homelab trust --yes {node.name}",
+            ) from None  # fmt: skip
+        if accepted:
             path = hostkeys.remember(loaded, host, port, key)
             typer.echo(f"  remembered in {path}")
         else:
             typer.echo("  not remembered")
+            refused.append(node.name)
+    for error in failed[1:]:
+        typer.echo(f"{error.where}: {error.message}", err=True)
     if failed:
-        raise failed
+        raise failed[0]
+    if refused:
+        raise HomelabError(
+            "these nodes stay unknown: their host keys were not accepted", where=", ".join(f"node {name}" for name in refused),
+            hint=f"compare the fingerprints, then: homelab trust {' '.join(refused)}",
+        )  # fmt: skip
     typer.echo("Next: homelab preflight" + common.same_options(cluster))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from homelab.control import find
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, InputError
 from homelab.remote.fanout import Fleet
 from homelab.runs.paths import RunPaths
 
@@ -18,6 +18,12 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
     Raises the head's error when nobody can answer.
     """
     plan = find.plan_of(paths)
+    if find.recipe_of(paths)[1].model is None:
+        raise InputError(
+            "this run was trained by its own [script]: only that program knows how to ask its model",
+            where=paths.name,
+            hint="look for what it has written below the run's folder on the nodes: homelab status",
+        )
     request = {
         "run": paths.name,
         "prompt": prompt,

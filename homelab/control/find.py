@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from homelab.config.cluster import Cluster
+from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
@@ -21,12 +25,22 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     """The run meant: by name, or the newest. One that only the nodes know is adopted into `runs_dir`.
 
     Without a name, a run of this folder that has not ended is meant; when its newest has ended, another controller may have
-    launched a newer one, and the nodes are asked. Raises InputError when nobody knows it, UnreachableError when no node
-    could be asked either.
+    launched a newer one, and the nodes are asked. A damaged folder is mended from what the nodes have.
+
+    Raises InputError when nobody knows it, UnreachableError when no node could be asked either, HomelabError when its folder
+    is damaged and no node that answers has it.
     """
+    chosen = _choose(fleet, runs_dir, name, say)
+    if not is_whole(chosen):
+        say(f"the folder of {chosen.name} is damaged: asking the nodes for it")
+        _mend(fleet, chosen)
+    return chosen
+
+
+def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     local = store.runs_in(runs_dir)
     newest = max(local, key=_created_at, default=None)
-    if name is None and newest and (store.read_json(newest.state_json) or {}).get("state") not in FINISHED:
+    if name is None and newest and store.read_object(newest.state_json).get("state") not in FINISHED:
         return newest
     if name is not None:
         chosen = store.choose(name, [paths.name for paths in local])
@@ -59,23 +73,76 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
 
 
 def _created_at(paths: RunPaths) -> float:
-    return float((store.read_json(paths.run_json) or {}).get("created_at") or 0.0)
+    moment = store.read_object(paths.run_json).get("created_at")
+    return float(moment) if isinstance(moment, int | float) else 0.0
 
 
 def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
-    """The plan of an attempt, the newest by default. Raises HomelabError when the run's folder is damaged."""
-    numbers = sorted(
-        (int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdigit()), reverse=True
-    )
-    for number in [attempt] if attempt else numbers:
-        data = store.read_json(paths.plan_json(number))
-        if data is not None:
-            return Plan.model_validate(data)
-    raise HomelabError(
-        "this run's folder is damaged: no plan is in it",
+    """The plan of an attempt, the newest that can be read by default. Raises HomelabError when the run's folder is damaged."""
+    for number in [attempt] if attempt else _attempts(paths):
+        plan = _read_plan(paths, number)
+        if plan is not None:
+            return plan
+    raise _damaged(paths, "no plan is in it")
+
+
+def recipe_of(paths: RunPaths) -> tuple[dict[str, Any], Recipe]:
+    """run.json, and the recipe in it. Raises HomelabError when the run's folder is damaged."""
+    described = store.read_object(paths.run_json)
+    try:
+        recipe = Recipe.model_validate(described["recipe"], strict=False)
+        for entry in described["data"].values():
+            assert entry is None or {"path", "name", "sha256", "kind"} <= entry.keys()
+    except (ValidationError, KeyError, AttributeError, AssertionError) as error:
+        raise _damaged(paths, "run.json is not whole") from error
+    return described, recipe
+
+
+def is_whole(paths: RunPaths) -> bool:
+    """False when run.json or the newest plan cannot be read."""
+    numbers = _attempts(paths)
+    try:
+        recipe_of(paths)
+    except HomelabError:
+        return False
+    return bool(numbers) and _read_plan(paths, numbers[0]) is not None
+
+
+def _attempts(paths: RunPaths) -> list[int]:
+    """Numbers of the attempts that have a folder here, the newest first."""
+    found = [int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdecimal()]
+    return sorted(found, reverse=True)
+
+
+def _read_plan(paths: RunPaths, number: int) -> Plan | None:
+    try:
+        return Plan.model_validate(store.read_json(paths.plan_json(number)))
+    except ValidationError:
+        return None
+
+
+def _damaged(paths: RunPaths, what: str) -> HomelabError:
+    aside = shlex.quote(str(paths.root))
+    return HomelabError(
+        f"this run's folder is damaged: {what}, and no node that answers has it",
         where=str(paths.root),
-        hint=f"rm -r '{paths.root}'; the nodes still know the run: homelab status {paths.name}",
+        hint=f"put it aside: mv {aside} {aside}.damaged; where a node is off that had the run: homelab preflight --only ssh",
     )
+
+
+def _mend(fleet: Fleet, paths: RunPaths) -> None:
+    """Take run.json and the plans anew from a node that has them. Raises HomelabError when there is none."""
+    answers, _ = fleet.ask("runs")
+    for node, answer in answers.items():
+        if any(entry["name"] == paths.name for entry in answer["runs"]):
+            try:
+                _adopt(fleet, paths, node)
+            except HomelabError:
+                continue
+            if is_whole(paths):
+                return
+    recipe_of(paths)
+    raise _damaged(paths, "the newest plan cannot be read")
 
 
 def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, HomelabError]]:
@@ -84,12 +151,12 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any
     answers, unreachable = fleet.ask("runs")
     rows: dict[str, dict[str, Any]] = {}
     for paths in store.runs_in(runs_dir):
-        described, state = store.read_json(paths.run_json) or {}, store.read_json(paths.state_json) or {}
+        state = store.read_object(paths.state_json)
         rows[paths.name] = {
             "name": paths.name,
             "state": state.get("state", "planned"),
             "attempt": state.get("attempt", 0),
-            "created_at": described.get("created_at"),
+            "created_at": _created_at(paths) or None,
             "nodes": [],
             "seen": [],
         }
@@ -142,6 +209,14 @@ def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:
         raise HomelabError(
             "the node has this run's folder, but not its description", where=f"node {node}", hint="homelab runs"
         )
+    try:
+        for plan in described["plans"].values():
+            assert plan is None or Plan.model_validate(plan).run == paths.name
+        Recipe.model_validate(described["run_json"]["recipe"], strict=False)
+    except (ValidationError, KeyError, AssertionError) as error:
+        raise HomelabError(
+            "this node's description of the run is damaged", where=f"node {node}, run {paths.name}", hint="homelab runs"
+        ) from error
     cluster: Cluster = fleet.cluster
     for number, plan in described["plans"].items():
         if plan is not None:
@@ -156,6 +231,6 @@ def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:
 def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
     """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
     for number, plan in fleet.agent(node).ask("describe", {"run": paths.name})["plans"].items():
-        if plan is not None and not paths.plan_json(int(number)).exists():
+        if plan is not None and _read_plan(paths, int(number)) is None:
             store.write_json(paths.plan_json(int(number)), plan)
     return plan_of(paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -204,10 +203,9 @@ def digest_of(item: Material, seen: Evidence) -> str:
 
 def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
     """The recipe as it was, and what was shipped (while small): recovery from this folder needs no other file."""
-    paths.code.mkdir(parents=True, exist_ok=True)
     for source in [prepared.recipe_path, *(item.local for item in prepared.material if item.local)]:
         if source.stat().st_size <= _KEEP_COPY_BYTES:
-            shutil.copyfile(source, paths.code / source.name)
+            store.copy(source, paths.code / source.name)
 
 
 def _git_revision() -> str | None:

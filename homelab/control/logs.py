@@ -48,7 +48,7 @@ def _look(fleet: Fleet, paths: RunPaths, rank: int | None, lines: int) -> tuple[
         "attempt": plan.attempt,
         "tail_lines": lines,
         "torchrun_lines": lines,
-        "after_step": {str(entry.rank): 1 << 60 for entry in wanted},
+        "after_lines": {str(entry.rank): 1 << 60 for entry in wanted},
     }
     answers, errors = fleet.ask("poll", request, names=names)
     parsed = replies.parse_replies(answers)

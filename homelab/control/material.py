@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> Material:
         return Material(role, "shipped", str(local), local, sha256(local))
     except PermissionError as error:
         raise InputError(
-            "this file cannot be read", where=f"{recipe_path}, key {key}: {local}", hint=f"ls -l '{local}'"
+            "this file cannot be read", where=f"{recipe_path}, key {key}: {local}", hint=f"ls -l {shlex.quote(str(local))}"
         ) from error
 
 

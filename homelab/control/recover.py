@@ -10,7 +10,6 @@ from typing import Any
 
 from homelab.checks import registry
 from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
 from homelab.control import find, gather, launch, start, watch
 from homelab.control.material import Material, sha256
 from homelab.diagnose.cause import Diagnosis
@@ -66,8 +65,7 @@ def resume(
     checkpoint is left (and not `from_scratch`), or when the data is not what the run began with. Nothing is left running by
     a failure.
     """
-    described = store.read_json(paths.run_json)
-    recipe = Recipe.model_validate(described["recipe"], strict=False)
+    described, recipe = find.recipe_of(paths)
     items = _material(paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")

@@ -29,10 +29,17 @@ def ship_material(fleet: Fleet, names: list[str], material: list[Material], say:
 
         def send(name: str, item: Material = item, request: dict[str, Any] = request) -> None:
             agent = fleet.agent(name)
-            if not agent.ask("has-file", request)["found"]:
-                assert item.local is not None
-                with item.local.open("rb") as stream:
-                    agent.send("receive-file", request, stream)
+            if agent.ask("has-file", request)["found"]:
+                return
+            assert item.local is not None
+            if not item.local.is_file():  # the run was launched from another machine, or the file is gone since
+                raise HomelabError(
+                    f"the run's file {item.local.name} is not on this node, and not here either",
+                    where=f"node {name}; here: {item.local}",
+                    hint=f"copy it to {item.local}, or go on without {name}: --nodes",
+                )
+            with item.local.open("rb") as stream:
+                agent.send("receive-file", request, stream)
 
         say(f"shipping {item.local.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
         _, errors = on_all(names, send)

@@ -63,7 +63,7 @@ class Outcome:
 def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     """End the run on all nodes of the cluster that its plans name (an earlier attempt may have left something elsewhere)."""
     attempt = find.plan_of(paths).attempt
-    before = (store.read_json(paths.state_json) or {}).get("state")
+    before = store.read_object(paths.state_json).get("state")
     if before not in ("done", "failed"):
         store.set_state(paths, "stopping", attempt, intent="stopping")
     planned = {node.name for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from homelab.config.cluster import Node
-from homelab.control import find
+from homelab.control import find, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -32,8 +33,8 @@ class Watcher:
         self._fleet = fleet
         self._paths = paths
         self._options = options
-        self._described = store.read_json(paths.run_json) or {}
-        self._kept = store.read_lines(paths.metrics_jsonl)
+        self._described = store.read_object(paths.run_json)
+        self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
 
@@ -45,7 +46,7 @@ class Watcher:
             # Another controller recovered this run: its plan is on the nodes.
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
             self._ask([node.name for node in plan.nodes])
-        before = (store.read_json(self._paths.state_json) or {}).get("state")
+        before = store.read_object(self._paths.state_json).get("state")
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -80,15 +81,12 @@ class Watcher:
 
     def _ask(self, names: list[str]) -> None:
         known = {node.name for node in self._fleet.cluster.nodes}
-        after: dict[str, int] = {}
-        attempt = max((line.get("attempt", 0) for line in self._kept), default=0)
-        for line in self._kept:
-            if line.get("attempt", 0) == attempt and line.get("kind") == "train":
-                after[str(line["rank"])] = max(after.get(str(line["rank"]), -1), line["step"])
-        request = {"run": self._paths.name, "after_step": {}, "tail_lines": 200}
-        # Metrics of an older attempt say nothing about what is new in the current one.
-        if attempt and attempt == find.plan_of(self._paths).attempt:
-            request["after_step"] = after
+        attempt = find.plan_of(self._paths).attempt
+        known_lines: dict[str, int] = {}
+        for kind, its_attempt, rank, *_ in {_key(line) for line in self._kept}:
+            if kind and its_attempt == attempt:
+                known_lines[str(rank)] = known_lines.get(str(rank), 0) + 1
+        request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
         answers, errors = self._fleet.ask(
             "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
         )
@@ -129,8 +127,30 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) 
     return {"done": EXIT_DONE, "lost": EXIT_UNREACHABLE}.get(seen.state, EXIT_FAILED)
 
 
+def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> int:
+    """`until_end` for who started the run: an attempt that failed fails as a whole, so what is left of it is ended.
+
+    (Ranks that had not begun to train wait long for the one that is missing, and hold their cards meanwhile.)
+    """
+    code = until_end(fleet, paths, console=console, options=options)
+    if code == EXIT_FAILED:
+        outcome = stop.stop(fleet, paths, lambda text: None)
+        for line in outcome.lines() if outcome.exit_code != EXIT_DONE else ():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
 def _has_ended(seen: Snapshot) -> bool:
     return seen.state in FINISHED or seen.state == "lost"
+
+
+def _is_metric(line: dict[str, Any]) -> bool:
+    """False for a line of a damaged file: the nodes give it again."""
+    try:
+        Metric.model_validate(line)
+    except ValidationError:
+        return False
+    return True
 
 
 def ssh_words(node: Node) -> str:

@@ -13,6 +13,15 @@ import traceback
 VERSION = 1
 
 
+class Refusal(ValueError):
+    """A refusal that knows more than its message: where, and what mends it."""
+
+    def __init__(self, message, where=None, hint=None):
+        super().__init__(message)
+        self.where = where
+        self.hint = hint
+
+
 def main():
     """Dispatch one verb. Modules are imported where they are needed: an answer should cost milliseconds."""
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -21,6 +30,13 @@ def main():
 
         watch.watch(sys.argv[2])
         return 0
+    if sys.version_info < (3, 9):
+        version = "%d.%d" % tuple(sys.version_info[:2])
+        _refuse(
+            "%s is Python %s, and homelab needs 3.9 or newer" % (sys.executable, version), "refused",
+            hint="install a newer Python on this node, make an environment with it, then edit cluster.toml: python = ...",
+        )  # fmt: skip
+        return 1
     try:
         line = sys.stdin.buffer.readline()
         request = json.loads(line) if line.strip() else {}
@@ -34,14 +50,15 @@ def main():
         text = (
             "%s: %s" % (error.strerror, error.filename) if isinstance(error, OSError) and error.strerror else str(error)
         )
-        _refuse(text, kind)
+        _refuse(text, kind, where=getattr(error, "where", None), hint=getattr(error, "hint", None))
     except Exception as error:  # our mistake: the controller shows it as an internal error, with this text
         _refuse("%s: %s" % (type(error).__name__, error), "internal", traceback.format_exc())
     return 1
 
 
-def _refuse(message, kind, trace=None):
-    sys.stdout.write(json.dumps({"error": {"message": message, "kind": kind, "trace": trace}}) + "\n")
+def _refuse(message, kind, trace=None, where=None, hint=None):
+    error = {"message": message, "kind": kind, "trace": trace, "where": where, "hint": hint}
+    sys.stdout.write(json.dumps({"error": error}) + "\n")
     sys.stdout.flush()
 
 
@@ -86,18 +103,35 @@ def _chat(request):
     from homelab.node import paths
 
     body = dict(request, run_dir=paths.run_dir(request["workdir"], request["run"]))
-    done = subprocess.run(
-        [sys.executable, "-m", "homelab.worker.chat"],
-        input=json.dumps(body),
-        capture_output=True,
-        text=True,
-        timeout=float(request.get("timeout_s", 300)),
-        env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1"),
-    )
+    limit_s = float(request.get("timeout_s", 300))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "homelab.worker.chat"],
+            input=json.dumps(body),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1"),
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError("the model gave no answer within %.0f s" % limit_s) from None
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise ValueError("the chat program failed: %s" % (done.stderr.strip()[-500:] or done.returncode)) from None
+        raise _chat_error(done) from None
+
+
+def _chat_error(done):
+    """What the chat program said on stderr: its own three parts, or the last line of whatever went wrong."""
+    parts = {}
+    for line in done.stderr.splitlines():
+        for label in ("error", "where", "fix"):
+            if line.startswith(label + ": "):
+                parts[label] = line[len(label) + 2 :]
+    if "error" in parts:
+        return Refusal(parts["error"], where=parts.get("where"), hint=parts.get("fix"))
+    last = (done.stderr.strip().splitlines() or ["exit code %d" % done.returncode])[-1]
+    return Refusal("the chat program failed: %s" % last[:500])
 
 
 if __name__ == "__main__":

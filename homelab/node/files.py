@@ -89,7 +89,7 @@ def checkpoint_steps(run_folder):
     for name in names:
         if (
             name.startswith("step-")
-            and name[5:].isdigit()
+            and name[5:].isdecimal()
             and os.path.exists(os.path.join(root, name, "complete.json"))
         ):
             steps.append(int(name[5:]))

@@ -3,12 +3,17 @@
 import os
 import re
 
-_SAFE = re.compile(r"^\w[\w.-]*$")
+_SAFE = re.compile(r"\w[\w.-]*")
+
+
+def is_usable(name):
+    """True for a name that is one path component and cannot climb."""
+    return isinstance(name, str) and _SAFE.fullmatch(name) is not None
 
 
 def checked(name):
-    """The name itself, when it is one path component that cannot climb; ValueError otherwise."""
-    if not isinstance(name, str) or not _SAFE.match(name):
+    """The name itself, when it is usable; ValueError otherwise."""
+    if not is_usable(name):
         raise ValueError("not a usable name: %r" % (name,))
     return name
 
@@ -39,4 +44,4 @@ def attempts(run_folder):
         names = os.listdir(os.path.join(run_folder, "attempts"))
     except OSError:
         return []
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())

@@ -9,7 +9,7 @@ from homelab.node import files, load, paths, processes
 
 
 def poll(request):
-    """The poll reply. `request`: workdir, node, run (or null), after_step {rank: step}, tail_lines, attempt (newest)."""
+    """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest)."""
     reply = {"node": request["node"], "time": time.time(), "run": None}
     reply.update(load.read())
     run = request.get("run")
@@ -24,10 +24,11 @@ def runs(request):
     root = os.path.join(paths.expand(request["workdir"]), "runs")
     alive = processes.of_runs(request["node"])
     found = []
+    # A folder that somebody copied to "... (copy)" is no run.
     for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
         folder = os.path.join(root, name)
-        described = files.read_json(os.path.join(folder, "run.json"))
-        if described is None:
+        described = files.read_json(os.path.join(folder, "run.json")) if paths.is_usable(name) else None
+        if not isinstance(described, dict):
             continue
         numbers = paths.attempts(folder)
         here = paths.node_dir(folder, numbers[-1], request["node"]) if numbers else None
@@ -86,13 +87,15 @@ def _run(folder, request):
 
 def _rank(folder, attempt, here, rank, request):
     number = str(rank["rank"])
+    # What the asker knows of another attempt says nothing about this one.
+    known = (request.get("after_lines") or {}).get(number, 0) if request.get("lines_of_attempt") in (None, attempt) else 0
     home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", number)
     # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
     logs = sorted(glob.glob(os.path.join(glob.escape(here), "logs", "*", "attempt_0", str(rank["local_rank"]))))
     tail_lines = int(request.get("tail_lines", 20))
     return {
         "heartbeat": files.read_json(os.path.join(home, "heartbeat.json")),
-        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), (request.get("after_step") or {}).get(number, -1)),
+        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), known),
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
             "stderr": files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else [],
@@ -101,18 +104,19 @@ def _rank(folder, attempt, here, rank, request):
     }
 
 
-def _metrics(path, after_step):
-    """Metric lines later than `after_step`; lines without a step (notes) come only with the first question."""
-    lines = []
+def _metrics(path, after_lines):
+    """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll."""
     try:
         with open(path, encoding="utf-8") as stream:
-            for text in stream:
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    continue  # the writer is in the middle of this line; the next poll has it whole
-                if line.get("step", 0 if after_step < 0 else after_step) > after_step:
-                    lines.append(line)
+            whole = stream.read().split("\n")[:-1]
     except OSError:
         return []
+    lines = []
+    for text in whole[max(0, int(after_lines)) :]:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
     return lines

@@ -96,7 +96,11 @@ def routes(peers):
 
 def state(port):
     """Whether the TCP port can be bound, and who holds it when not (types: `homelab.facts.PortFacts`)."""
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET, socket.SOCK_STREAM) as probe:
+    try:
+        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:  # a kernel that was started without IPv6
+        probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with probe:
         # As torch's TCPStore does: TIME_WAIT leftovers are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

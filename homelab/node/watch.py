@@ -4,6 +4,7 @@ It outlives the SSH connection, the terminal and the controller. torchrun handle
 a new session (setsid) is what keeps it alive.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -49,7 +50,7 @@ def start(request):
         }
     )
     with open(os.path.join(here, "agent.log"), "ab") as log:
-        subprocess.Popen(
+        watcher = subprocess.Popen(
             [sys.executable, "-m", "homelab.node", "watch", here],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -66,12 +67,21 @@ def start(request):
         ended = files.read_json(os.path.join(here, "exit.json"))
         if ended:
             raise OSError("torchrun did not start: %s" % ended.get("error", "see %s" % here))
+        if watcher.poll() is not None:
+            said = files.tail(os.path.join(here, "agent.log"), 1) or ["see %s" % here]
+            # A disk that is full cannot hold agent.log either; the exit code carries the cause.
+            if watcher.returncode == errno.ENOSPC or "Errno 28" in said[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), here)
+            raise OSError("the agent ended before torchrun ran: %s" % said[0])
         time.sleep(0.01)
     raise OSError("the agent did not start torchrun within 20 s; see %s" % os.path.join(here, "agent.log"))
 
 
 def watch(here):
-    """Run torchrun as described in `here`/start.json until it ends; then write exit.json. Never returns an error."""
+    """Run torchrun as described in `here`/start.json until it ends; then write exit.json.
+
+    Leaves with the number of the error where the disk refuses: what cannot be written down must not run on unseen.
+    """
     # `stop` signals every process of the run, this one too; the end must be written down all the same. (Handlers, not
     # SIG_IGN: an ignored signal would be inherited by torchrun.)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -92,8 +102,9 @@ def watch(here):
                 start_new_session=True,
                 cwd=folder,
             )
-    except OSError as error:
-        files.write_json(
+    except (OSError, ValueError) as error:
+        remove_secrets(folder)
+        _write(
             os.path.join(here, "exit.json"),
             {
                 "returncode": 127,
@@ -104,19 +115,18 @@ def watch(here):
             },
         )
         return
-    files.write_json(
-        os.path.join(here, "agent.json"),
-        {
-            "pid": os.getpid(),
-            "torchrun_pid": child.pid,
-            "started_at": time.time(),
-            "boot_id": boot_id(),
-        },
-    )
+    agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_id()}
+    try:
+        files.write_json(os.path.join(here, "agent.json"), agent)
+    except OSError as error:
+        processes.end_run(plan["run"], plan["node"], grace_s=1.0, spare=(os.getpid(),))
+        remove_secrets(folder)
+        sys.exit(error.errno or 1)
     returncode = child.wait()
     # Workers that outlive a torchrun that was killed would hold the card and the port.
     processes.end_run(plan["run"], plan["node"], grace_s=5.0, spare=(os.getpid(),))
-    files.write_json(
+    remove_secrets(folder)
+    _write(
         os.path.join(here, "exit.json"),
         {
             "returncode": returncode if returncode >= 0 else None,
@@ -125,6 +135,21 @@ def watch(here):
             "stopped": os.path.exists(os.path.join(here, "stop")),
         },
     )
+
+
+def _write(path, value):
+    try:
+        files.write_json(path, value)
+    except OSError as error:
+        sys.exit(error.errno or 1)
+
+
+def remove_secrets(folder):
+    """Take the run's secrets from the disk: nobody needs them any more."""
+    try:
+        os.unlink(os.path.join(folder, "secrets.json"))
+    except OSError:
+        pass
 
 
 def mark_stop(request):
@@ -136,19 +161,26 @@ def mark_stop(request):
 
 
 def stop(request):
-    """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped."""
-    mark_stop(request)
-    outcome = processes.end_run(paths.checked(request["run"]), paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0)))
+    """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped.
+
+    A full disk is no reason to let it run: what cannot be written then is left out.
+    """
+    try:
+        mark_stop(request)
+    except OSError:
+        pass
+    outcome = processes.end_run(
+        paths.checked(request["run"]), paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0))
+    )
+    remove_secrets(paths.run_dir(request["workdir"], request["run"]))
     here = _unfinished(request)
     if here is not None:
         # The watcher itself had to be killed, or was gone before: write the end in its place.
-        files.write_json(
-            os.path.join(here, "exit.json"),
-            {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True},
-        )
-    secrets = os.path.join(paths.run_dir(request["workdir"], request["run"]), "secrets.json")
-    if os.path.exists(secrets):
-        os.unlink(secrets)
+        end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
+        try:
+            files.write_json(os.path.join(here, "exit.json"), end)
+        except OSError:
+            pass
     return outcome
 
 

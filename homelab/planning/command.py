@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from homelab.planning.model import NodePlan
 
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY")
+ANSWER_MARK = "homelab-answer-begins-here"
+"""The agent's output begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
 
 
 def quote_path(path: str) -> str:
@@ -36,26 +38,39 @@ def masked(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_sh(script: str) -> str:
-    """Run `script` under /bin/sh whatever the login shell is (fish and csh read other languages)."""
-    return f"exec /bin/sh -c {shlex.quote(script)}"
+    """Run `script` under /bin/sh whatever the login shell is (fish and csh read other languages).
+
+    Inside of single quotes fish reads backslashes, csh reads `!` and refuses the end of a line. A script with one of these is
+    written with octal escapes (`\\0NNN`, which printf's %b takes back): they mean the same to all shells.
+    """
+    if not set(script) & set("\\!\n"):
+        return f"exec /bin/sh -c {shlex.quote(script)}"
+    written = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter == " ") else "".join(f"\\0{byte:03o}" for byte in letter.encode())
+        for letter in script
+    )
+    return f"""exec /bin/sh -c 'eval "$(printf %b "$0")"' '{written}'"""
 
 
 def agent_command(python: str, code_dir: str, verb: str) -> str:
-    """Shell text that runs one verb of the shipped agent; exit code 97 when the code is not there yet.
+    """Shell text that runs one verb of the shipped agent; exit code 97 when the code is not there yet, 98 without any Python.
 
+    What the agent prints comes after ANSWER_MARK. Its Python is in UTF-8 mode: file names mean the same in every locale.
     Falls back to `python3` where the configured Python is missing, so that the other checks can still speak; the facts then
     name the interpreter that answered, and the Python check fails.
     """
     code, configured = quote_path(code_dir), quote_path(python)
     return in_sh(
-        f'test -e {code}/complete || exit 97; p={configured}; test -x "$p" || p=$(command -v python3) || exit 98; '
-        f'PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)}'
+        f'test -e {code}/complete || exit 97; p={configured}; test -f "$p" -a -x "$p" || p=$(command -v python3) || exit 98; '
+        f'echo {ANSWER_MARK}; PYTHONUTF8=1 PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)}'
     )
 
 
 # Runs on the node before any code of ours is there: unpacks a tar from stdin beside its place and renames it.
 _UNPACK = """
 import os, shutil, sys, tarfile
+if sys.version_info < (3, 9):
+    sys.exit("%s is Python %s, and homelab needs 3.9 or newer" % (sys.executable, sys.version.split()[0]))
 place = os.path.expanduser(sys.argv[1])
 partial = "%s.partial.%d" % (place, os.getpid())
 os.makedirs(partial)
@@ -83,8 +98,8 @@ def unpack_command(python: str, code_dir: str) -> str:
     """Shell text that unpacks the code archive on stdin into `code_dir`; exit code 98 when the node has no Python."""
     configured = quote_path(python)
     return in_sh(
-        f'p={configured}; test -x "$p" || p=$(command -v python3) || exit 98; '
-        f'exec "$p" -c {shlex.quote(_UNPACK)} {quote_path(code_dir)}'
+        f'p={configured}; test -f "$p" -a -x "$p" || p=$(command -v python3) || exit 98; '
+        f'PYTHONUTF8=1 exec "$p" -c {shlex.quote(_UNPACK)} {quote_path(code_dir)}'
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+from homelab.checks.commands import on_node, path_word
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import HomelabError
-from homelab.planning.command import agent_command, unpack_command
-from homelab.remote import ship
+from homelab.planning.command import ANSWER_MARK, agent_command, unpack_command
+from homelab.remote import answers, ship
 from homelab.remote.session import Completed, Session, Stream
+from homelab.runs.reply import plain_lines
 
+_MARK = ANSWER_MARK.encode() + b"\n"
+_OPEN_TIMEOUT_S = 20.0
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
 
 
@@ -45,13 +49,23 @@ class Agent:
 
     def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, timeout_s: float = 600.0) -> None:
         """A question answered with raw bytes (send-checkpoint, send-final), written to `into`."""
-        done = self._run(verb, request, b"", timeout_s, into)
+        done = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into)))
         if done.returncode != 0:
             raise self._error(f"it could not send what was asked for ({verb})", done)
 
     def open(self, verb: str, request: dict[str, Any]) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
-        return self.session.open(self._command(verb), stdin=self._request(request))
+        stream = self.session.open(self._command(verb), stdin=self._request(request))
+        try:
+            while line := stream.readline(_OPEN_TIMEOUT_S):
+                if line.endswith(ANSWER_MARK.encode()):
+                    return stream
+        except (TimeoutError, OSError):
+            pass
+        stream.close()
+        raise HomelabError(
+            f"the agent did not begin to '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}"
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -72,7 +86,7 @@ class Agent:
         if done.returncode == _CODE_MISSING:
             self._ship(timeout_s)
             if not isinstance(body, bytes):
-                body.seek(0)
+                body.seek(0)  # nothing was read by the command that found no code; what was sent to it is sent again
             done = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
         return done
 
@@ -85,63 +99,91 @@ class Agent:
     def _answer(self, verb: str, done: Completed) -> dict[str, Any]:
         if done.returncode == _PYTHON_MISSING:
             raise self._error("no Python", done)
-        # The answer is the last line: a shell that greets on start may have printed before it.
-        lines = done.stdout.strip().splitlines()
+        # A shell that greets on start has printed before the mark.
         try:
-            answer = json.loads(lines[-1])
-        except (IndexError, ValueError):
+            answer = json.loads(done.stdout.partition(_MARK)[2])
+        except (ValueError, RecursionError):
             raise self._error(f"it gave no answer to '{verb}' (exit code {done.returncode})", done) from None
-        if (
-            isinstance(answer, dict)
-            and "error" in answer
-            and isinstance(answer["error"], dict)
-            and "kind" in answer["error"]
-        ):
-            raise self._refusal(answer["error"])
+        refusal = answer.get("error") if isinstance(answer, dict) else None
+        if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
+            raise self._refusal(refusal)
+        fault = answers.fault(verb, answer)
+        if fault:
+            raise HomelabError(
+                f"it answered '{verb}' with something that homelab's agent does not say ({plain_lines(fault)})",
+                where=self._where(),
+                hint=f"is this your machine? To have the agent shipped anew: {self._on_node('rm -r', '/code')}",
+            )
         assert isinstance(answer, dict)
         return answer
 
     def _refusal(self, error: dict[str, Any]) -> HomelabError:
+        message = plain_lines(str(error["message"]))
         if error["kind"] == "full":
-            return HomelabError(
-                f"the disk is full: {error['message']}",
-                where=self._where(),
-                hint=f"free space below {self.node.workdir}: {self._ssh('df -h')}",
-            )
+            return self._full(f": {message}")
+        hint = f"homelab preflight --nodes {self.node.name}; by hand: {self._on_node('ls -l')}"
+        where = plain_lines(str(error.get("where") or ""))
         return HomelabError(
-            str(error["message"]), where=self._where(), hint=f"homelab preflight; by hand: {self._ssh('...')}"
+            message, where=f"{self._where()}{', ' if where else ''}{where}", hint=plain_lines(str(error.get("hint") or "")) or hint
         )
 
+    def _full(self, details: str = "") -> HomelabError:
+        return HomelabError(
+            f"the disk is full{details}", where=self._where(),
+            hint=f"make room: {self._on_node('df -h')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
+        )  # fmt: skip
+
     def _error(self, message: str, done: Completed) -> HomelabError:
-        text = done.stderr.decode("utf-8", "replace").strip()
+        text = plain_lines(done.stderr.decode("utf-8", "replace"))
+        last = text.splitlines()[-1] if text else "it said nothing"
         if done.returncode == _PYTHON_MISSING:
             return HomelabError(
                 f"there is no Python at {self.node.python}, and no python3 either",
                 where=self._where(),
-                hint="sudo apt install python3-venv && python3 -m venv ~/.homelab/env  (then edit python = ... in cluster.toml)",
+                hint=f"{on_node(self.node, 'sudo apt install python3-venv && python3 -m venv ~/.homelab/env')}; then edit cluster.toml: python = ...",
             )
         if "No space left" in text or "Errno 28" in text:
+            return self._full()
+        if last.endswith("homelab needs 3.9 or newer"):
             return HomelabError(
-                "the disk is full",
-                where=self._where(),
-                hint=f"free space below {self.node.workdir}: {self._ssh('df -h')}",
-            )
-        if "Permission denied" in text or "Read-only file system" in text:
+                last, where=f"{self._where()}, python = {self.node.python}",
+                hint=f"install a newer one there, make an environment with it, then edit cluster.toml, node {self.node.name}: python = ...",
+            )  # fmt: skip
+        if done.returncode in (126, 127):  # what a shell says when it cannot start a program
             return HomelabError(
-                f"the workdir cannot be written: {text.splitlines()[-1]}",
-                where=self._where(),
-                hint=f"edit workdir = ... in cluster.toml, or: {self._ssh('ls -ld')}",
+                f"the Python of this node does not start: {last}", where=f"{self._where()}, python = {self.node.python}",
+                hint=f"{on_node(self.node, f'{path_word(self.node.python)} --version')}; or edit cluster.toml: python = ...",
+            )  # fmt: skip
+        if any(words in last for words in ("Permission denied", "Read-only file system", "Not a directory", "File exists")):
+            return HomelabError(
+                f"the workdir cannot be written: {last}",
+                where=f"{self._where()}, workdir = {self.node.workdir}",
+                hint=f"{self._on_node('ls -ld')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
             )
-        return HomelabError(
-            f"{message}: {text.splitlines()[-1] if text else 'it said nothing'}",
-            where=self._where(),
-            hint=self._ssh("true"),
-        )
+        return HomelabError(f"{message}: {last}", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}")
 
     def _where(self) -> str:
         return f"node {self.node.name} ({self.node.host})"
 
-    def _ssh(self, command: str) -> str:
-        user = f"{self.node.user}@" if self.node.user else ""
-        port = f"-p {self.node.port} " if self.node.port != 22 else ""
-        return f"ssh {port}{user}{self.node.host} {command}"
+    def _on_node(self, command: str, below: str = "") -> str:
+        """The text that runs a command on a path of the workdir, for a hint."""
+        return on_node(self.node, f"{command} {path_word(self.node.workdir + below)}")
+
+
+class _AfterMark:
+    """Passes on what comes after the mark: raw bytes must not begin with a shell's greeting."""
+
+    def __init__(self, into: BinaryIO) -> None:
+        self._into = into
+        self._before: bytearray | None = bytearray()
+
+    def write(self, block: bytes) -> int:
+        """As a file's `write`."""
+        if self._before is None:
+            return self._into.write(block)
+        self._before += block
+        _, mark, rest = bytes(self._before).partition(_MARK)
+        if mark:
+            self._before = None
+            self._into.write(rest)
+        return len(block)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, UnreachableError
 from homelab.remote.agent import Agent, connect
+
+RETRY_AFTER_S = 5.0
 
 T = TypeVar("T")
 Outcome = tuple[dict[str, T], dict[str, HomelabError]]
@@ -37,6 +40,7 @@ class Fleet:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._agents: dict[str, Agent] = {}
+        self._silent: dict[str, tuple[float, UnreachableError]] = {}
 
     def __enter__(self) -> Fleet:
         return self
@@ -48,13 +52,24 @@ class Fleet:
     def only(self, names: Iterable[str]) -> Fleet:
         """These nodes alone, over the same connections (close the whole fleet, not the part)."""
         part = Fleet(self.cluster.only(tuple(names)))
-        part._agents = self._agents
+        part._agents, part._silent = self._agents, self._silent
         return part
 
     def agent(self, name: str) -> Agent:
-        """This node's agent, connected when it was not. Raises UnreachableError."""
+        """This node's agent, connected when it was not. Raises UnreachableError.
+
+        A node that could not be reached is not tried again for `RETRY_AFTER_S`: a command asks several questions, and a node
+        without power costs the whole connect time-out each time.
+        """
         if name not in self._agents:
-            self._agents[name] = connect(self.cluster, self.cluster.node(name))
+            failed_at, error = self._silent.get(name, (None, None))
+            if failed_at is not None and error is not None and time.monotonic() - failed_at < RETRY_AFTER_S:
+                raise error
+            try:
+                self._agents[name] = connect(self.cluster, self.cluster.node(name))
+            except UnreachableError as refused:
+                self._silent[name] = (time.monotonic(), refused)
+                raise
         return self._agents[name]
 
     def ask(

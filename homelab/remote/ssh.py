@@ -7,11 +7,13 @@ Measured on fabric 3.2: it sets AutoAddPolicy and loads no known_hosts; paramiko
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,11 +23,14 @@ import paramiko
 
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
+from homelab.planning.command import quote_words
 from homelab.remote import hostkeys
 from homelab.remote.session import Completed, Stream
 
 CONNECT_TIMEOUT_S = 10.0
 _BLOCK = 1 << 16
+# How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
+_KEY_FILE_ERRORS = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,11 @@ class SshSession:
         deadline = time.monotonic() + timeout_s
         channel = self._channel(timeout_s)
         out, err = bytearray(), bytearray()
+        errors = threading.Thread(target=_drain, args=(channel.recv_stderr, err), daemon=True)
+        sender = threading.Thread(target=_feed, args=(channel, head, stdin), daemon=True)
         try:
             channel.settimeout(timeout_s)
             channel.exec_command(command)
-            errors = threading.Thread(target=_drain, args=(channel.recv_stderr, err), daemon=True)
-            sender = threading.Thread(target=_feed, args=(channel, head, stdin), daemon=True)
             errors.start()
             sender.start()
             while block := channel.recv(_BLOCK):
@@ -115,6 +120,8 @@ class SshSession:
             raise self._lost(str(error) or type(error).__name__) from error
         finally:
             channel.close()
+            if sender.ident is not None:
+                sender.join(5.0)  # it must not go on reading a body that the caller closes now, or sends again
         if returncode == -1:
             raise self._lost("the connection broke while a command ran")
         return Completed(returncode, bytes(out), bytes(err))
@@ -207,7 +214,9 @@ def _connect(cluster: Cluster, node: Node, address: Address, where: str) -> fabr
     keys = [name for name in address.identity_files if Path(name).exists()]
     if node.identity_file and not keys:
         raise UnreachableError(
-            "the identity file is not there", where=f"{where}, key identity_file", hint=f"ls -l '{node.identity_file}'"
+            f"the identity file {node.identity_file} is not there",
+            where=f"{where}, key identity_file",
+            hint=f"ls -l {shlex.quote(node.identity_file)}; make a key: ssh-keygen -t ed25519 -f {shlex.quote(node.identity_file)}",
         )
     arguments: dict[str, Any] = {"banner_timeout": CONNECT_TIMEOUT_S, "auth_timeout": CONNECT_TIMEOUT_S}
     if keys:
@@ -223,23 +232,36 @@ def _connect(cluster: Cluster, node: Node, address: Address, where: str) -> fabr
     try:
         connection.open()
     except paramiko.BadHostKeyException as error:
-        known = hostkeys.name_in_file(address.host, address.port)
+        raise _changed(cluster, node, address, where, error.key, error.expected_key) from error
+    except paramiko.PasswordRequiredException as error:
         raise UnreachableError(
-            f"the host key CHANGED: expected {hostkeys.fingerprint(error.expected_key)}, got {hostkeys.fingerprint(error.key)}. "
-            "Either this machine was set up anew, or another machine answers in its place",
-            where=where,
-            hint=f"if you know why: ssh-keygen -f '{hostkeys.files_of(cluster)[0]}' -R '{known}' && homelab trust {node.name}",
+            "the key has a passphrase, and no ssh-agent that holds it was asked",
+            where=f"{where}, {', '.join(keys)}",
+            hint=f"{quote_words(['ssh-add', *keys])}, and leave identity_file out of cluster.toml; or use a key without a passphrase",
         ) from error
     except paramiko.AuthenticationException as error:
+        options = ["-i", keys[0]] if node.identity_file else []
         raise UnreachableError(
             f"the login was refused ({error})",
             where=where,
-            hint=f"ssh-copy-id -p {address.port} {(address.user + '@') if address.user else ''}{address.host}",
+            hint=quote_words(["ssh-copy-id", *options, "-p", str(address.port), _login(address)]),
+        ) from error
+    except (ValueError, UnicodeDecodeError) as error:  # from the parsers of key files
+        raise UnreachableError(
+            f"the identity file cannot be used: {error}",
+            where=f"{where}, {', '.join(keys)}",
+            hint=f"{quote_words(['ssh-keygen', '-l', '-f', *keys[:1]])} must print the key; or name another identity_file",
         ) from error
     except paramiko.SSHException as error:
         if "not found in known_hosts" in str(error):
             raise UnreachableError(
                 "the host key of this node is not known yet", where=where, hint=f"homelab trust {node.name}"
+            ) from error
+        if any(words in str(error) for words in _KEY_FILE_ERRORS):
+            raise UnreachableError(
+                f"the identity file cannot be used: {error}",
+                where=f"{where}, {', '.join(keys)}",
+                hint=f"{quote_words(['ssh-keygen', '-l', '-f', *keys[:1]])} must print the key; or name another identity_file",
             ) from error
         raise UnreachableError(f"no SSH session: {error}", where=where, hint=_by_hand(address)) from error
     except socket.gaierror as error:
@@ -274,8 +296,26 @@ def _gateway(cluster: Cluster, jump: str, where: str) -> fabric.Connection:
     return _connect(cluster, node, resolve(node), f"{where}, by way of {host}")
 
 
+def _login(address: Address) -> str:
+    return f"{address.user}@{address.host}" if address.user else address.host
+
+
 def _by_hand(address: Address) -> str:
-    return f"ssh -v -p {address.port} {(address.user + '@') if address.user else ''}{address.host} true"
+    return quote_words(["ssh", "-v", "-p", str(address.port), _login(address), "true"])
+
+
+def _changed(
+    cluster: Cluster, node: Node, address: Address, where: str, shown: paramiko.PKey, known: paramiko.PKey | None
+) -> UnreachableError:
+    """Refused everywhere, by `homelab trust` too: only the person's own ssh-keygen -R takes the old key away."""
+    file, name = str(hostkeys.files_of(cluster)[0]), hostkeys.name_in_file(address.host, address.port)
+    expected = f"expected {hostkeys.fingerprint(known)}, " if known else ""
+    return UnreachableError(
+        f"the host key CHANGED: {expected}got {hostkeys.fingerprint(shown)}. "
+        "Either this machine was set up anew, or another machine answers in its place",
+        where=where,
+        hint=f"if you know why: {quote_words(['ssh-keygen', '-f', file, '-R', name])} && homelab trust {node.name}",
+    )
 
 
 def offered_key(cluster: Cluster, node: Node) -> tuple[str, int, paramiko.PKey] | None:
@@ -288,9 +328,14 @@ def offered_key(cluster: Cluster, node: Node) -> tuple[str, int, paramiko.PKey] 
     known = paramiko.SSHClient()
     hostkeys.load(known, cluster)
     name = hostkeys.name_in_file(address.host, address.port)
+    recorded = known._system_host_keys.lookup(name)  # type: ignore[attr-defined]
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S) as connection:
             transport = paramiko.Transport(connection)
+            options = transport.get_security_options()
+            # Servers have several keys: asked for the kind that is known already, an honest one shows that.
+            kinds = list(options.key_types)
+            options.key_types = sorted(kinds, key=lambda kind: kind not in _key_types(recorded))
             try:
                 transport.start_client(timeout=CONNECT_TIMEOUT_S)
                 key = transport.get_remote_server_key()
@@ -298,13 +343,14 @@ def offered_key(cluster: Cluster, node: Node) -> tuple[str, int, paramiko.PKey] 
                 transport.close()
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise UnreachableError(f"no SSH server answers: {error}", where=where, hint=_by_hand(address)) from error
-    recorded = known._system_host_keys.lookup(name)  # type: ignore[attr-defined]
     if recorded is None:
         return address.host, address.port, key
     if recorded.get(key.get_name()) == key:
         return None
-    raise UnreachableError(
-        f"the host key CHANGED: it now shows {hostkeys.fingerprint(key)}",
-        where=where,
-        hint=f"if you know why: ssh-keygen -f '{hostkeys.files_of(cluster)[0]}' -R '{name}' && homelab trust {node.name}",
-    )
+    raise _changed(cluster, node, address, where, key, recorded.get(key.get_name()))
+
+
+def _key_types(recorded: Mapping[str, paramiko.PKey] | None) -> set[str]:
+    """The names under which a server may offer the recorded keys: an RSA key has three (RFC 8332)."""
+    kinds = set(recorded or ())
+    return kinds | {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else kinds

@@ -6,12 +6,18 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from homelab.errors import HomelabError, InputError, did_you_mean
 from homelab.runs.paths import RunPaths
+
+# One path component that cannot climb (twin of `homelab.node.paths.checked`).
+USABLE_NAME = r"\w[\w.-]*"
 
 README = """This folder is one run of homelab.
 
@@ -33,22 +39,41 @@ attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpo
 
 def write_text(path: Path, text: str) -> None:
     """Write beside `path` and put it in place with one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
+    with _written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # A file name may hold bytes that are no UTF-8; in JSON the escape of such a character is the character.
+            with partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """What the disk refuses, as an error a person can mend."""
     try:
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        folder = next((parent for parent in path.absolute().parents if parent.exists()), path.parent)
         raise HomelabError(
             f"it cannot be written: {error.strerror}",
             where=str(path),
-            hint=f"df -h '{path.parent}'; ls -ld '{path.parent}'",
+            hint=f"df -h {shlex.quote(str(folder))}; ls -ld {shlex.quote(str(folder))}",
         ) from error
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file into a run's folder."""
+    with _written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -64,27 +89,36 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object; an empty one when the file is missing, broken or holds something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
     """Append JSON objects, one per line."""
     if not values:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write("".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
+    with _written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write("".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a .jsonl file; a line cut short by a crash is left out."""
+    """The JSON objects of a .jsonl file; a line cut short by a crash, or broken in another way, is left out."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            value = json.loads(line)
         except ValueError:
             continue
+        if isinstance(value, dict):
+            found.append(value)
     return found
 
 
@@ -106,7 +140,7 @@ def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None =
 
 def intent_of(paths: RunPaths, attempt: int) -> str | None:
     """What the controller was about to do in this attempt; None when nothing was written down about it."""
-    found = read_json(paths.state_json) or {}
+    found = read_object(paths.state_json)
     return found.get("intent") if found.get("attempt") == attempt else None
 
 
@@ -121,10 +155,12 @@ def new_name(label: str, now: float, taken: set[str]) -> str:
 
 
 def runs_in(folder: Path) -> list[RunPaths]:
-    """The runs of this controller folder, newest first."""
+    """The runs of this controller folder, newest first. A copy that somebody named "... (copy)" is none."""
     if not folder.is_dir():
         return []
-    found = [RunPaths(path) for path in folder.iterdir() if (path / "run.json").exists()]
+    found = [
+        RunPaths(path) for path in folder.iterdir() if re.fullmatch(USABLE_NAME, path.name) and (path / "run.json").is_file()
+    ]
     return sorted(found, key=lambda paths: (paths.run_json.stat().st_mtime, paths.name), reverse=True)
 
 
@@ -133,8 +169,8 @@ def choose(name: str, known: list[str]) -> str | None:
 
     Raises InputError when several are meant.
     """
-    if name in known:
-        return name
+    if name in known or not name:
+        return name or None
     near = [run for run in known if run.startswith(name) or run.endswith(name)]
     if len(near) > 1:
         raise InputError(

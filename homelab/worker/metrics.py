@@ -43,7 +43,7 @@ class Recorder:
             return
         self._noted.add(message)
         print(f"note: {message}", flush=True)
-        self._metric({"kind": "note", "time": time.time(), "rank": self.task.rank, "message": message})
+        self._metric({"kind": "note", "time": time.time(), "attempt": self.task.attempt, "rank": self.task.rank, "message": message})
 
     def train(self, line: dict[str, Any], samples: dict[str, Any]) -> None:
         """Record a finished optimizer step: what it measured, and which rows of the data this rank trained on."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from tests.e2e.desk import Desk, Run, left_on, wait_until
+from tests.e2e.desk import Desk, Run, copy_of_cluster, left_on, wait_until
 from tests.lab.conftest import namespaces_missing
 from tests.worker import harness
 
@@ -80,6 +80,13 @@ def desk(base: Path, lab: Lab, model: Path) -> Desk:
         desk.write(f"{name}.py", text)
         desk.write(f"{name}.toml", f'[script]\npath = "{name}.py"\n')
     return desk
+
+
+@pytest.fixture(scope="module")
+def elsewhere(request: pytest.FixtureRequest, base: Path, lab: Lab) -> Desk:
+    """Another directory with nothing but a copy of cluster.toml in it."""
+    folder = base / f"second laptop of {request.module.__name__}"
+    return Desk(folder, lab, copy_of_cluster(lab, folder))
 
 
 ALL_REDUCE = """

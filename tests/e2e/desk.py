@@ -63,7 +63,8 @@ class Desk:
 
     def _environment(self) -> dict[str, str]:
         outside = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
-        return outside | {"HOMELAB_CLUSTER": str(self.cluster), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+        own = {"HOMELAB_CLUSTER": str(self.cluster), "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+        return outside | own
 
 
 class Run:

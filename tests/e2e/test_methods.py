@@ -9,22 +9,14 @@ import numpy
 import pytest
 from safetensors.numpy import load_file
 
-from homelab.lab import Lab
 from tests.e2e.conftest import recipe
-from tests.e2e.desk import Desk, Run, copy_of_cluster, kill_whole, name_said, read_until
+from tests.e2e.desk import Desk, Run, kill_whole, name_said, read_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(200)]
 
 ALWAYS = {"README.md", "tokenizer.json", "tokenizer_config.json"}
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def elsewhere(base: Path, lab: Lab) -> Desk:
-    """Another directory with nothing but a copy of cluster.toml in it."""
-    folder = base / "second laptop"
-    return Desk(folder, lab, copy_of_cluster(lab, folder))
 
 
 def assert_done_seen_from(elsewhere: Desk, run: Run, steps: int) -> None:

@@ -21,7 +21,7 @@ def kill_torchrun(lab: Lab, node: str) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
-def test_from_scratch_and_on_without_a_node(desk: Desk, lab: Lab, reference: Run) -> None:
+def test_from_scratch_and_on_without_a_node(desk: Desk, elsewhere: Desk, lab: Lab, reference: Run) -> None:
     run = desk.launch("law.toml")
     # Past the rendezvous, but long before the first checkpoint.
     wait_until(lambda: run.heartbeat(1, rank=1).get("phase") == "loading", 60, lambda: run.logs(1))
@@ -45,7 +45,7 @@ def test_from_scratch_and_on_without_a_node(desk: Desk, lab: Lab, reference: Run
     reached = run.wait_for_step(2, 13)
     lab.fault("node3", "power-cut")
     # The others do not know yet that nobody will answer; the person does not wait for their time-out.
-    said = desk.homelab("recover", run.name, timeout_s=90)
+    said = elsewhere.homelab("recover", run.name, timeout_s=90)
     assert "node3 is left out" in said.stdout
     assert 0 < int(said.stdout.split("after step ")[1].split()[0]) <= max(reached, max(run.losses()))
     run.wait_for_end(3, nodes=2)

@@ -1,0 +1,107 @@
+"""What each verb of the agent may answer. A node that says anything else is not believed: its words become paths and commands here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from homelab.facts import Facts, Loose
+from homelab.runs.reply import Exit, Reply
+from homelab.runs.store import USABLE_NAME
+
+RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class KnownRun(Loose):
+    """A run of which the node has a folder."""
+
+    name: RunName
+    created_at: Seconds | None = None
+    attempt: int = 0
+    alive: bool = False
+    exit: Exit | None = None
+    final: bool = False
+
+
+class Runs(Loose):
+    """`runs`."""
+
+    runs: tuple[KnownRun, ...]
+
+
+class Described(Loose):
+    """`describe`: run.json and the plans by number of attempt, None where the node has none."""
+
+    run_json: dict[str, Any] | None
+    plans: dict[Annotated[int, Field(ge=1)], dict[str, Any] | None]
+
+
+class Stopped(Loose):
+    """`stop`."""
+
+    asked: int
+    killed: int
+    left: tuple[int, ...]
+
+
+class Port(Loose):
+    """`free-port`."""
+
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class Dial(Loose):
+    """One dial of `dial`."""
+
+    node: str
+    address: str
+    port: int
+    latency_ms: float | None = None
+    error: str | None = None
+
+
+class Dials(Loose):
+    """`dial`."""
+
+    links: tuple[Dial, ...]
+
+
+class HasFile(Loose):
+    """`has-file`."""
+
+    found: bool
+
+
+class Checkpoints(Loose):
+    """`checkpoints`."""
+
+    good: tuple[Annotated[int, Field(ge=0)], ...]
+    bad: dict[str, str]
+
+
+class Answer(Loose):
+    """`chat`."""
+
+    answer: str
+
+
+SHAPES: dict[str, type[BaseModel]] = {
+    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "free-port": Port, "dial": Dials,
+    "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer,
+}  # fmt: skip
+
+
+def fault(verb: str, answer: Any) -> str | None:
+    """None for an answer that can be used, else what is wrong with it."""
+    if not isinstance(answer, dict):
+        return "it is no JSON object"
+    shape = SHAPES.get(verb)
+    try:
+        if shape is not None:
+            shape.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return None

@@ -1,0 +1,146 @@
+"""Recipes: the defaults, impossible values, and one error that lists all faults, each with its line."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from homelab.config.lines import key_lines, line_of
+from homelab.config.load import load_recipe
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError
+
+GOOD = """[model]
+name = "/models/tiny"
+[data]
+train = "chats.jsonl"
+[method]
+kind = "lora"
+[train]
+global_batch = 12
+steps = 10
+learning_rate = 1e-3
+"""
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def load(folder: Path, text: str) -> Recipe:
+    file = folder / "recipe.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_recipe(file)
+
+
+def faults(folder: Path, text: str) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load(folder, text)
+    assert caught.value.exit_code == 2 and "recipe.toml" in caught.value.where and caught.value.hint
+    return caught.value.message.splitlines()[1:]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    recipe = load(tmp_path, GOOD)
+    assert recipe.method and recipe.train and recipe.data
+    assert (recipe.method.rank, recipe.method.targets, recipe.train.seed, recipe.train.precision) == (16, "all-linear", 42, "auto")
+    assert (recipe.parallel.shares, recipe.parallel.port, recipe.checkpoint.keep, recipe.recovery.max_restarts) == ("auto", 29500, 3, 5)
+    assert recipe.data.completion_only and not recipe.data.packing
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "recipes").glob("*.toml")), ids=lambda file: file.name)
+def test_the_recipes_of_the_project_load(file: Path) -> None:
+    assert load_recipe(file)
+
+
+def test_every_fault_is_listed_at_once_with_its_line(tmp_path: Path) -> None:
+    found = faults(tmp_path, """[model]
+name = "models/tiny/x"
+[data]
+tran = "chats.jsonl"
+[method]
+kind = "qlorra"
+[train]
+global_batch = 0
+steps = 10
+epochs = 1
+learning_rate = "fast"
+shedule = "cosine"
+[parallel]
+shares = { a = -1 }
+micro_batch = 0
+strategy = "dpp"
+[checkpont]
+keep = 1
+""")  # fmt: skip
+    expected = [
+        ("line 2", "a hub id like org/name, or a folder on every node"),
+        ("line 3", '"train" is missing'),
+        ("line 4", 'unknown key "tran". Did you mean "train"?'),
+        ("line 6", 'Did you mean "qlora"?'),
+        ("line 8", "greater than or equal to 1"),
+        ("line 11", "valid number"),
+        ("line 12", 'unknown key "shedule". Did you mean "schedule"?'),
+        ("line 14", "0 or more"),
+        ("line 15", "1 or more"),
+        ("line 16", 'Did you mean "ddp"?'),
+        ("line 17", 'unknown key "checkpont". Did you mean "checkpoint"?'),
+    ]
+    assert len(found) == len(expected), "\n".join(found)
+    for line, (number, words) in zip(found, expected, strict=True):
+        assert line.strip().startswith(f"{number},") and words in line, (line, number, words)
+
+
+@pytest.mark.parametrize("shares", ['"fair"', "{}", "{ a = 0, b = 0 }", "{ a = 1.5 }", '{ a = "3" }', "[1, 2]", "3", "true"])
+def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
+    found = faults(tmp_path, f"{GOOD}[parallel]\nshares = {shares}\n")
+    assert found and all(line.strip().startswith("line 12, parallel.shares") for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("steps = 10", "", "exactly one of `epochs` and `steps`"),
+        ("steps = 10", "steps = 10\nepochs = 1", "exactly one of `epochs` and `steps`"),
+        ("learning_rate = 1e-3", "learning_rate = nan", "line 10"),
+        ("learning_rate = 1e-3", "learning_rate = -1", "line 10"),
+        ('train = "chats.jsonl"', 'train = ""', "line 4"),
+        ('train = "chats.jsonl"', 'train = "hub:"', "a path relative to the recipe"),
+        ('train = "chats.jsonl"', 'train = "a\\u0000b"', "cannot be used"),
+        ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
+        ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
+        ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
+        ("[model]", "[Model]", 'Did you mean "model"?'),
+    ],
+)
+def test_a_value_that_cannot_be(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    assert any(words in line for line in faults(tmp_path, GOOD.replace(old, new)))
+
+
+def test_worker_or_script(tmp_path: Path) -> None:
+    assert "missing [model], [data], [method], [train]" in faults(tmp_path, "")[0]
+    assert "goes without" in faults(tmp_path, GOOD + '[script]\npath = "train.py"\n')[0]
+    assert load(tmp_path, '[script]\npath = "train.py"\nargs = ["$(touch pwned)"]\n').script
+
+
+def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        return load(tmp_path, text).law_hash(("train:abc",))
+
+    same = [GOOD, GOOD + '[parallel]\nshares = { a = 12 }\nmicro_batch = 2\n[checkpoint]\nkeep = 1\n[recovery]\nmin_nodes = 2\n']
+    assert len({digest(text) for text in same}) == 1
+    others = [("12", "13"), ("1e-3", "2e-3"), ("steps = 10", "steps = 11"), ('"lora"', '"full"'), ("/models/tiny", "/models/small")]
+    assert len({digest(GOOD.replace(old, new)) for old, new in others} | {digest(GOOD)}) == len(others) + 1
+    assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)
+
+
+def test_lines_of_keys() -> None:
+    text = '# head\n[a]\nx = 1\n[[nodes]]\nname = "n"\n\n[[nodes]]\n"odd key" = 1\ny.z = 2\n'
+    assert tomllib.loads(text)
+    lines = key_lines(text)
+    assert line_of(lines, ("a", "x")) == 3
+    assert line_of(lines, ("nodes", 0, "name")) == 5
+    assert line_of(lines, ("nodes", 1, "odd key")) == 8
+    assert line_of(lines, ("nodes", 1, "y", "z")) == 9
+    assert line_of(lines, ("nodes", 1, "nothing")) == 7, "the nearest parent"
+    assert line_of(lines, ("nowhere",)) is None
