@@ -12,6 +12,7 @@ import sys
 import time
 
 from homelab.node import files, paths, processes
+import contextlib
 
 
 def start(request):
@@ -146,10 +147,8 @@ def _write(path, value):
 
 def remove_secrets(folder):
     """Take the run's secrets from the disk: nobody needs them any more."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(os.path.join(folder, "secrets.json"))
-    except OSError:
-        pass
 
 
 def mark_stop(request):
@@ -165,10 +164,8 @@ def stop(request):
 
     A full disk is no reason to let it run: what cannot be written then is left out.
     """
-    try:
+    with contextlib.suppress(OSError):
         mark_stop(request)
-    except OSError:
-        pass
     outcome = processes.end_run(
         paths.checked(request["run"]), paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0))
     )
@@ -177,10 +174,8 @@ def stop(request):
     if here is not None:
         # The watcher itself had to be killed, or was gone before: write the end in its place.
         end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
-        try:
+        with contextlib.suppress(OSError):
             files.write_json(os.path.join(here, "exit.json"), end)
-        except OSError:
-            pass
     return outcome
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from homelab import hardware
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
 from homelab.facts import Facts
-from homelab.planning import addresses, architecture, memory, network, shares
-from homelab.planning.architecture import Architecture
+from homelab.planning import addresses, network
 from homelab.planning.command import torchrun
-from homelab.planning.model import Choice, MemoryEstimate, NodePlan, Plan, RankPlan
+from homelab.planning.model import Choice, NodePlan, Plan
+from homelab.planning.ranks import card_count, plan_ranks, rank_count, shape_of
 
-_CPU_MICRO_BATCH = 4  # on a CPU larger batches gain little (measured: 135M parameters, two cores) and cost memory
 DDP_TIMEOUT_S = 120
 
 
@@ -59,20 +58,20 @@ def make(
         )
     )
     precision = _precision(recipe, device, nodes, facts, choices, warnings)
-    shape = _architecture(recipe.model.name, facts) if recipe.model else None
-    world_size = sum(_rank_count(node, facts, device) for node in nodes)
+    shape = shape_of(recipe.model.name, facts) if recipe.model else None
+    world_size = sum(rank_count(node, facts, device) for node in nodes)
     strategy = network.verdict(recipe.parallel.strategy, shape, recipe.method, precision, world_size)
     choices.append(strategy)
     head = nodes[0]
     places = _places(cluster, nodes, facts, choices)
     choices.append(Choice(subject="head", value=head.name, because="the first well node of cluster.toml"))
-    ranks = _ranks(cluster.left_out, recipe, nodes, facts, device, precision, shape, choices, warnings)
+    ranks = plan_ranks(cluster.left_out, recipe, nodes, facts, device, precision, shape, choices, warnings)
     master = places[head.name][0]
     plans = []
     for index, node in enumerate(nodes):
         workdir = facts[node.name].workdir if node.name in facts else node.workdir
         run_dir = f"{workdir}/runs/{run}"
-        count = _rank_count(node, facts, device)
+        count = rank_count(node, facts, device)
         plans.append(
             NodePlan(
                 name=node.name,
@@ -121,7 +120,7 @@ def make(
 
 def _device(cluster: Cluster, facts: Mapping[str, Facts], choices: list[Choice]) -> tuple[str, list[Node], list[str]]:
     """cuda where any node has a card: nodes without one would hold every step back, and gloo beside NCCL cannot be."""
-    with_cards = [node for node in cluster.nodes if _card_count(node, facts) > 0]
+    with_cards = [node for node in cluster.nodes if card_count(node, facts) > 0]
     if not with_cards:
         choices.append(Choice(subject="device", value="cpu", because="no node has a CUDA card"))
         return "cpu", list(cluster.nodes), []
@@ -138,14 +137,6 @@ def _device(cluster: Cluster, facts: Mapping[str, Facts], choices: list[Choice])
         for name in without
     )
     return "cuda", with_cards, without
-
-
-def _card_count(node: Node, facts: Mapping[str, Facts]) -> int:
-    return len(facts[node.name].gpus) if node.name in facts else len(node.gpus)
-
-
-def _rank_count(node: Node, facts: Mapping[str, Facts], device: str) -> int:
-    return _card_count(node, facts) if device == "cuda" else 1
 
 
 def _without_zero_shares(nodes: list[Node], recipe: Recipe) -> tuple[list[Node], list[str]]:
@@ -210,122 +201,6 @@ def _places(
         found[node.name] = chosen[:2]
         choices.append(addresses.choice_of(node.name, chosen))
     return found
-
-
-def _ranks(
-    absent: Collection[str], recipe: Recipe, nodes: list[Node], facts: Mapping[str, Facts], device: str, precision: str,
-    shape: Architecture | None, choices: list[Choice], warnings: list[str],
-) -> list[RankPlan]:  # fmt: skip
-    slots = [(node, local) for node in nodes for local in range(_rank_count(node, facts, device))]
-    if recipe.train is None or recipe.method is None or recipe.model is None:
-        return [
-            RankPlan(
-                rank=rank,
-                node=node.name,
-                local_rank=local,
-                device_name=_device_name(node, local, facts, device),
-                share=0,
-                micro_batch=0,
-            )
-            for rank, (node, local) in enumerate(slots)
-        ]
-    counts, share_choices = shares.decide(recipe, nodes, facts, device, absent)
-    choices += share_choices
-    found = []
-    for rank, (node, local) in enumerate(slots):
-        available, held = _room(node, local, facts, device)
-        micro_batch, because = _micro_batch(recipe, shape, precision, device, counts[rank], len(slots), available, held)
-        estimate = None
-        if shape is not None:
-            items = memory.estimate(
-                shape,
-                recipe.method,
-                recipe.train,
-                precision=precision,
-                device=device,
-                micro_batch=micro_batch,
-                world_size=len(slots),
-                held_by_others_bytes=held,
-            )
-            estimate = MemoryEstimate(items=items, available_bytes=available)
-            if estimate.fits is False:
-                warnings.append(
-                    f"rank {rank} on {node.name} needs about {estimate.total_bytes / 1e9:.1f} GB, {(available or 0) / 1e9:.1f} GB are there: "
-                    "shorten seq_len, choose qlora, or leave it out with --nodes"
-                )
-        choices.append(Choice(subject=f"micro-batch of rank {rank}", value=str(micro_batch), because=because))
-        name = _device_name(node, local, facts, device)
-        found.append(
-            RankPlan(
-                rank=rank,
-                node=node.name,
-                local_rank=local,
-                device_name=name,
-                share=counts[rank],
-                micro_batch=micro_batch,
-                memory=estimate,
-            )
-        )
-    return found
-
-
-def _architecture(name: str, facts: Mapping[str, Facts]) -> Architecture | None:
-    for node in facts.values():
-        if node.model and node.model.config:
-            return architecture.from_config(node.model.config)
-    return architecture.known(name)
-
-
-def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tuple[int | None, int]:
-    """(memory of the card or machine, what others hold of it now), in bytes."""
-    known = facts.get(node.name)
-    if device == "cpu":
-        if known is None or known.memory_total_bytes is None:
-            return None, 0
-        return known.memory_total_bytes, known.memory_total_bytes - (known.memory_available_bytes or 0)
-    if known is None:
-        return int(node.gpus[local].vram_gb * 2**30), 0
-    card = known.gpus[local]
-    return card.memory_total_bytes, card.memory_used_bytes or 0
-
-
-def _micro_batch(
-    recipe: Recipe,
-    shape: Architecture | None,
-    precision: str,
-    device: str,
-    share: int,
-    world_size: int,
-    available: int | None,
-    held: int,
-) -> tuple[int, str]:
-    assert recipe.method is not None and recipe.train is not None
-    asked = recipe.parallel.micro_batch
-    if asked != "auto":
-        return min(
-            asked, share
-        ), "the recipe says so" if asked <= share else f"the recipe says {asked}, its share is {share}"
-    if shape is None or available is None:
-        return min(share, _CPU_MICRO_BATCH if device == "cpu" else 1), "the memory is not known here: a careful start"
-    most = memory.largest_micro_batch(
-        shape, recipe.method, recipe.train, precision=precision, device=device, share=share, world_size=world_size,
-        available_bytes=available, held_by_others_bytes=held,
-    )  # fmt: skip
-    if device == "cpu":
-        return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"
-    return max(
-        1, most
-    ), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
-
-
-def _device_name(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str:
-    if device == "cpu":
-        return (
-            f"CPU, {facts[node.name].cpu_count} core{'s' if facts[node.name].cpu_count > 1 else ''}"
-            if node.name in facts
-            else "CPU"
-        )
-    return facts[node.name].gpus[local].name if node.name in facts else node.gpus[local].model
 
 
 def _python(node: Node, known: Facts | None) -> str:

@@ -149,6 +149,11 @@ class Agent:
                 last, where=f"{self._where()}, python = {self.node.python}",
                 hint=f"install a newer one there, make an environment with it, then edit cluster.toml, node {self.node.name}: python = ...",
             )  # fmt: skip
+        if done.returncode < 0:
+            return HomelabError(
+                "the agent was killed while it answered (out of memory?)", where=self._where(),
+                hint=on_node(self.node, "free -h; sudo dmesg | tail"),
+            )  # fmt: skip
         if done.returncode in (126, 127):  # what a shell says when it cannot start a program
             return HomelabError(
                 f"the Python of this node does not start: {last}", where=f"{self._where()}, python = {self.node.python}",

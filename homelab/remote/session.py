@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command ended. `stdout` is empty when it went to a file instead."""
+    """How a command ended; a negative `returncode`: by a signal. `stdout` is empty when it went to a file instead."""
 
     returncode: int
     stdout: bytes

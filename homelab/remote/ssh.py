@@ -122,8 +122,9 @@ class SshSession:
             channel.close()
             if sender.ident is not None:
                 sender.join(5.0)  # it must not go on reading a body that the caller closes now, or sends again
-        if returncode == -1:
+        if returncode == -1 and not (channel.transport and channel.transport.is_active()):
             raise self._lost("the connection broke while a command ran")
+        # -1 over a connection that is well: a signal ended the command (RFC 4254, exit-signal).
         return Completed(returncode, bytes(out), bytes(err))
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:

@@ -1,0 +1,142 @@
+"""The processes of a plan: one per card, each with its share, its micro-batch and what it will hold in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from homelab.config.cluster import Node
+from homelab.config.recipe import Recipe
+from homelab.facts import Facts
+from homelab.planning import architecture, memory, shares
+from homelab.planning.architecture import Architecture
+from homelab.planning.model import Choice, MemoryEstimate, RankPlan
+
+_CPU_MICRO_BATCH = 4  # on a CPU larger batches gain little (measured: 135M parameters, two cores) and cost memory
+
+
+def card_count(node: Node, facts: Mapping[str, Facts]) -> int:
+    """CUDA cards of a node: as it says itself, or offline as its owner does."""
+    return len(facts[node.name].gpus) if node.name in facts else len(node.gpus)
+
+
+def rank_count(node: Node, facts: Mapping[str, Facts], device: str) -> int:
+    """Processes of a node: one per card, one for a CPU."""
+    return card_count(node, facts) if device == "cuda" else 1
+
+
+def plan_ranks(
+    absent: Collection[str], recipe: Recipe, nodes: list[Node], facts: Mapping[str, Facts], device: str, precision: str,
+    shape: Architecture | None, choices: list[Choice], warnings: list[str],
+) -> list[RankPlan]:  # fmt: skip
+    """Every process of the plan in rank order. Adds its reasons to `choices` and what a person should know to `warnings`."""
+    slots = [(node, local) for node in nodes for local in range(rank_count(node, facts, device))]
+    if recipe.train is None or recipe.method is None or recipe.model is None:
+        return [
+            RankPlan(
+                rank=rank,
+                node=node.name,
+                local_rank=local,
+                device_name=_device_name(node, local, facts, device),
+                share=0,
+                micro_batch=0,
+            )
+            for rank, (node, local) in enumerate(slots)
+        ]
+    counts, share_choices = shares.decide(recipe, nodes, facts, device, absent)
+    choices += share_choices
+    found = []
+    for rank, (node, local) in enumerate(slots):
+        available, held = _room(node, local, facts, device)
+        micro_batch, because = _micro_batch(recipe, shape, precision, device, counts[rank], len(slots), available, held)
+        estimate = None
+        if shape is not None:
+            items = memory.estimate(
+                shape,
+                recipe.method,
+                recipe.train,
+                precision=precision,
+                device=device,
+                micro_batch=micro_batch,
+                world_size=len(slots),
+                held_by_others_bytes=held,
+            )
+            estimate = MemoryEstimate(items=items, available_bytes=available)
+            if estimate.fits is False:
+                warnings.append(
+                    f"rank {rank} on {node.name} needs about {estimate.total_bytes / 1e9:.1f} GB, {(available or 0) / 1e9:.1f} GB are there: "
+                    "shorten seq_len, choose qlora, or leave it out with --nodes"
+                )
+        choices.append(Choice(subject=f"micro-batch of rank {rank}", value=str(micro_batch), because=because))
+        name = _device_name(node, local, facts, device)
+        found.append(
+            RankPlan(
+                rank=rank,
+                node=node.name,
+                local_rank=local,
+                device_name=name,
+                share=counts[rank],
+                micro_batch=micro_batch,
+                memory=estimate,
+            )
+        )
+    return found
+
+
+def shape_of(name: str, facts: Mapping[str, Facts]) -> Architecture | None:
+    """The model's shape: from its config.json as a node has it, else from what is known of the name."""
+    for node in facts.values():
+        if node.model and node.model.config:
+            return architecture.from_config(node.model.config)
+    return architecture.known(name)
+
+
+def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tuple[int | None, int]:
+    """(memory of the card or machine, what others hold of it now), in bytes."""
+    known = facts.get(node.name)
+    if device == "cpu":
+        if known is None or known.memory_total_bytes is None:
+            return None, 0
+        return known.memory_total_bytes, known.memory_total_bytes - (known.memory_available_bytes or 0)
+    if known is None:
+        return int(node.gpus[local].vram_gb * 2**30), 0
+    card = known.gpus[local]
+    return card.memory_total_bytes, card.memory_used_bytes or 0
+
+
+def _micro_batch(
+    recipe: Recipe,
+    shape: Architecture | None,
+    precision: str,
+    device: str,
+    share: int,
+    world_size: int,
+    available: int | None,
+    held: int,
+) -> tuple[int, str]:
+    assert recipe.method is not None and recipe.train is not None
+    asked = recipe.parallel.micro_batch
+    if asked != "auto":
+        return min(
+            asked, share
+        ), "the recipe says so" if asked <= share else f"the recipe says {asked}, its share is {share}"
+    if shape is None or available is None:
+        return min(share, _CPU_MICRO_BATCH if device == "cpu" else 1), "the memory is not known here: a careful start"
+    most = memory.largest_micro_batch(
+        shape, recipe.method, recipe.train, precision=precision, device=device, share=share, world_size=world_size,
+        available_bytes=available, held_by_others_bytes=held,
+    )  # fmt: skip
+    if device == "cpu":
+        return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"
+    return max(
+        1, most
+    ), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
+
+
+def _device_name(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str:
+    if device == "cpu":
+        return (
+            f"CPU, {facts[node.name].cpu_count} core{'s' if facts[node.name].cpu_count > 1 else ''}"
+            if node.name in facts
+            else "CPU"
+        )
+    return facts[node.name].gpus[local].name if node.name in facts else node.gpus[local].model

@@ -1,0 +1,162 @@
+"""SSH sessions against real sshd: streams, exit codes, time limits, broken connections, and what each refusal says."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homelab.config.cluster import Cluster
+from homelab.errors import UnreachableError
+from homelab.lab import Lab, procfs
+from homelab.remote.fanout import Fleet
+from homelab.remote.ssh import SshSession
+
+pytestmark = pytest.mark.timeout(60)
+MEGABYTES_20 = os.urandom(1 << 20) * 20
+
+
+@pytest.fixture
+def session(cluster: Cluster) -> Iterator[SshSession]:
+    opened = SshSession(cluster, cluster.node("node1"))
+    yield opened
+    opened.close()
+
+
+def refused(cluster: Cluster, **changes: object) -> UnreachableError:
+    """The error of connecting to node1 with other settings: always three parts, always exit code 3."""
+    node = cluster.node("node1").model_copy(update=changes)
+    with pytest.raises(UnreachableError) as caught:
+        SshSession(cluster, node).close()
+    assert caught.value.exit_code == 3 and "node node1" in caught.value.where and caught.value.hint
+    return caught.value
+
+
+def test_exit_code_and_streams(session: SshSession) -> None:
+    done = session.run("echo out; echo err >&2; exit 7", timeout_s=10)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+    assert session.run("kill -9 $$", timeout_s=10).returncode != 0
+
+
+def test_head_and_body_arrive_in_order_and_whole(session: SshSession) -> None:
+    done = session.run("sha256sum", head=b"first line\n", stdin=MEGABYTES_20, timeout_s=30)
+    assert done.stdout.split()[0].decode() == hashlib.sha256(b"first line\n" + MEGABYTES_20).hexdigest()
+
+
+def test_twenty_megabytes_come_back_as_they_were_sent(session: SshSession) -> None:
+    into = io.BytesIO()
+    done = session.run("tee /dev/stderr | cat", stdin=io.BytesIO(MEGABYTES_20), stdout=into, timeout_s=30)
+    assert done.returncode == 0 and done.stdout == b""
+    assert into.getvalue() == MEGABYTES_20
+    assert done.stderr == MEGABYTES_20, "both streams full at once is no deadlock"
+
+
+def test_a_command_may_leave_its_input_unread(session: SshSession, tmp_path: Path) -> None:
+    file = tmp_path / "body"
+    file.write_bytes(MEGABYTES_20)
+    with file.open("rb") as stream:
+        assert session.run("exit 5", stdin=stream, timeout_s=10).returncode == 5
+        position = stream.tell()
+        assert stream.tell() == position and not stream.closed, "nobody reads on in the background"
+    assert session.run("echo on", timeout_s=10).stdout == b"on\n"
+
+
+def test_a_time_limit_is_one_clear_error(session: SshSession) -> None:
+    started = time.monotonic()
+    with pytest.raises(UnreachableError, match="no answer within 1 s") as caught:
+        session.run("sleep 5", timeout_s=1)
+    assert time.monotonic() - started < 4
+    assert "node node1" in caught.value.where and caught.value.hint
+    assert session.run("echo on", timeout_s=10).stdout == b"on\n", "the connection is still good"
+
+
+def test_an_open_command_is_read_line_by_line(session: SshSession) -> None:
+    stream = session.open("echo one; cat", stdin=b"two\n")
+    assert stream.readline(5) == b"one" and stream.readline(5) == b"two"
+    with pytest.raises(TimeoutError):
+        stream.readline(0.2)
+    stream.close()
+    stream.close()
+
+
+def test_a_broken_connection_is_said_and_the_next_question_connects_anew(cluster: Cluster, remote_lab: Lab) -> None:
+    with Fleet(cluster.only(("node1",))) as fleet:
+        assert fleet.ask("runs")[1] == {}
+        servers = [pid for pid in remote_lab.processes_of("node1") if "@notty" in " ".join(procfs.command_line(pid))]
+        assert servers
+        procfs.send(servers, signal.SIGKILL)
+        _, errors = fleet.ask("runs")
+        if errors:  # the reader thread may have seen the end before: then it has connected anew already
+            assert errors["node1"].exit_code == 3 and "lost" in errors["node1"].message
+        answers, errors = fleet.ask("runs")
+        assert not errors and answers["node1"] == {"runs": []}
+
+
+def test_nothing_listens(cluster: Cluster) -> None:
+    error = refused(cluster, port=1)
+    assert "nothing answers on port 1" in error.message and "ssh" in error.hint
+
+
+def test_something_else_listens(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        import threading
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        error = refused(cluster, host="127.0.0.1", port=server.getsockname()[1])
+        thread.join()
+    assert "no SSH session" in error.message or "nothing answers" in error.message
+
+
+def test_a_name_that_nobody_knows(cluster: Cluster) -> None:
+    error = refused(cluster, host="no-such-host.invalid")
+    assert 'no machine is known by the name "no-such-host.invalid"' in error.message and "cluster.toml" in error.hint
+
+
+def test_a_key_that_the_node_does_not_know(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "it's a key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, stdin=subprocess.DEVNULL)
+    error = refused(cluster, identity_file=str(key))
+    assert "the login was refused" in error.message
+    assert error.hint.startswith("ssh-copy-id -i '"), "the hint names this key, quoted"
+
+
+def test_an_identity_file_that_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
+    error = refused(cluster, identity_file=str(tmp_path / "nowhere $(x)"))
+    assert "is not there" in error.message and "identity_file" in error.where
+    assert f"'{tmp_path}/nowhere $(x)'" in error.hint
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b"\xff\xfe\x00" * 50, b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"])
+def test_an_identity_file_that_is_no_key(cluster: Cluster, tmp_path: Path, content: bytes) -> None:
+    key = tmp_path / "id"
+    key.write_bytes(content)
+    error = refused(cluster, identity_file=str(key))
+    assert "the identity file cannot be used" in error.message, error
+    assert str(key) in error.where and "ssh-keygen -l -f" in error.hint
+
+
+def test_a_public_key_in_place_of_the_private_one(cluster: Cluster) -> None:
+    error = refused(cluster, identity_file=f"{cluster.node('node1').identity_file}.pub")
+    assert "the identity file cannot be used" in error.message, error
+
+
+def test_a_key_with_a_passphrase(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True, stdin=subprocess.DEVNULL)
+    error = refused(cluster, identity_file=str(key))
+    assert "passphrase" in error.message and "ssh-add" in error.hint
