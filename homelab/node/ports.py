@@ -214,19 +214,26 @@ def dial(request):
 
     def one(answer):
         try:
-            started = time.perf_counter()
-            with socket.create_connection((answer["address"], int(answer["port"])), timeout=timeout_s) as connection:
-                answer["latency_ms"] = round((time.perf_counter() - started) * 1000, 3)
-                connection.settimeout(timeout_s)
-                answer["error"] = None if connection.recv(1) == b"!" else "something else answered on this port"
+            answer["error"] = connect(answer)
+            # The fastest of three: a busy CPU on either side must not look like a slow wire.
+            for _ in range(2):
+                connect(answer)
         except socket.timeout:
             answer["error"] = "no answer within %.0f s (a firewall that drops packets looks like this)" % timeout_s
         except OSError as error:
             answer["error"] = error.strerror or str(error)
 
+    def connect(answer):
+        started = time.perf_counter()
+        with socket.create_connection((answer["address"], int(answer["port"])), timeout=timeout_s) as connection:
+            latency_ms = round((time.perf_counter() - started) * 1000, 3)
+            answer["latency_ms"] = min(latency_ms, answer.get("latency_ms", latency_ms))
+            connection.settimeout(timeout_s)
+            return None if connection.recv(1) == b"!" else "something else answered on this port"
+
     threads = [threading.Thread(target=one, args=(answer,), daemon=True) for answer in answers]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * timeout_s + 1)
+        thread.join(6 * timeout_s + 1)
     return {"links": answers}

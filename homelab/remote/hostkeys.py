@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import paramiko
-from paramiko.hostkeys import InvalidHostKey
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
 from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError, InputError
@@ -23,17 +23,52 @@ def files_of(cluster: Cluster) -> list[Path]:
 
 def load(client: paramiko.SSHClient, cluster: Cluster) -> None:
     """Give the client the known keys and make it refuse all others (fabric's own default accepts any key unseen)."""
-    for path in files_of(cluster):
-        if path.exists():
-            try:
-                client.load_system_host_keys(str(path))
-            except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
-                what = f"this line is damaged: {error.line.strip()[:60]}" if isinstance(error, InvalidHostKey) else str(error)
-                raise InputError(
-                    f"the known host keys cannot be read: {what}", where=str(path),
-                    hint=f"mend or remove the line, then: ssh-keygen -l -f {shlex.quote(str(path))}",
-                ) from error
+    _read(cluster, into=client.get_host_keys())
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
+
+
+def known(cluster: Cluster) -> paramiko.HostKeys:
+    """All keys that were accepted."""
+    keys = paramiko.HostKeys()
+    _read(cluster, into=keys)
+    return keys
+
+
+def _read(cluster: Cluster, into: paramiko.HostKeys) -> None:
+    """Read the files as OpenSSH does (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT): a damaged line is left out, a revoked key is none.
+
+    paramiko's own reader gives up at a line with a marker (@cert-authority) or with a damaged key.
+    """
+    revoked, entries = set(), []
+    for path in files_of(cluster):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        except OSError as error:
+            raise InputError(
+                f"the known host keys cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}"
+            ) from error
+        for line in lines:
+            marker, _, rest = line.strip().partition(" ")
+            entry = _entry(rest if marker == "@revoked" else line.strip())
+            if entry is not None and marker == "@revoked":
+                revoked.add(entry.key.asbytes())
+            elif entry is not None:
+                entries.append(entry)
+    for entry in entries:
+        for host in entry.hostnames if entry.key.asbytes() not in revoked else ():
+            if not into.check(host, entry.key):
+                into.add(host, entry.key.get_name(), entry.key)
+
+
+def _entry(line: str) -> HostKeyEntry | None:
+    """The hosts and the key of one line; None for comments, markers we do not follow, and what cannot be read."""
+    if not line or line[0] in "#@":
+        return None
+    try:
+        entry = HostKeyEntry.from_line(line)
+    except (paramiko.SSHException, InvalidHostKey, ValueError):
+        return None
+    return entry if entry is not None and entry.key is not None else None
 
 
 def fingerprint(key: paramiko.PKey) -> str:

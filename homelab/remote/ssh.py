@@ -326,10 +326,7 @@ def offered_key(cluster: Cluster, node: Node) -> tuple[str, int, paramiko.PKey] 
     """
     address = resolve(node)
     where = f"node {node.name} ({address.host}:{address.port})"
-    known = paramiko.SSHClient()
-    hostkeys.load(known, cluster)
-    name = hostkeys.name_in_file(address.host, address.port)
-    recorded = known._system_host_keys.lookup(name)  # type: ignore[attr-defined]
+    recorded = hostkeys.known(cluster).lookup(hostkeys.name_in_file(address.host, address.port))
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S) as connection:
             transport = paramiko.Transport(connection)
