@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from homelab.planning.model import NodePlan
 
+RENDEZVOUS_TIMEOUT_S = 300
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY")
 ANSWER_MARK = "homelab-answer-begins-here"
 """The agent's output begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
@@ -130,6 +131,8 @@ def torchrun(
         f"--local-addr={local_address}",
         f"--rdzv-id={rendezvous_id}",
         "--max-restarts=0",
+        # A node that was started alone (its controller died meanwhile) gives up by itself; the default is 10 minutes.
+        f"--rdzv-conf=timeout={RENDEZVOUS_TIMEOUT_S}",
         f"--log-dir={log_dir}",
         "--redirects=3",
         *program,
