@@ -151,11 +151,11 @@ def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         store.set_state(paths, "stopped", plan.attempt, intent="stopped")
-        store.event(paths, "interrupted before it ran; nothing is left running")
+        store.event(paths, "interrupted before it ran")
         raise
     except BaseException as error:
         store.set_state(paths, "failed", plan.attempt)
-        store.event(paths, "the start failed; nothing is left running", error=str(error))
+        store.event(paths, "the start failed", error=str(error))
         raise
 
 

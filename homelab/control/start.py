@@ -8,7 +8,7 @@ from typing import Any
 
 from homelab.control import interrupts
 from homelab.control.material import Material
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, UnreachableError
 from homelab.planning.command import by_hand
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet, on_all
@@ -73,9 +73,15 @@ def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[
         with interrupts.held():
             _, errors = on_all(names, one)
         _raise_first(errors)
-    except BaseException:
+    except BaseException as error:
         with interrupts.held():
-            stop_all(fleet, plan.run, names)
+            _, unasked = stop_all(fleet, plan.run, names)
+        if unasked:
+            raise UnreachableError(
+                f"the start was undone, but {', '.join(unasked)} could not be asked: something may still run there",
+                where=f"{plan.run}; the start ended with: {str(error) or type(error).__name__}",
+                hint=f"when it answers again: homelab stop {plan.run}",
+            ) from error
         raise
 
 

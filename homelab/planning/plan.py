@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from homelab import hardware
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
-from homelab.errors import InputError
+from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
 from homelab.planning import addresses, network
 from homelab.planning.command import torchrun
@@ -37,8 +37,9 @@ def make(
     choices: list[Choice] = []
     warnings: list[str] = []
     device, nodes, left_out = _device(cluster, facts, choices)
+    without_card = tuple(left_out)
     if recipe.train:
-        nodes, zero = _without_zero_shares(nodes, recipe)
+        nodes, zero = _without_zero_shares(cluster, nodes, recipe)
         left_out += zero
         choices += [
             Choice(subject=f"node {name}", value="left out", because="its share in the recipe is 0") for name in zero
@@ -65,7 +66,7 @@ def make(
     head = nodes[0]
     places = _places(cluster, nodes, facts, choices)
     choices.append(Choice(subject="head", value=head.name, because="the first well node of cluster.toml"))
-    ranks = plan_ranks(cluster.left_out, recipe, nodes, facts, device, precision, shape, choices, warnings)
+    ranks = plan_ranks((*cluster.left_out, *without_card), recipe, nodes, facts, device, precision, shape, choices, warnings)
     master = places[head.name][0]
     plans = []
     for index, node in enumerate(nodes):
@@ -139,12 +140,25 @@ def _device(cluster: Cluster, facts: Mapping[str, Facts], choices: list[Choice])
     return "cuda", with_cards, without
 
 
-def _without_zero_shares(nodes: list[Node], recipe: Recipe) -> tuple[list[Node], list[str]]:
+def _without_zero_shares(cluster: Cluster, nodes: list[Node], recipe: Recipe) -> tuple[list[Node], list[str]]:
     wanted = recipe.parallel.shares
     if not isinstance(wanted, dict):
         return nodes, []
+    known = [node.name for node in cluster.nodes] + list(cluster.left_out)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f'no node is named "{name}".{did_you_mean(name, known)}',
+                where="recipe, [parallel] shares", hint=f"the nodes are: {', '.join(known)}",
+            )  # fmt: skip
     left_out = [node.name for node in nodes if wanted.get(node.name) == 0]
-    return [node for node in nodes if node.name not in left_out], left_out
+    kept = [node for node in nodes if node.name not in left_out]
+    if not kept:
+        raise InputError(
+            f"the recipe gives no samples to {', '.join(left_out)}, and no other node takes part",
+            where="recipe, [parallel] shares", hint='give one of them a share, or shares = "auto"',
+        )  # fmt: skip
+    return kept, left_out
 
 
 def _precision(

@@ -36,7 +36,7 @@ def main() -> int:
     help_s, import_s = _command_line(max(10, asked.repeats), runs)
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     try:
-        with Lab.up(folder / "lab", nodes=3, cpu=[0.65, 0.65, 0.65]) as lab:
+        with Lab.up(folder / "lab", nodes=3, cpu=[0.65, 0.65, 0.65], shared=[os.environ["HOMELAB_MODEL"]]) as lab:
             launch_s, ssh_s = _starts(lab, folder, asked.repeats, runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

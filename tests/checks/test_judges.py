@@ -750,14 +750,14 @@ def test_practice_nodes_on_loopback_are_not_warned_of_loopback_names() -> None:
 def test_node_names_paths_and_users_are_quoted_in_hints() -> None:
     nasty = "/data/it's $(touch x).jsonl"
     evidence = cpu(recipe(data={"train": nasty}))
-    evidence = with_node(evidence, "laptop", user="a;b", port=2222, identity_file="/keys/my key")
+    evidence = with_node(evidence, "laptop", user="a.b", port=2222, identity_file="/keys/my key")
     evidence = with_facts(evidence, "laptop", data={"train": {"path": nasty, "found": False}})
     hint = one(evidence, "data").hint
     words = shlex.split(hint)
-    assert words[:6] == ["ssh", "-p", "2222", "-i", "/keys/my key", "a;b@192.168.1.101"]
+    assert words[:6] == ["ssh", "-p", "2222", "-i", "/keys/my key", "a.b@192.168.1.101"]
     assert words[6] == "mkdir -p /data"
     assert f"me@192.168.1.100:{nasty}" in words
-    assert words[-1].startswith("scp://a;b@192.168.1.101:2222//data/it%27s%20")
+    assert words[-1].startswith("scp://a.b@192.168.1.101:2222//data/it%27s%20")
 
 
 def test_a_node_that_is_the_controller_itself_needs_no_ssh() -> None:
