@@ -27,6 +27,7 @@ def command(
     from homelab.checks import registry, report
     from homelab.config.load import load_recipe
     from homelab.control import gather, material
+    from homelab.errors import EXIT_UNREACHABLE
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster, nodes)
@@ -48,6 +49,6 @@ def command(
             f"Mend what is marked fail, then run again: homelab preflight{options}" if failed else f"Fit to train. Next: homelab plan RECIPE{options}",
             soft_wrap=True, markup=False, highlight=False,
         )  # fmt: skip
-    if any(finding.level == "fail" and finding.node in seen.unreachable for finding in findings):
-        return 3
+    if any(error.exit_code == EXIT_UNREACHABLE for error in seen.unreachable.values()):
+        return EXIT_UNREACHABLE
     return 1 if failed else 0

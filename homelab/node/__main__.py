@@ -30,7 +30,7 @@ def main():
 
         watch.watch(sys.argv[2])
         return 0
-    if sys.version_info < (3, 9):
+    if sys.version_info < (3, 9):  # noqa: UP036  (a node may have any)
         version = "%d.%d" % tuple(sys.version_info[:2])
         _refuse(
             "%s is Python %s, and homelab needs 3.9 or newer" % (sys.executable, version), "refused",

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 
@@ -16,7 +17,8 @@ def has_file(request):
 def data_path(request):
     """Where a shipped data file lies: its folder is named by its content, so a changed file is another file."""
     digest = str(request["sha256"])
-    assert digest.isalnum()
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError("not a sha256: %r" % digest)
     name = os.path.basename(request["name"]) or "data"
     return os.path.join(paths.expand(request["workdir"]), "data", digest[:16], name)
 
@@ -101,7 +103,7 @@ def receive_checkpoint(request, stream):
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                if not member.isfile() or os.path.basename(member.name) != member.name:
+                if not member.isfile() or os.path.basename(member.name) != member.name or member.name in (".", ".."):
                     raise ValueError("unexpected entry in the archive: %r" % member.name)
                 source = archive.extractfile(member)
                 with open(os.path.join(partial, member.name), "wb") as out:

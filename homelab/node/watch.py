@@ -4,6 +4,7 @@ It outlives the SSH connection, the terminal and the controller. torchrun handle
 a new session (setsid) is what keeps it alive.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -12,7 +13,6 @@ import sys
 import time
 
 from homelab.node import files, paths, processes
-import contextlib
 
 
 def start(request):

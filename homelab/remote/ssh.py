@@ -7,6 +7,7 @@ Measured on fabric 3.2: it sets AutoAddPolicy and loads no known_hosts; paramiko
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import shutil
 import socket
@@ -26,6 +27,9 @@ from homelab.errors import UnreachableError
 from homelab.planning.command import quote_words
 from homelab.remote import hostkeys
 from homelab.remote.session import Completed, Stream
+
+# paramiko's threads log a traceback for every connection that fails; the error itself comes to us as an exception.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_S = 10.0
 _BLOCK = 1 << 16

@@ -1,0 +1,282 @@
+"""The agent's verbs, run here with temporary workdirs: start, watch, stop, poll, and the questions about a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.node import facts, files, paths, poll, ports, processes, watch
+from homelab.remote import answers
+from homelab.runs.store import USABLE_NAME
+
+pytestmark = pytest.mark.timeout(60)
+RUN, NODE = "2026-01-01-0000-agent", f"node-{os.getpid()}"
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def ask(verb: str, request: dict[str, Any], *, python: str = sys.executable) -> dict[str, Any]:
+    """One question as the controller asks it: a JSON line in, a JSON line out."""
+    done = subprocess.run([python, "-m", "homelab.node", verb], input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=40, cwd=REPOSITORY)
+    assert "Traceback" not in done.stderr, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if "error" in answer else 0)
+    return answer
+
+
+def request(workdir: Path, script: str = "pass", attempt: int = 1, **more: Any) -> dict[str, Any]:
+    """A start of a program in place of torchrun."""
+    return {
+        "run": RUN, "attempt": attempt, "node": NODE, "workdir": str(workdir), "run_json": {"name": RUN, "created_at": 1.0},
+        "plan_json": {"ranks": [{"rank": 0, "node": NODE, "local_rank": 0}]}, "command": [sys.executable, "-c", script],
+        "environment": {"HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE, "ODD": "it's $(x)\nä"}, "secrets": {}, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "work dir"
+    processes.signal_all(processes.of_run(RUN, NODE), signal.SIGKILL)
+
+
+def ended(workdir: Path, attempt: int = 1) -> dict[str, Any]:
+    file = paths.node_dir(paths.run_dir(str(workdir), RUN), attempt, NODE) + "/exit.json"
+    wait_until(lambda: os.path.exists(file))
+    return dict(files.read_json(file))
+
+
+def test_a_run_from_start_to_end(workdir: Path) -> None:
+    script = "import os, sys; print(os.environ['ODD'], os.environ['HOMELAB_RUN_DIR']); print('bad', file=sys.stderr); sys.exit(3)"
+    started = ask("start", request(workdir, script))
+    assert started["agent_pid"] and started["torchrun_pid"]
+    end = ended(workdir)
+    assert (end["returncode"], end["signal"], end["stopped"]) == (3, None, False)
+    folder = Path(started["run_dir"])
+    here = folder / "attempts/1/nodes" / NODE
+    assert (here / "out.log").read_text() == f"it's $(x)\nä {folder}\n" and (here / "err.log").read_text() == "bad\n"
+    assert not [name for name in folder.rglob("*.partial*")], "nothing half written stays"
+    reply = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN, "torchrun_lines": 5})
+    assert answers.fault("poll", reply) is None
+    assert reply["run"]["exit"]["returncode"] == 3 and not reply["run"]["torchrun_alive"] and reply["run"]["torchrun_tail"] == ["bad"]
+
+
+def test_the_same_attempt_is_not_started_twice(workdir: Path) -> None:
+    ask("start", request(workdir))
+    assert "was started on this node already" in ask("start", request(workdir))["error"]["message"]
+    ended(workdir)
+
+
+def test_a_program_that_cannot_start_is_said_at_once(workdir: Path) -> None:
+    started = time.monotonic()
+    answer = ask("start", request(workdir, command=["/nowhere/python"]))
+    assert "torchrun did not start" in answer["error"]["message"] and "/nowhere/python" in answer["error"]["message"]
+    assert time.monotonic() - started < 10
+    assert ended(workdir)["returncode"] == 127
+    answer = ask("start", request(workdir, attempt=2, command=["/bin/true", "a\0b"]))
+    assert "torchrun did not start" in answer["error"]["message"]
+
+
+def test_it_goes_on_when_everybody_has_left(workdir: Path) -> None:
+    """The watcher is in a session of its own: neither the end of the question nor SIGHUP reaches it."""
+    started = ask("start", request(workdir, "import time; time.sleep(30)"))
+    assert os.getsid(started["agent_pid"]) == started["agent_pid"] != os.getsid(0)
+    os.kill(started["agent_pid"], signal.SIGHUP)
+    reply = poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN})
+    assert reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"]
+    outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 5})
+    assert outcome["asked"] >= 2 and outcome["left"] == []
+    assert ended(workdir)["stopped"] is True
+    assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN})["asked"] == 0
+
+
+def test_stop_finds_what_ignores_signals_and_what_lost_its_parent(workdir: Path) -> None:
+    """A worker that ignores SIGTERM, a grandchild in a session of its own whose parent is gone, and a stopped process."""
+    script = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+orphan = "import os, time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(%r, 'w').close(); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)", orphan % "orphan"]).wait()
+frozen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+os.kill(frozen.pid, signal.SIGSTOP)
+open("ready", "w").close()
+time.sleep(60)
+"""
+    started = ask("start", request(workdir, script))
+    folder = Path(started["run_dir"])
+    wait_until(lambda: (folder / "ready").exists() and (folder / "orphan").exists())
+    running = processes.of_run(RUN, NODE)
+    assert len(running) == 4, "watcher, program, orphan, frozen"
+    outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 0.5})
+    assert outcome["asked"] == 4 and outcome["killed"] >= 2 and outcome["left"] == []
+    assert not [pid for pid in running if processes.is_alive(pid)]
+    assert ended(workdir)["stopped"] is True
+
+
+def test_what_outlives_a_killed_torchrun_is_ended(workdir: Path) -> None:
+    script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
+    started = ask("start", request(workdir, script))
+    wait_until(lambda: len(processes.of_run(RUN, NODE)) == 3)
+    os.kill(started["torchrun_pid"], signal.SIGKILL)
+    end = ended(workdir)
+    assert (end["returncode"], end["signal"], end["stopped"]) == (None, signal.SIGKILL, False)
+    wait_until(lambda: not processes.of_run(RUN, NODE))
+
+
+def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:
+    ask("start", request(workdir, "import time; time.sleep(30)"))
+    assert ask("stop", {"node": f"{NODE}-other", "workdir": str(workdir), "run": RUN})["asked"] == 0
+    assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": f"{RUN}-2"})["asked"] == 0
+    assert len(processes.of_run(RUN, NODE)) == 2
+    assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs_alive"]
+
+
+def test_secrets_reach_the_program_and_leave_with_it(workdir: Path) -> None:
+    ask("start", request(workdir, "import os, time\nprint(len(os.environ['HF_TOKEN']), flush=True)\ntime.sleep(30)", secrets={"HF_TOKEN": "hf_123456"}))
+    folder = Path(paths.run_dir(str(workdir), RUN))
+    assert (folder / "secrets.json").stat().st_mode & 0o777 == 0o600
+    assert "hf_123456" not in (folder / "attempts/1/nodes" / NODE / "start.json").read_text()
+    wait_until(lambda: (folder / "attempts/1/nodes" / NODE / "out.log").read_text() == "9\n")
+    ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN})
+    assert not (folder / "secrets.json").exists()
+    ask("start", request(workdir, "pass", attempt=2, secrets={"HF_TOKEN": "hf_123456"}))
+    ended(workdir, 2)
+    assert not (folder / "secrets.json").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "..", ".hidden", "a b", "a\n", "$(touch pwned)", 5, None, "/etc"])
+def test_names_that_could_climb(workdir: Path, name: Any) -> None:
+    for verb, body in (
+        ("start", request(workdir, run=name)), ("start", request(workdir, node=name)), ("stop", {"node": NODE, "workdir": str(workdir), "run": name}),
+        ("describe", {"workdir": str(workdir), "run": name}), ("checkpoints", {"workdir": str(workdir), "run": name}),
+    ):  # fmt: skip
+        module: Any = {"start": watch.start, "stop": watch.stop, "describe": poll.describe}.get(verb)
+        from homelab.node import transfer
+
+        with pytest.raises(ValueError, match="not a usable name"):
+            (module or transfer.checkpoints)(body)
+    assert not workdir.exists()
+
+
+def test_both_sides_agree_on_names() -> None:
+    assert paths._SAFE.pattern == USABLE_NAME
+
+
+@pytest.mark.parametrize("line", ["", "garbage", "[]", '"x"', "{}", '{"workdir": 5}'])
+@pytest.mark.parametrize("verb", ["start", "poll", "describe", "receive-file", "nothing"])
+def test_a_question_that_cannot_be_is_refused_in_json(verb: str, line: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "homelab.node", verb], input=line + "\n", capture_output=True, text=True, timeout=30, cwd=REPOSITORY)
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 1 and error["message"] and error["kind"] in ("refused", "internal") and not done.stderr
+
+
+def test_runs_are_listed_and_odd_folders_are_none(workdir: Path) -> None:
+    assert ask("runs", {"node": NODE, "workdir": str(workdir)}) == {"runs": []}
+    ask("start", request(workdir))
+    ended(workdir)
+    for name in (f"{RUN} (copy)", "no-run", "broken", "list"):
+        (workdir / "runs" / name).mkdir()
+    (workdir / "runs" / f"{RUN} (copy)" / "run.json").write_text("{}")
+    (workdir / "runs" / "broken" / "run.json").write_text("{")
+    (workdir / "runs" / "list" / "run.json").write_text("[]")
+    (workdir / "runs" / RUN / "attempts" / "²").mkdir()
+    answer = ask("runs", {"node": NODE, "workdir": str(workdir)})
+    assert [entry["name"] for entry in answer["runs"]] == [RUN] and answers.fault("runs", answer) is None
+    described = ask("describe", {"node": NODE, "workdir": str(workdir), "run": RUN})
+    assert described["run_json"]["name"] == RUN and list(described["plans"]) == ["1"] and answers.fault("describe", described) is None
+
+
+def test_poll_gives_only_new_lines_and_the_ends_of_logs(workdir: Path) -> None:
+    ask("start", request(workdir))
+    ended(workdir)
+    folder = Path(paths.run_dir(str(workdir), RUN)) / "attempts" / "1"
+    rank = folder / "ranks" / "0"
+    rank.mkdir(parents=True)
+    lines = [json.dumps({"kind": "train", "step": step, "rank": 0}) for step in range(1, 6)]
+    (rank / "metrics.jsonl").write_text("\n".join([*lines[:3], "5", *lines[3:], '{"kind": "tra']))
+    log = folder / "nodes" / NODE / "logs" / "x_1" / "attempt_0" / "0"
+    log.mkdir(parents=True)
+    (log / "stdout.log").write_bytes(b"".join(b"line %d \xff\n" % number for number in range(100_000)))
+
+    def looked(**more: Any) -> dict[str, Any]:
+        reply = poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN, **more})
+        assert answers.fault("poll", reply) is None
+        return dict(reply["run"]["ranks"]["0"])
+
+    assert [line["step"] for line in looked()["metrics"]] == [1, 2, 3, 4, 5], "neither what is no object nor what is being written"
+    assert [line["step"] for line in looked(after_lines={"0": 5})["metrics"]] == [5]
+    assert looked(tail_lines=2)["log_tail"]["stdout"] == ["line 99998 \ufffd", "line 99999 \ufffd"]
+    assert looked(tail_lines=0)["log_tail"] == {"stdout": [], "stderr": []}
+    assert len(json.dumps(looked(tail_lines=10**6))) < 200_000, "an answer stays small"
+
+
+def test_facts_have_the_promised_shape(workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    answer = ask("facts", {
+        "node": NODE, "workdir": str(workdir), "peers": ["127.0.0.1", "no address"], "port": 29999, "model": "/nowhere",
+        "data": {"train": str(tmp_path / "data"), "eval": "/nowhere"},
+    })  # fmt: skip
+    assert answers.fault("facts", answer) is None
+    assert answer["workdir_writable"] and answer["python_executable"] == sys.executable and answer["packages"]["torch"]
+    assert answer["data"]["train"]["found"] and answer["data"]["eval"]["problem"] == "No such file or directory"
+    assert not answer["model"]["found"] and answer["routes"]["127.0.0.1"]["interface"] == "lo"
+
+
+def test_every_probe_of_the_facts_stands_alone(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: (_ for _ in ()).throw(OSError("no")))
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setenv("PATH", "/nowhere")
+    answer = facts.collect({"node": NODE, "workdir": str(workdir)})
+    assert answer["disk_free_bytes"] is None and answer["own_name_addresses"] == [] and answer["nvidia_smi"] == "missing"
+
+
+def test_ports_and_who_holds_them() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+        held = ports.state(number)
+        assert not held["free"] and held["holder_pid"] == os.getpid()
+        assert ports.free_port(number, number + 50) != number
+    assert ports.state(number)["free"]
+
+
+def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_socket = socket.socket
+
+    def without(family: int = socket.AF_INET, *rest: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return true_socket(family, *rest)
+
+    monkeypatch.setattr(ports.socket, "socket", without)
+    assert ports.state(ports.free_port())["free"]
+
+
+def test_listen_and_dial() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "homelab.node", "listen"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as process:  # fmt: skip
+        assert process.stdin and process.stdout
+        process.stdin.write(json.dumps({"address": "127.0.0.1", "seconds": 20}) + "\n")
+        process.stdin.flush()
+        ready = json.loads(process.stdout.readline())
+        targets = [{"node": "a", "address": "127.0.0.1", "port": number} for number in [*ready["ports"], 1]]
+        answer = ask("dial", {"targets": targets, "timeout_s": 2})
+        assert answers.fault("dial", answer) is None
+        assert [entry.get("error") for entry in answer["links"]] == [None, None, "Connection refused"]
+        process.stdin.close()
+        assert process.wait(10) == 0, "it ends with its input"
