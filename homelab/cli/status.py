@@ -19,11 +19,12 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Nodes, ranks, loss, progress, events and logs of a run. Ctrl-C leaves the run alone. Exit code 1 when it failed."""
+    """Nodes, ranks, loss, progress, events and logs of a run. Ctrl-C leaves the run alone. Exit code 1 when it failed, 3 when it is lost."""
     from rich.console import Console
 
     from homelab.control import find, watch
     from homelab.dashboard import view
+    from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster)
@@ -40,4 +41,4 @@ def command(
             console.print(view.render(snapshot, width=console.width, height=None))
         else:
             return watch.until_end(fleet, paths, console=console, options=options)
-    return 1 if snapshot.state == "failed" else 0
+    return {"failed": EXIT_FAILED, "lost": EXIT_UNREACHABLE}.get(snapshot.state, EXIT_DONE)

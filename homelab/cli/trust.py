@@ -21,7 +21,7 @@ def command(
     import sys
 
     from homelab.errors import HomelabError, InputError, UnreachableError
-    from homelab.remote import hostkeys, ssh
+    from homelab.remote import connect, hostkeys
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     asked = [node for node in loaded.nodes if node.host != "local"]
@@ -29,7 +29,7 @@ def command(
     refused: list[str] = []
     for node in asked:
         try:
-            offer = ssh.offered_key(loaded, node)
+            offer = connect.offered_key(loaded, node)
         except UnreachableError as error:
             failed.append(error)
             continue

@@ -79,7 +79,7 @@ def resume(
             hint="homelab preflight --only ssh",
         )
     _refuse_leftovers({name: stopped[name] for name in names})
-    step, holders = _newest_checkpoint(fleet, paths, list(stopped), from_scratch=from_scratch, say=say)
+    step, holders = _newest_checkpoint(fleet, paths, list(stopped), silent=unreachable, from_scratch=from_scratch, say=say)
     port = _fresh_port(fleet, names, recipe.parallel.port, find.plan_of(paths).master_port)
     seen = gather.evidence(fleet.only(names), recipe=recipe, material=items, port=port, say=say)
     findings = registry.judge_all(seen, skip=skip)
@@ -158,7 +158,7 @@ def _refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
 
 
 def _newest_checkpoint(
-    fleet: Fleet, paths: RunPaths, names: list[str], *, from_scratch: bool, say: Say
+    fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Collection[str], from_scratch: bool, say: Say
 ) -> tuple[int, list[str]]:
     """(step, nodes that hold it whole). Step 0 when there is none and the person asked to begin again."""
     if from_scratch:
@@ -173,9 +173,9 @@ def _newest_checkpoint(
         return best, [name for name, answer in answers.items() if best in answer["good"]]
     raise HomelabError(
         "no complete checkpoint is left on the nodes that answer"
-        + (f" ({', '.join(errors)} did not)" if errors else ""),
+        + (f" ({', '.join(dict.fromkeys([*silent, *errors]))} did not)" if silent or errors else ""),
         where=paths.name,
-        hint=f"to begin again at step 0: homelab recover {paths.name} --from-scratch",
+        hint=f"{'wake them, then recover; ' if silent or errors else ''}to begin again at step 0: homelab recover {paths.name} --from-scratch",
     )
 
 

@@ -23,8 +23,8 @@ def model(cli_lab: Lab) -> Path:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [('{"messages": [{"role": "user", "con', "line 3"), ('{"masseges": []}', "line 3"), ("\xff", "not UTF-8")],
-    ids=["cut short", "misspelt", "not JSON"],
+    [('{"messages": [{"role": "user", "con', "line 3"), ("\xff", "not UTF-8")],
+    ids=["cut short", "not UTF-8"],
 )
 def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:
     good = [json.dumps(row) for row in harness.chat_rows(20)]
@@ -38,5 +38,7 @@ def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:
     shown = desk.homelab("status", "--once", code=1).stdout
     assert "Traceback" not in shown and seen["diagnosis"]["title"] in " ".join(shown.split()), shown
     assert desk.json("stop")["clean"]
-    error = complaint(desk, "chat", "--prompt", "who?", code=1, timeout_s=120)
+    if line == "\xff":
+        return  # asking the model takes its time: once is enough
+    error = complaint(desk, "chat", "--prompt", "it's \"$(touch pwned)\" `touch pwned`\nwho is ä \\ ?", code=1, as_json=False, timeout_s=120)
     assert "no checkpoint" in error["message"] and error["hint"], error

@@ -25,6 +25,7 @@ ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"
         (["launch", "."], "cannot be read: Is a directory"),
         (["preflight", "--nodes", "b"], 'no node is called "b"'),
         (["preflight", "--nodes", ","], "no node is named"),
+        (["preflight", "--nodes", "$(touch pwned)\n'x\" ä"], "no node is called"),
         (["preflight", "--only", "pyhton"], 'there is no check "pyhton". Did you mean "python"?'),
         (["launch", "script.toml", "--skip", "everything"], 'there is no check "everything"'),
         (["preflight", "--only", "ssh", "--skip", "ssh"], "every check is skipped"),

@@ -64,6 +64,7 @@ def test_a_node_that_does_not_answer(desk: Desk) -> None:
     assert not (desk.folder / "runs").exists()
     edit(desk, "node1", port=1)
     complaint(desk, "plan", "script.toml", code=3)
+    complaint(desk, "recover", "some-run", code=3)
     complaint(desk, "status", code=3)
     unreachable = desk.json("runs")["unreachable"]
     assert set(unreachable) == {"node1", "node2"} and all(entry["hint"] for entry in unreachable.values())
@@ -315,13 +316,13 @@ def test_odd_names_everywhere_and_a_run_that_ends_well(cli_lab: Lab, desk: Desk)
     assert not list(Path("/tmp").glob("pwned")) and not Path("pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_port_where_something_else_answers_nothing(desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         edit(desk, "node2", host="127.0.0.1", port=server.getsockname()[1])
         started = time.monotonic()
-        error = complaint(desk, "trust", "node2", code=3, as_json=False)
         (found,) = findings(desk, "--nodes", "node2", "--only", "ssh", code=3)
-    assert "SSH" in found["message"] and "SSH" in error["message"]
+    assert "SSH" in found["message"]
     assert time.monotonic() - started < 50, "a server that says nothing at all"
 
 

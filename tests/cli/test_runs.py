@@ -169,3 +169,18 @@ def test_a_script_that_fails_is_one_clear_message(fresh: Desk) -> None:
     assert seen["state"] == "failed" and "the data has no column text" in json.dumps(seen["diagnosis"])
     assert "Traceback" not in fresh.homelab("status", "--once", code=1).stderr
     assert os.listdir(fresh.folder / "runs")
+
+
+def test_a_run_whose_node_cannot_be_asked(launched: tuple[Desk, str]) -> None:
+    desk, run = launched
+    true_cluster = desk.cluster
+    edit(desk, "node1", port=1)
+    assert desk.json("status", run, code=3)["state"] == "lost"
+    assert "nothing answers on port 1: Connection refused" in desk.homelab("status", run, "--once", code=3).stdout
+    stopped = desk.json("stop", run, code=3)
+    assert not stopped["clean"] and stopped["unreachable"]["node1"]["hint"]
+    assert "may still be running" in desk.homelab("stop", run, code=3).stdout
+    error = desk.json("recover", run, code=1)["error"]
+    assert "no complete checkpoint is left on the nodes that answer (node1 did not)" in error["message"]
+    desk.cluster = true_cluster
+    assert desk.json("stop", run)["clean"]

@@ -101,6 +101,16 @@ def test_a_checkpoint_that_is_cut_on_the_way_is_refused(tmp_path: Path, cut: int
     assert transfer.checkpoints(request(second))["good"] == [] and not left_over(second)
 
 
+def test_a_checkpoint_with_one_wrong_byte_is_refused(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    checkpoint(first, 20)
+    archive = bytearray(sent(first, 20))
+    archive[archive.index(BODY[:256]) + 100] ^= 1
+    with pytest.raises(ValueError, match="arrived damaged: weights has another content"):
+        transfer.receive_checkpoint(request(second, step=20), io.BytesIO(bytes(archive)))
+    assert transfer.checkpoints(request(second))["good"] == [] and not left_over(second)
+
+
 def test_a_bad_copy_is_replaced_and_a_bad_archive_replaces_nothing(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     checkpoint(first, 20)

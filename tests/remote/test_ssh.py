@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,21 @@ def test_a_command_may_leave_its_input_unread(session: SshSession, tmp_path: Pat
         position = stream.tell()
         assert session.run("echo on", timeout_s=10).stdout == b"on\n"
         assert stream.tell() == position < len(MEGABYTES_20), "nobody reads on in the background"
+
+
+def test_nobody_reads_a_body_any_more_when_the_command_is_over(session: SshSession) -> None:
+    class Slow(io.BytesIO):
+        reading = False
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.reading = True
+            time.sleep(0.3)
+            self.reading = False
+            return b"x" * 65536
+
+    body = Slow()
+    assert session.run("exit 5", stdin=body, timeout_s=10).returncode == 5
+    assert not body.reading, "the caller may close it now, or send it again"
 
 
 def test_a_time_limit_is_one_clear_error(session: SshSession) -> None:
@@ -159,3 +175,10 @@ def test_a_key_with_a_passphrase(cluster: Cluster, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True, stdin=subprocess.DEVNULL)
     error = refused(cluster, identity_file=str(key))
     assert "passphrase" in error.message and "ssh-add" in error.hint
+
+
+def test_the_library_below_prints_nothing_of_its_own() -> None:
+    """paramiko's threads log tracebacks of failed connections, now and then before the process ends."""
+    program = "import homelab.remote.ssh, logging; logging.getLogger('paramiko.transport').error('Traceback')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
