@@ -155,7 +155,9 @@ def _cause(snapshot: Snapshot, width: int) -> Section | None:
         return None
     need = _wrapped(Text.assemble((" why  ", "dim"), (found.title, "bold red")), width)
     need += _wrapped(Text.assemble((" fix  ", "dim"), (found.hint, "bold")), width)
-    content = need + [clip(Text("      ").append(line), width) for line in found.because[:_EVIDENCE]]
+    # Wrapped, not cut: what is at the end of such a line is often the file and the line number.
+    evidence = [Text("      ").append(line) for line in found.because[:_EVIDENCE]]
+    content = need + [part for line in evidence for part in _wrapped(line, width)]
     return Section(lambda room: content[:room], len(need), len(content), 1)
 
 
