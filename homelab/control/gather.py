@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from homelab.checks.evidence import Evidence, Link
-from homelab.config.cluster import Cluster, Node
+from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 from homelab.control.material import Material
 from homelab.errors import HomelabError
@@ -122,10 +122,6 @@ def _listen(fleet: Fleet, name: str, address: str, port: int | None) -> tuple[St
             f"it could not listen on {address}: {error}", where=f"node {name}", hint="homelab preflight --only network"
         ) from error
 
-
-def node_label(node: Node) -> str:
-    """How a node is called in commands a person types: user@host."""
-    return f"{node.user}@{node.host}" if node.user else node.host
 
 
 def reachable(cluster: Cluster, evidence: Evidence) -> Cluster:

@@ -114,7 +114,7 @@ def resume(
         start.start(fleet, plan, described, items, say)
     except BaseException:
         store.set_state(paths, "failed", attempt)
-        store.event(paths, f"attempt {attempt} did not start; nothing is left running")
+        store.event(paths, f"attempt {attempt} did not start")
         raise
     store.set_state(paths, "running", attempt)
     because = found.diagnosis.title if found.diagnosis else found.state

