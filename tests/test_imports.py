@@ -19,13 +19,15 @@ PURE = [
     *sorted((ROOT / "planning").glob("*.py")), ROOT / "hardware.py", ROOT / "facts.py", ROOT / "errors.py",
     *sorted(path for path in (ROOT / "config").glob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").glob("*.py")),
-    ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "runs" / "state.py", ROOT / "runs" / "reply.py",
+    ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py", ROOT / "runs" / "state.py", ROOT / "runs" / "reply.py",
 ]  # fmt: skip
 DOES_IO = {
     "subprocess", "socket", "paramiko", "fabric", "invoke", "os", "shutil", "tempfile", "glob", "asyncio", "threading", "selectors",
     "urllib.request", "http", "ssl", "signal", "multiprocessing", "random",
 }  # fmt: skip
 HEAVY = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "safetensors", "numpy")
+# What the plan predicts with is what the worker does: these files import nothing that is not everywhere.
+SHARED_WITH_THE_WORKER = {f"homelab.worker.{name}" for name in ("speed", "sampler", "compress")}
 # Python's own list has none of what was added after 3.9.
 AFTER_39 = {"tomllib", "graphlib.nothing"}
 
@@ -107,7 +109,15 @@ def test_nothing_of_the_controller_imports_what_trains() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         if path.parent.name != "worker" and label(path) != "lab/model.py":
-            found += [f"{path}:{line}: {module}" for module, line in imports(path) if within(module, {*HEAVY, "homelab.worker"})]
+            used = [entry for entry in imports(path) if not within(entry[0], SHARED_WITH_THE_WORKER)]
+            found += [f"{path}:{line}: {module}" for module, line in used if within(module, {*HEAVY, "homelab.worker"}) and module != "homelab.worker"]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("module", sorted(SHARED_WITH_THE_WORKER))
+def test_what_the_plan_shares_with_the_worker_is_light(module: str) -> None:
+    path = ROOT.parent / f"{module.replace('.', '/')}.py"
+    found = [f"{path}:{line}: {name}" for name, line in imports(path, only_at_top=True) if name.split(".")[0] not in sys.stdlib_module_names and not within(name, SHARED_WITH_THE_WORKER)]
     assert not found, "\n".join(found)
 
 

@@ -72,7 +72,11 @@ class Method(Strict):
 
 
 class Train(Strict):
-    """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most."""
+    """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most.
+
+    `fused_loss` never builds all logits at once: the same loss in less memory. `lr_scale` scales `learning_rate` by
+    global_batch / reference_batch, or its square root. `global_batch_max` allows a launch over a slow wire to raise `global_batch`.
+    """
 
     global_batch: int = Field(ge=1, le=1_000_000)
     epochs: int | None = Field(default=None, ge=1)
@@ -87,6 +91,20 @@ class Train(Strict):
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     precision: Precision = "auto"
     gradient_checkpointing: bool = True
+    fused_loss: bool = False
+    lr_scale: Literal["none", "linear", "sqrt"] = "none"
+    reference_batch: int | None = Field(default=None, ge=1)
+    global_batch_max: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _scale_needs_a_reference(self) -> Train:
+        if self.lr_scale != "none" and self.reference_batch is None:
+            raise ValueError("`lr_scale` needs `reference_batch`: the global batch that `learning_rate` was chosen for")
+        if self.lr_scale == "none" and self.reference_batch is not None:
+            raise ValueError('`reference_batch` does nothing without `lr_scale` = "linear" or "sqrt"')
+        if self.global_batch_max is not None and self.global_batch_max < self.global_batch:
+            raise ValueError("`global_batch_max` is the most that `global_batch` may be raised to: not less than it")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
@@ -96,11 +114,12 @@ class Train(Strict):
 
 
 class Parallel(Strict):
-    """How the work is spread. The law holds for every value here: none of them changes the training."""
+    """How the work is spread. None of it changes the training, but `compress`, which rounds gradients on the wire; the plan says so."""
 
     strategy: Literal["auto", "ddp", "fsdp", "zero2", "zero3"] = "auto"
     shares: Literal["auto", "equal"] | dict[str, int] = "auto"
     micro_batch: Literal["auto"] | int = "auto"
+    compress: Literal["none", "bf16", "powersgd"] = "none"
     port: int = Field(default=29500, ge=1024, le=65535)
 
     @field_validator("shares")

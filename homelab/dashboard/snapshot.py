@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from homelab.dashboard import eta
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen, Plan
 from homelab.runs.reply import Metric, RankReply, Reply, plain_lines
 from homelab.runs.state import State, newest_attempt, node_part, run_state
-
-_ETA_STEPS = 20  # the median of so many last steps is the pace
 
 
 class GpuRow(Frozen):
@@ -155,12 +153,12 @@ def build(
         step=step,
         loss=history[-1].loss if history else None,
         eval_losses=_evaluations(lines),
-        eta_s=_eta_s(train, step, total) if state == "running" else None,
+        eta_s=eta.eta_s(lines, step, total) if state == "running" else None,
         tokens_per_s=sum(rates) if rates else None,
         loss_history=history,
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         ranks=_rank_rows(replies, plan, attempt, latest, log_lines),
-        events=tuple(_event(event) for event in events),
+        events=_events(events, lines),
         notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
         checkpoint_steps=tuple(sorted(checkpoints)),
         next_commands=next_commands(state, run, options),
@@ -220,17 +218,6 @@ def _history(train: Sequence[Metric]) -> tuple[LossPoint, ...]:
 def _evaluations(lines: Sequence[Metric]) -> tuple[LossPoint, ...]:
     by_step = {line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None}
     return tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(by_step.items()))
-
-
-def _eta_s(train: Sequence[Metric], step: int, total: int | None) -> float | None:
-    """Remaining steps times the median of the last ones. A step takes as long as its slowest rank."""
-    slowest: dict[int, float] = {}
-    for line in train:
-        if line.step_s is not None and line.attempt == train[-1].attempt:
-            slowest[line.step] = max(slowest.get(line.step, 0.0), line.step_s)
-    if total is None or not slowest:
-        return None
-    return max(0, total - step) * statistics.median(slowest[number] for number in sorted(slowest)[-_ETA_STEPS:])
 
 
 def _ranks_of(replies: Mapping[str, Reply], attempt: int) -> dict[tuple[str, int], RankReply]:
@@ -305,6 +292,12 @@ def _rank_rows(
             )
         )
     return tuple(rows)
+
+
+def _events(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tuple[EventRow, ...]:
+    """What the controller wrote down, and the rows that the ranks moved among themselves, in order of time."""
+    moved = [EventRow(time=line.time, text=line.message) for line in lines if line.kind == "shares"]
+    return tuple(sorted([*(_event(event) for event in events), *moved], key=lambda row: row.time))
 
 
 def _event(event: Mapping[str, Any]) -> EventRow:

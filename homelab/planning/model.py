@@ -43,8 +43,20 @@ class MemoryEstimate(Frozen):
         return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
 
 
+class RankSpeed(Frozen):
+    """Seconds of a rank: per optimizer step, per forward and backward pass, per token (see `homelab.worker.speed`)."""
+
+    step_s: float
+    micro_batch_s: float
+    token_s: float
+
+
 class RankPlan(Frozen):
-    """One process: which card, and how many samples of every global batch it computes."""
+    """One process: which card, and how many samples of every global batch it computes.
+
+    `share` is what is expected where `Plan.balance` is "measured", and fixed where it is "fixed". `speed` is None while nothing is
+    known of it. `token_cap` is the longest row its memory takes; None: any.
+    """
 
     rank: int
     node: str
@@ -53,6 +65,8 @@ class RankPlan(Frozen):
     share: int
     micro_batch: int
     memory: MemoryEstimate | None = None
+    speed: RankSpeed | None = None
+    token_cap: int | None = None
 
 
 class NodePlan(Frozen):
@@ -67,6 +81,54 @@ class NodePlan(Frozen):
     run_dir: str
     environment: dict[str, str]
     command: tuple[str, ...]
+
+
+class RankTime(Frozen):
+    """One rank in a typical step. `source`: measured | scaled | owner | data sheet. `alone_tokens_per_s`: doing all the batch itself."""
+
+    rank: int
+    node: str
+    source: str
+    alone_tokens_per_s: float
+    tokens: int
+    busy_s: float
+
+
+class NodeGain(Frozen):
+    """What a node adds: `gain` 0.25 means that with it the cluster does 25 % more tokens per second than without it."""
+
+    node: str
+    gain: float
+    alone_tokens_per_s: float
+
+
+class TimeEstimate(Frozen):
+    """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
+
+    `step_s` is `compute_s` (the rank that ends last) plus `wire_s`; `best_step_s` is the same if rows could be divided at will,
+    `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
+    saves and evaluations, without the start; None where the number of steps is not known.
+    """
+
+    is_measured: bool
+    steps: int | None
+    row_tokens: float
+    rows_because: str
+    compute_s: float
+    wire_s: float
+    wire_because: str
+    step_s: float
+    best_step_s: float
+    equal_step_s: float
+    tokens_per_s: float
+    efficiency: float
+    equal_efficiency: float
+    save_s: float
+    evaluate_s: float
+    hours: float | None
+    ranks: tuple[RankTime, ...]
+    gains: tuple[NodeGain, ...]
+    verdict: tuple[str, ...] = ()
 
 
 class Plan(Frozen):
@@ -88,6 +150,8 @@ class Plan(Frozen):
     choices: tuple[Choice, ...] = ()
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    balance: str = "fixed"  # measured | fixed
+    time: TimeEstimate | None = None
 
     def node(self, name: str) -> NodePlan:
         """The part of this node; KeyError when it has none."""

@@ -46,7 +46,7 @@ class Heartbeat(Loose):
 class Metric(Loose):
     """One line of metrics.jsonl. Loss is the global mean per token; tokens and seconds are this rank's own."""
 
-    kind: str  # train | eval | note
+    kind: str  # train | eval | note | shares
     time: float = 0.0
     attempt: int = 0
     rank: int = 0

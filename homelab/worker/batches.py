@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from homelab.worker import sampler
+from homelab.worker.balance import Balance
 from homelab.worker.data import Row
 
 IGNORED = -100  # torch's default ignore_index of cross entropy
@@ -22,7 +23,7 @@ IGNORED = -100  # torch's default ignore_index of cross entropy
 
 @dataclass(frozen=True, slots=True)
 class StepItem:
-    """This rank's part of one optimizer step.
+    """This rank's part of one optimizer step: `rows` rows of the global batch.
 
     `micro_batches` are keyword arguments of the model's forward, `seeds` one random seed for each of them (see `random_seed`).
     `sources` are the data rows in here. `loss_tokens` counts the whole global batch, over all ranks; `input_tokens` only this rank's.
@@ -33,12 +34,21 @@ class StepItem:
     micro_batches: list[dict[str, torch.Tensor]]
     seeds: list[int]
     sources: list[int]
+    rows: int
     input_tokens: int
     loss_tokens: int
 
+    @property
+    def pass_tokens(self) -> list[int]:
+        """Tokens of each forward pass, padding included; empty for a rank that has no row in this step."""
+        return [batch["input_ids"].numel() for batch in self.micro_batches] if self.rows else []
+
 
 class StepBatches(Dataset):
-    """Item s is this rank's part of optimizer step s (0-based). The length is the number of steps of the whole run, on every rank."""
+    """Item s is this rank's part of optimizer step s (0-based). The length is the number of steps of the whole run, on every rank.
+
+    What is in an item depends on what `balance` believes when it is taken: take step s after step s - 1 is done.
+    """
 
     def __init__(
         self,
@@ -47,18 +57,16 @@ class StepBatches(Dataset):
         seed: int,
         global_batch: int,
         steps: int,
-        shares: Sequence[int],
+        balance: Balance,
         rank: int,
-        micro_batch: int,
         pad: int,
     ) -> None:
         self.rows = rows
         self.seed = seed
         self.global_batch = global_batch
         self.steps = steps
-        self.shares = shares
+        self.balance = balance
         self.rank = rank
-        self.micro_batch = micro_batch
         self.pad = pad
         self.packed = any(len(row.starts) > 1 for row in rows)
 
@@ -69,9 +77,9 @@ class StepBatches(Dataset):
         if not 0 <= step < self.steps:
             raise IndexError(step)
         epoch, chosen = sampler.step_rows(step, seed=self.seed, count=len(self.rows), global_batch=self.global_batch)
-        mine = sampler.assign([len(self.rows[row].tokens) for row in chosen], self.shares)[self.rank]
+        mine = self.balance.rows_of([len(self.rows[row].tokens) for row in chosen], self.rank)
         rows = [self.rows[chosen[position]] for position in mine]
-        cuts = sampler.micro_batches(range(len(rows)), [len(row.tokens) for row in rows], self.micro_batch)
+        cuts = self.balance.passes_of([len(row.tokens) for row in rows], self.rank)
         groups = [[rows[i] for i in cut] for cut in cuts]
         sources = [source for group in groups for row in group for source in row.sources]
         return StepItem(
@@ -83,6 +91,7 @@ class StepBatches(Dataset):
                 for group in groups or [[]]
             ],
             sources=sources,
+            rows=len(rows),
             input_tokens=sum(len(row.tokens) for row in rows),
             loss_tokens=sum(self.rows[row].loss_tokens for row in chosen),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from homelab.worker import ranks
 
 
 class StepClock:
-    """Where the time of one optimizer step goes, in seconds: all of it, and the part in which this rank waits for the others.
+    """Where the time of one optimizer step goes, in seconds: all of it, each forward and backward pass, and the part in which this
+    rank waits for the others.
 
     The gradient all-reduce overlaps the backward pass; what counts as communication is what the backward pass still waits
     for after this rank's last gradient is ready. On CUDA that is measured with events, as kernels run later than Python.
@@ -26,6 +29,23 @@ class StepClock:
         self.started = time.perf_counter()
         self.communication_s = 0.0
         self._ready: Any = None
+        self._passes: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Around one forward and backward pass. It ends with the last gradient, not with the exchange that follows in the last one."""
+        self._ready = None
+        start = self._now()
+        yield
+        self._passes.append((start, self._now() if self._ready is None else self._ready))
+
+    @property
+    def passes_s(self) -> list[float]:
+        """Seconds of each pass of this step. On CUDA it waits for the kernels: ask after the step."""
+        if not self.cuda:
+            return [end - start for start, end in self._passes]
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1000 for start, end in self._passes]
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """`ranks.gather`, on the clock."""
@@ -57,10 +77,8 @@ class StepClock:
         event.record()
         return event
 
-    def reduce_hook(self, _state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
-        """DDP's own default reduction (average over ranks), which also says when the last bucket is ready."""
+    def reduce_hook(self, reduction, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        """DDP's communication hook: a `compress.Reduction` averages over ranks; the clock hears when the last bucket is ready."""
         if bucket.is_last():
             self.gradients_ready()
-        buffer = bucket.buffer().div_(torch.distributed.get_world_size())
-        future = torch.distributed.all_reduce(buffer, async_op=True).get_future()
-        return future.then(lambda reduced: reduced.value()[0])
+        return reduction.reduce(bucket)

@@ -8,25 +8,27 @@ from typing import Any
 
 import torch
 
-from homelab.worker import ranks, sampler
+from homelab.worker import ranks
+from homelab.worker.balance import Balance
 from homelab.worker.batches import collate, loss_tokens
 from homelab.worker.data import Row
 from homelab.worker.errors import TrainingError
-from homelab.worker.task import Task
 
 
 @torch.no_grad()
-def held_out_loss(model: Any, rows: Sequence[Row], task: Task, pad: int, device: torch.device) -> float:
+def held_out_loss(
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device
+) -> float:
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
 
     Collective: every rank calls it. No rank needs a row of its own, as the forward pass itself waits for nobody.
     """
     model.eval()
-    mine = sampler.assign([len(row.tokens) for row in rows], task.shares)[task.rank]
-    cuts = sampler.micro_batches(mine, [len(rows[row].tokens) for row in mine], task.micro_batch)
+    mine = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], rank)]
+    cuts = balance.passes_of([len(row.tokens) for row in mine], rank)
     summed, counted = 0.0, 0
     for cut in cuts:
-        batch = collate([rows[row] for row in cut], pad, packed=False)
+        batch = collate([mine[row] for row in cut], pad, packed=False)
         tokens = loss_tokens(batch)
         if tokens == 0:
             continue

@@ -7,9 +7,11 @@ import math
 import os
 import resource
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from homelab.worker.balance import Change
 from homelab.worker.task import Task
 
 Phase = Literal["starting", "loading", "training", "saving", "evaluating", "done"]
@@ -49,6 +51,14 @@ class Recorder:
         """Record a finished optimizer step: what it measured, and which rows of the data this rank trained on."""
         self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
         _append(self.task.rank_dir / "samples.jsonl", samples)
+
+    def shares(self, step: int, change: Change) -> None:
+        """From the next step on rows go to other ranks (rank 0 only)."""
+        parts = ", ".join(f"{portion:.0%}" for portion in change.portions)
+        where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}
+        values = {"speeds": [asdict(speed) for speed in change.speeds], "portions": list(change.portions)}
+        message = f"after step {step}: {change.because}; the ranks take {parts} of the tokens"
+        self._metric({"kind": "shares", "time": time.time(), **where, "message": message, **values})
 
     def evaluation(self, step: int, loss: float) -> None:
         """Record the loss per token over the held-out rows (rank 0 only)."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from homelab.worker import fused_loss
 from homelab.worker.errors import WorkerError
 from homelab.worker.task import Task
 
@@ -55,12 +56,15 @@ def load_model(task: Task, path: str, note: Note) -> Any:
         note("backend unsloth needs a CUDA GPU and the package unsloth; this run uses transformers")
     model = _load_base(task, path, method["kind"])
     if train["gradient_checkpointing"]:
-        _enable_checkpointing(model)
+        enable_checkpointing(model)
+    if train.get("fused_loss"):
+        fused_loss.check(model, fused_loss.install(model))
+        note("loss: in chunks of tokens, without ever building all logits")
     if method["kind"] != "full":
         model = add_adapters(model, method, task.seed)
         if method["dropout"] > 0:
             note(
-                "dropout: draws depend on which rows share a micro-batch; micro_batch = 1 makes them independent of the cluster"
+                "dropout: draws depend on which rows share a micro-batch; [parallel] micro_batch = 1 makes them independent of the cluster"
             )
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
@@ -122,7 +126,7 @@ def _from_pretrained(auto: Any, path: str, **options: Any) -> Any:
         ) from error
 
 
-def _enable_checkpointing(model: Any) -> None:
+def enable_checkpointing(model: Any) -> None:
     """Recompute activations in the backward pass. Non-reentrant: the reentrant kind breaks under DDP and with frozen inputs."""
     settings = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.worker.balance import Balance
 from homelab.worker.errors import WorkerError
+from homelab.worker.sampler import Limits
+from homelab.worker.speed import Speed
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,19 @@ class Task:
         """Rows of every full global batch for each rank, in rank order."""
         return tuple(int(entry["share"]) for entry in sorted(self.plan["ranks"], key=lambda entry: entry["rank"]))
 
-    @property
-    def micro_batch(self) -> int:
-        """Most rows per forward pass on this rank."""
-        return next(int(entry["micro_batch"]) for entry in self.plan["ranks"] if entry["rank"] == self.rank)
+    def balance(self) -> Balance:
+        """The assignment rule that this attempt starts with."""
+        entries = sorted(self.plan["ranks"], key=lambda entry: entry["rank"])
+        seq_len, asked = int(self.section("train")["seq_len"]), self.section("parallel").get("micro_batch", "auto")
+        limits, speeds = [], []
+        for entry in entries:
+            cap, speed = entry.get("token_cap"), entry.get("speed")
+            tokens = int(entry["micro_batch"]) * seq_len if cap is None else int(cap)
+            # A number in the recipe counts rows; "auto" is what memory takes, and memory counts tokens.
+            limits.append(Limits(tokens, None if asked == "auto" else int(entry["micro_batch"]), cap))
+            speeds.append(Speed(**speed) if speed else None)
+        names = [f"rank {entry['rank']} ({entry['node']})" for entry in entries]
+        return Balance(self.shares, limits, names, speeds, measured=self.plan.get("balance") == "measured")
 
     @property
     def precision(self) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,9 @@ class Run:
         self.held_out: list[Row] = []
         self.tokenizer: Any = None
         self.tensorboard: TensorBoard | None = None
+        self.balance = task.balance()
+        self.save_s: float | None = None
+        self.evaluate_s: float | None = None
 
     def go(self) -> None:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
@@ -88,9 +92,8 @@ class Run:
             seed=task.seed,
             global_batch=int(task.section("train")["global_batch"]),
             steps=steps,
-            shares=task.shares,
+            balance=self.balance,
             rank=task.rank,
-            micro_batch=task.micro_batch,
             pad=self.tokenizer.pad_token_id or 0,
         )
         if task.rank == 0 and task.section("tracking")["tensorboard"]:
@@ -122,7 +125,7 @@ class Run:
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
         if self.task.resume_step == 0:
-            self._evaluate(trainer, 0)
+            self.evaluate_s = _timed(lambda: self._evaluate(trainer, 0))
         self.recorder.heartbeat("training")
 
     def _after_step(self, trainer: ShareTrainer) -> None:
@@ -130,18 +133,21 @@ class Run:
         step = trainer.state.global_step
         self.recorder.step = step
         self._record(trainer, step)
+        if trainer.change and self.task.rank == 0:
+            self.recorder.shares(step, trainer.change)
         last = step == self.recorder.total_steps
         if last or step % int(self.task.section("checkpoint")["every_steps"]) == 0:
-            self._save(trainer, step)
+            self.save_s = _timed(lambda: self._save(trainer, step))
+            self._keep_speeds(trainer)
         every = int(self.task.section("tracking")["eval_every_steps"])
         if last or (every and step % every == 0):
-            self._evaluate(trainer, step)
+            self.evaluate_s = _timed(lambda: self._evaluate(trainer, step))
         self.recorder.heartbeat("training")
 
     def _record(self, trainer: ShareTrainer, step: int) -> None:
         item, clock, task = trainer.item, trainer.clock, self.task
         assert item is not None and item.step == step - 1, "the order of the steps is the law"
-        step_s = time.perf_counter() - clock.started
+        step_s = trainer.step_s
         per_epoch = sampler.steps_per_epoch(len(trainer.train_dataset.rows), trainer.train_dataset.global_batch)
         line = {
             "rank": task.rank,
@@ -159,13 +165,40 @@ class Run:
             "communication_s": clock.communication_s,
             "step_s": step_s,
             "memory_bytes": peak_memory_bytes(task.device),
-            "share": task.shares[task.rank],
+            "share": item.rows,
+            "sent_bytes": trainer.reduction.step_bytes,
         }
         self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})
         self.train_losses.append(trainer.step_loss)
         if self.tensorboard:
             shown = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
             self.tensorboard.write(step, {f"train/{name}": line[name] for name in shown})
+
+    def _keep_speeds(self, trainer: ShareTrainer) -> None:
+        """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
+        if self.task.local_rank != 0:
+            return
+        import torch
+
+        from homelab.worker import speeds
+
+        found = speeds.content(
+            self.task,
+            trainer.reports,
+            steps=self.recorder.step - self.task.resume_step,
+            sync_s=trainer.sync_s,
+            row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
+            save_s=self.save_s,
+            evaluate_s=self.evaluate_s if self.held_out else None,
+            torch_version=torch.__version__,
+        )
+        if found is None:
+            return
+        path = speeds.path_of(self.task)
+        try:
+            speeds.write(path, found)
+        except OSError as error:
+            self.recorder.note(f"the measured speeds could not be kept in {path}: {error.strerror}")
 
     def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
         """The mean loss per token over the held-out rows, the same number on every rank."""
@@ -175,7 +208,7 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.task, self.tokenizer.pad_token_id or 0, trainer.args.device
+            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device
         )
         self.losses[step] = loss
         if self.task.rank == 0:
@@ -219,6 +252,13 @@ class Run:
         if self.task.rank == 0:
             write_final(trainer.model, self.tokenizer, self.task, self.losses, self.train_losses)
         ranks.wait_for_all("finished", self.task.world_size)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    """Seconds that it took."""
+    before = time.perf_counter()
+    work()
+    return time.perf_counter() - before
 
 
 def total_steps(task: Task, rows: int) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,12 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from homelab.worker import compress, learning_rate
+from homelab.worker.balance import Change, Report
 from homelab.worker.batches import StepBatches, StepItem, loss_tokens
 from homelab.worker.clock import StepClock
 from homelab.worker.errors import TrainingError, WorkerError
+from homelab.worker.meter import Meter
 from homelab.worker.task import Task
 
 
@@ -44,7 +49,9 @@ def training_arguments(task: Task, steps: int, note: Callable[[str], None]) -> T
         num_train_epochs=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
-        learning_rate=train["learning_rate"],
+        learning_rate=learning_rate.scaled(
+            train["learning_rate"], train.get("lr_scale", "none"), int(train["global_batch"]), train.get("reference_batch")
+        ),
         lr_scheduler_type=schedule,
         warmup_steps=train["warmup_steps"],
         weight_decay=train["weight_decay"],
@@ -85,8 +92,15 @@ class ShareTrainer(Trainer):
     ) -> None:
         self.task = task
         self.clock = StepClock(task.device)
+        self.reduction = compress.reduction_for(task, len(batches))
         self.load_weights = load_weights
         self.item: StepItem | None = None
+        self.meter = Meter(None if batches.balance.guessed else batches.balance.speeds[task.rank])
+        self.reports: list[Report | None] = []
+        self.change: Change | None = None
+        self.sync_s: deque[float] = deque(maxlen=100)
+        self._waited_s = 0.0
+        self.step_s = math.nan
         self.step_loss = math.nan
         self.grad_norm = math.nan
         self.learning_rate = math.nan
@@ -140,17 +154,43 @@ class ShareTrainer(Trainer):
         last = len(inputs.micro_batches) - 1
         for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
             torch.manual_seed(seed)
-            with contextlib.nullcontext() if index == last else self.accelerator.no_sync(model):
+            sync = contextlib.nullcontext() if index == last else self.accelerator.no_sync(model)
+            with self.clock.one_pass(), sync:
                 loss = super().training_step(model, batch, num_items_in_batch)
             summed += loss.detach()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
-        losses = [values[0] for values in self.clock.gather([float(summed) / self.accelerator.num_processes])]
+        mine = [float(summed) / self.accelerator.num_processes, self._waited_s, *self._report(inputs)]
+        everyone = self.clock.gather(mine)
+        losses = [values[0] for values in everyone]
+        self.reports = [Report.of(values[2:]) for values in everyone]
+        self.change = self.train_dataset.balance.update(self.reports)
+        if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
+            self.sync_s.append(min(values[1] for values in everyone))
         self.step_loss = sum(losses)
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:
             raise self.not_a_number("the loss", bad)
         return summed.to(torch.float32)
+
+    def _report(self, item: StepItem) -> list[float]:
+        """This rank's speed and how this step compares with what was believed of it, for the others."""
+        speed = self.meter.speed
+        if speed is None:
+            return [0.0] * 7
+        tokens = item.pass_tokens or [batch["input_ids"].numel() for batch in item.micro_batches]
+        believed = self.train_dataset.balance.speeds[self.task.rank]
+        return Report(speed, sum(tokens), believed.seconds(tokens), speed.seconds(tokens), self.meter.noise).numbers()
+
+    def step_done(self) -> None:
+        """The optimizer has stepped: what this step cost, for the next one's report."""
+        assert self.item is not None
+        passes_s = self.clock.passes_s
+        self.step_s = time.perf_counter() - self.clock.started
+        self._waited_s = self.clock.communication_s
+        tokens = self.item.pass_tokens
+        rest_s = self.step_s - self.clock.communication_s - sum(passes_s)
+        self.meter.observe(list(zip(tokens, passes_s, strict=True)) if tokens else [], rest_s)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
@@ -194,7 +234,7 @@ class _Steps(TrainerCallback):
 
     def on_train_begin(self, *_args: Any, **_kwargs: Any) -> None:
         if isinstance(self.trainer.model_wrapped, DistributedDataParallel):
-            self.trainer.model_wrapped.register_comm_hook(None, self.trainer.clock.reduce_hook)
+            self.trainer.model_wrapped.register_comm_hook(self.trainer.reduction, self.trainer.clock.reduce_hook)
         check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
         if self.trainer.train_dataset.packed:
             check_samples_stay_apart(self.trainer.model, self.trainer.args.device)
@@ -204,6 +244,7 @@ class _Steps(TrainerCallback):
         self.trainer.learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+        self.trainer.step_done()
         self.after_step(self.trainer)
 
 

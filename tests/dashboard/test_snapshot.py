@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from homelab.dashboard import view
 from homelab.dashboard.snapshot import Snapshot, next_commands
 from homelab.runs.reply import Metric, parse_replies, plain
 from tests.dashboard import sample
@@ -129,6 +130,15 @@ def test_the_next_commands_fit_the_state() -> None:
     assert [command.purpose for command in next_commands("running", "r")] == ["follow", "stop", "recover"]
     assert next_commands("failed", "r", " --cluster c.toml")[0].command == "homelab recover r --cluster c.toml"
     assert next_commands("done", "r")[0].command == "homelab chat r --prompt '...'"
+
+
+def test_rows_that_move_between_ranks_are_events() -> None:
+    moved = {"kind": "shares", "time": sample.NOW - 60, "attempt": 1, "rank": 0, "step": 400, "message": "after step 400: rank 1 (laptop) is 3.00 times as slow as believed"}
+    raw = sample.raw_reply("tower", 0, 412)
+    raw["run"]["ranks"]["0"]["metrics"].append(moved)
+    shot = sample.snapshot(replies=parse_replies({"tower": raw}))
+    assert shot.events[-1].text == moved["message"] and shot.events[-1].time == moved["time"]
+    assert "3.00 times as slow" in "\n".join(line.plain for line in view.lines(shot, 120, 50))
 
 
 def test_events_keep_their_details() -> None:

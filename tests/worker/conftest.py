@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,10 @@ def tokenizer(model: Path):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[harness.Forks]:
+    parent = harness.Forks()
+    yield parent
+    parent.close()

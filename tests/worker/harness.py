@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,9 +98,9 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
         "train": {
             "global_batch": 12, "epochs": 2, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "cosine",
             "seq_len": 256, "seed": 42, "weight_decay": 0.01, "max_grad_norm": 0.5, "optimizer": "adamw", "precision": "fp32",
-            "gradient_checkpointing": False,
+            "gradient_checkpointing": False, "fused_loss": False, "lr_scale": "none", "reference_batch": None,
         },
-        "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "port": 29500},
+        "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "compress": "none", "port": 29500},
         "checkpoint": {"every_steps": 2, "keep": 100},
         "recovery": {"max_restarts": 5, "min_nodes": 1},
         "tracking": {"tensorboard": False, "eval_every_steps": 0},
@@ -126,9 +127,18 @@ def make_plan(
     micro_batch: int | Sequence[int] = 2,
     resume_step: int = 0,
     precision: str = "fp32",
+    nodes: Sequence[str] | None = None,
+    measured: bool = False,
+    token_caps: Sequence[int | None] | None = None,
 ) -> None:
-    """attempts/<n>/plan.json with one rank per share, all on the node "here"."""
+    """attempts/<n>/plan.json with one rank per share, all on the node "here", or each on its own of `nodes` (those of a node together).
+
+    `measured`: the shares are only where it starts, and the ranks' speeds are measured. Nodes but the first get run folders of their
+    own (`folder_of`), with the checkpoint of `resume_step`, as they would have on disks of their own.
+    """
     sizes = [micro_batch] * len(shares) if isinstance(micro_batch, int) else list(micro_batch)
+    places = list(nodes or ["here"] * len(shares))
+    caps = list(token_caps or [None] * len(shares))
     plan = {
         "world_size": len(shares),
         "backend": "gloo",
@@ -137,35 +147,123 @@ def make_plan(
         "attempt": attempt,
         "resume_step": resume_step,
         "ranks": [
-            {"rank": rank, "node": "here", "local_rank": rank, "share": share, "micro_batch": sizes[rank]}
+            {
+                "rank": rank, "node": places[rank], "local_rank": places[:rank].count(places[rank]), "device_name": "CPU",
+                "share": share, "micro_batch": sizes[rank], "token_cap": caps[rank], "speed": None,
+            }
             for rank, share in enumerate(shares)
         ],
-        "nodes": ["here"],
+        "nodes": list(dict.fromkeys(places)),
+        "balance": "measured" if measured else "fixed",
     }  # fmt: skip
-    folder = run / "attempts" / str(attempt)
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps(plan))
+    for node in dict.fromkeys(places):
+        own = folder_of(run, node, places)
+        folder = own / "attempts" / str(attempt)
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text(json.dumps(plan))
+        if own != run:
+            shutil.copy(run / "run.json", own)
+            if resume_step:
+                name = f"checkpoints/step-{resume_step:08d}"
+                shutil.copytree(run / name, own / name, dirs_exist_ok=True)
+
+
+def folder_of(run: Path, node: str, places: Sequence[str]) -> Path:
+    """The run folder on the disk of `node`; that of the first node is `run`."""
+    return run if node == places[0] else run.parent / f"{run.name} on {node}"
+
+
+def start_node(run: Path, attempt: int, places: Sequence[str], node: str, port: int) -> subprocess.Popen[str]:
+    """torchrun as it is started on one of several nodes: its own number of processes, its own run folder."""
+    names = list(dict.fromkeys(places))
+    torchrun = [
+        f"--nnodes={len(names)}", f"--nproc-per-node={places.count(node)}", f"--node-rank={names.index(node)}", "--max-restarts=0",
+        "--rdzv-backend=static", f"--rdzv-id={run.name}-{attempt}", "--master-addr=127.0.0.1", f"--master-port={port}",
+    ]  # fmt: skip
+    return _popen(["-m", "torch.distributed.run", *torchrun], folder_of(run, node, places), attempt, node)
+
+
+def collect(run: Path, attempt: int, places: Sequence[str]) -> None:
+    """Bring what the ranks of other nodes wrote into the run folder of the first one, where `lines` looks."""
+    for node in dict.fromkeys(places):
+        if (own := folder_of(run, node, places)) != run:
+            shutil.copytree(own / "attempts" / str(attempt), run / "attempts" / str(attempt), dirs_exist_ok=True)
+
+
+class Forks:
+    """Runs attempts as `train` does, without the seconds that importing torch takes: see forks.py."""
+
+    def __init__(self) -> None:
+        environment = outside() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.worker.forks"], env=environment, cwd=REPOSITORY, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = 60, **plan: Any) -> tuple[list[int], str]:
+        """Plan and run one attempt; the ranks' exit codes and output."""
+        make_plan(run, attempt, shares, **plan)
+        places = list(plan.get("nodes") or ["here"] * len(shares))
+        own = [
+            worker_environment(folder_of(run, node, places), attempt, node)
+            | (
+                {
+                    "RANK": str(rank), "WORLD_SIZE": str(len(shares)), "LOCAL_RANK": str(places[:rank].count(node)),
+                    "LOCAL_WORLD_SIZE": str(places.count(node)),
+                }
+                if len(shares) > 1
+                else {}
+            )
+            for rank, node in enumerate(places)
+        ]  # fmt: skip
+        output = run / "attempts" / str(attempt) / "output.txt"
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s}) + "\n")
+        self.process.stdin.flush()
+        codes = json.loads(self.process.stdout.readline())
+        collect(run, attempt, places)
+        return codes, output.read_text() if output.exists() else ""
+
+    def train(self, run: Path, attempt: int, shares: Sequence[int], **plan: Any) -> str:
+        """`run`, which must end well on every rank; the output."""
+        codes, output = self.run(run, attempt, shares, **plan)
+        assert not any(codes), f"{codes}\n{output}"
+        return output
+
+    def close(self) -> None:
+        """End the parent. Every run has been waited for, so it is alone."""
+        self.process.communicate()
+
+
+def worker_environment(run: Path, attempt: int, node: str) -> dict[str, str]:
+    """What the agent tells a worker."""
+    return {
+        "HOMELAB_RUN_DIR": str(run),
+        "HOMELAB_ATTEMPT": str(attempt),
+        "HOMELAB_NODE": node,
+        "HOMELAB_DDP_TIMEOUT_S": "30",
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def outside() -> dict[str, str]:
+    """This process's environment without what a worker reads."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HOMELAB_", "RANK", "WORLD_SIZE"))}
 
 
 def start(run: Path, attempt: int, processes: int, **environment: str) -> subprocess.Popen[str]:
     """Start the attempt for real: torchrun for several processes, plain python for one."""
-    own = {
-        "HOMELAB_RUN_DIR": str(run),
-        "HOMELAB_ATTEMPT": str(attempt),
-        "HOMELAB_NODE": "here",
-        "HOMELAB_DDP_TIMEOUT_S": "30",
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
-    outside = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HOMELAB_", "RANK", "WORLD_SIZE"))
-    }
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=0"]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "homelab.worker"]
+    return _popen(torchrun if processes > 1 else [], run, attempt, "here", **environment)
+
+
+def _popen(torchrun: list[str], run: Path, attempt: int, node: str, **environment: str) -> subprocess.Popen[str]:
+    own = worker_environment(run, attempt, node) | environment
     return subprocess.Popen(
-        command, env=outside | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+        [sys.executable, *torchrun, "-m", "homelab.worker"], env=outside() | own, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str], *, timeout_s: float = 100) -> tuple[int, str]:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from homelab.worker import batches, data, records
+from homelab.worker.balance import Balance
 from homelab.worker.errors import WorkerError
+from homelab.worker.sampler import Limits
 from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(60)
@@ -261,7 +263,8 @@ def test_a_stand_in_has_a_gradient_of_zero(model: Path) -> None:
 
 def test_a_rank_without_rows_gets_the_stand_in_and_lists_nothing(tokenizer) -> None:
     rows, _ = encode(tokenizer, harness.chat_rows(5))
-    common = {"seed": 1, "global_batch": 4, "steps": 2, "shares": [3, 1, 0], "micro_batch": 2, "pad": 0}
+    balance = Balance([3, 1, 0], [Limits(512, 2)] * 3, ["a", "b", "c"], [None] * 3, measured=False)
+    common = {"seed": 1, "global_batch": 4, "steps": 2, "balance": balance, "pad": 0}
     items = [[batches.StepBatches(rows, rank=rank, **common)[step] for rank in range(3)] for step in range(2)]
     assert items[0][2].sources == [] and len(items[0][2].micro_batches) == 1
     assert (items[0][2].micro_batches[0]["labels"] == -100).all()

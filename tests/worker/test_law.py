@@ -127,6 +127,7 @@ def test_dropout_is_the_same_on_any_cluster_with_one_row_per_micro_batch(
     tmp_path: Path, model: Path, data: Path
 ) -> None:
     recipe = {"method__kind": "lora", "method__dropout": 0.2, "train__steps": 3, "train__epochs": None}
+    recipe["parallel__micro_batch"] = 1
     one = harness.make_run(tmp_path / "one", model, data, **recipe)
     two = harness.make_run(tmp_path / "two", model, data, **recipe)
     harness.train(one, 1, [12], micro_batch=1)

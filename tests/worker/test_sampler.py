@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homelab.worker import sampler
+from homelab.worker.speed import Speed
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,6 +42,12 @@ def test_orders_are_spread_evenly(count: int) -> None:
     assert max(first.count(row) for row in set(first)) <= 200 / count + 6 * (200 / count) ** 0.5 + 1
 
 
+def assign(lengths: list[int], rates: list[int], quotas: list[int] | None = None) -> list[list[int]]:
+    """Ranks of such relative speeds, with room for anything."""
+    speeds = [Speed(0.0, 0.0, 1 / rate if rate else 1.0) for rate in rates]
+    return sampler.assign(lengths, speeds, [sampler.Limits(10**9)] * len(rates), quotas)
+
+
 @given(rows=st.integers(0, 100), shares=shares_of_ranks)
 def test_quotas_use_every_row_and_respect_shares(rows: int, shares: list[int]) -> None:
     found = sampler.quotas(rows, shares)
@@ -60,15 +67,16 @@ def test_a_full_batch_is_the_shares_themselves() -> None:
 
 @given(lengths=lengths_of_rows, shares=shares_of_ranks)
 def test_each_row_of_a_batch_goes_to_one_rank_and_quotas_hold(lengths: list[int], shares: list[int]) -> None:
-    parts = sampler.assign(lengths, shares)
+    quotas = sampler.quotas(len(lengths), shares)
+    parts = assign(lengths, shares, quotas)
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
-    assert [len(part) for part in parts] == sampler.quotas(len(lengths), shares)
+    assert [len(part) for part in parts] == quotas
 
 
 @settings(max_examples=50)
 @given(draw=st.randoms(use_true_random=False), shares=st.lists(st.integers(4, 12), min_size=2, max_size=4))
 def test_longest_first_balances_better_than_taking_turns(draw, shares: list[int]) -> None:
-    """Finish times, (tokens / share), of the slowest rank: never more than a little above taking rows as they come."""
+    """Finish times, (tokens / speed), of the slowest rank: never more than a little above taking rows as they come."""
     lengths = [draw.choice([30, 60, 120, 500, 900]) for _ in range(sum(shares))]
 
     def slowest(parts: list[list[int]]) -> float:
@@ -76,19 +84,61 @@ def test_longest_first_balances_better_than_taking_turns(draw, shares: list[int]
 
     order = iter(range(len(lengths)))
     as_they_come = [[next(order) for _ in range(share)] for share in shares]
-    assert slowest(sampler.assign(lengths, shares)) <= slowest(as_they_come) * 1.1
+    assert slowest(assign(lengths, shares)) <= slowest(as_they_come) * 1.02
 
 
 def test_the_fast_rank_gets_the_long_rows() -> None:
-    assert sampler.assign([10, 100, 10, 10], [3, 1]) == [[1, 2, 3], [0]]
+    assert assign([10, 100, 10, 10], [3, 1], [3, 1]) == [[1, 2, 3], [0]]
 
 
-@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40), most=st.integers(1, 8))
-def test_micro_batches_hold_every_row_once_longest_together(lengths: list[int], most: int) -> None:
+def test_a_slow_rank_gets_one_row_so_that_it_can_be_measured() -> None:
+    assert assign([90, 50, 20], [1000, 1]) == [[0, 1], [2]]
+    assert assign([90], [1000, 1]) == [[0], []]
+
+
+def test_a_rank_never_gets_a_row_that_it_has_no_room_for() -> None:
+    limits = [sampler.Limits(40, None, 40), sampler.Limits(200, None, None)]
+    speeds = [Speed(0, 0, 0.001), Speed(0, 0, 1)]
+    assert sampler.assign([100, 41, 40, 7], speeds, limits) == [[2, 3], [0, 1]]
+
+
+def test_what_no_rank_takes_goes_to_the_roomiest() -> None:
+    limits = [sampler.Limits(40, None, 40), sampler.Limits(30, None, 30)]
+    assert sampler.assign([100, 10], [Speed(0, 0, 1)] * 2, limits) == [[0], [1]]
+
+
+def test_padding_counts_in_what_a_row_costs() -> None:
+    """Passes that cost a lot make short rows share a pass with long ones; passes that cost nothing keep every row alone."""
+    lengths = [100, 60, 50, 10]
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 1000, 1), sampler.Limits(400)) == [[0, 1, 2, 3]]
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 0, 1), sampler.Limits(400)) == [[0], [1], [2], [3]]
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 20, 1), sampler.Limits(400)) == [[0], [1, 2], [3]]
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 1000, 1), sampler.Limits(400, 2)) == [[0, 1], [2, 3]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9), most=st.integers(1, 4), room=st.integers(60, 200),
+    pass_tokens=st.integers(0, 200),
+)  # fmt: skip
+def test_micro_batches_hold_every_row_once_at_the_least_cost(
+    lengths: list[int], most: int, room: int, pass_tokens: int
+) -> None:
     rows = list(range(100, 100 + len(lengths)))
-    cuts = sampler.micro_batches(rows, lengths, most)
+    speed, limits = Speed(0.0, pass_tokens, 1.0), sampler.Limits(room, most)
+    cuts = sampler.micro_batches(rows, lengths, speed, limits)
     assert sorted(row for cut in cuts for row in cut) == rows
     assert all(1 <= len(cut) <= most for cut in cuts)
+    assert all(len(cut) == 1 or len(cut) * max(lengths[row - 100] for row in cut) <= room for cut in cuts)
+    ordered = sorted(lengths, reverse=True)
+
+    def least(start: int) -> float:
+        """By trying every first pass: what dynamic programming must come to."""
+        if start == len(ordered):
+            return 0.0
+        sizes = [size for size in range(1, len(ordered) - start + 1) if limits.holds(size, ordered[start])]
+        return min(pass_tokens + ordered[start] * size + least(start + size) for size in sizes)
+
+    assert speed.seconds([len(cut) * max(lengths[row - 100] for row in cut) for cut in cuts]) == least(0)
     flat = [lengths[row - 100] for cut in cuts for row in cut]
     assert flat == sorted(flat, reverse=True)
 

@@ -1,0 +1,123 @@
+"""Who computes what, step after step: the speeds that are believed, and when what was measured replaces them. Pure.
+
+Every rank holds a Balance and feeds it the same gathered numbers, so all of them come to the same decision without a word more. A
+new assignment never changes the gradient; it may begin at any step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homelab.worker import sampler
+from homelab.worker.meter import PASS_TOKENS
+from homelab.worker.sampler import Limits
+from homelab.worker.speed import Speed
+
+WORTH = 0.03  # ranks that finish further apart than this are worth a new assignment
+WORTH_AT_ONCE = 0.15  # and those need not wait for the calm after the last one
+CALM_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one rank says of itself after a step: its measured speed, the tokens of this step's passes, their seconds as believed and
+    as measured, and the standard error of the measurement relative to it. Sent around as numbers.
+    """
+
+    speed: Speed
+    tokens: int
+    believed_s: float
+    measured_s: float
+    noise: float
+
+    def numbers(self) -> list[float]:
+        """For a collective; `of` reads them back."""
+        return [
+            self.speed.step_s,
+            self.speed.micro_batch_s,
+            self.speed.token_s,
+            self.tokens,
+            self.believed_s,
+            self.measured_s,
+            self.noise,
+        ]
+
+    @staticmethod
+    def of(numbers: Sequence[float]) -> Report | None:
+        """None for a rank that has measured nothing yet."""
+        return Report(Speed(*numbers[:3]), int(numbers[3]), *numbers[4:]) if numbers[3] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A new assignment rule: why, the speeds from now on, and each rank's portion of the tokens where all finish together."""
+
+    because: str
+    speeds: tuple[Speed, ...]
+    portions: tuple[float, ...]
+
+
+class Balance:
+    """The assignment rule of a run. `measured` False: the shares are fixed, and nothing is ever changed.
+
+    `shares` are rows of a full global batch per rank, `speeds` what is believed of each rank at the start; None where nothing is.
+    """
+
+    def __init__(
+        self, shares: Sequence[int], limits: Sequence[Limits], names: Sequence[str], speeds: Sequence[Speed | None], *, measured: bool
+    ) -> None:  # fmt: skip
+        assert len(shares) == len(limits) == len(names) == len(speeds)
+        self.shares = tuple(shares)
+        self.limits = tuple(limits)
+        self.names = tuple(names)
+        self.measured = measured
+        known = [speed for speed in speeds if speed is not None]
+        self.guessed = len(known) < len(shares)
+        self.speeds = tuple(from_share(share) for share in shares) if self.guessed else tuple(known)
+        self._calm = CALM_STEPS
+
+    def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
+        """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""
+        fixed = None if self.measured else sampler.quotas(len(lengths), self.shares)
+        return sampler.assign(lengths, self.speeds, self.limits, fixed)[rank]
+
+    def passes_of(self, lengths: Sequence[int], rank: int) -> list[list[int]]:
+        """The positions in `lengths` (this rank's rows, in tokens), cut into forward passes."""
+        return sampler.micro_batches(range(len(lengths)), lengths, self.speeds[rank], self.limits[rank])
+
+    def update(self, reports: Sequence[Report | None]) -> Change | None:
+        """Believe what was measured where the ranks would finish further apart than is worth it; the Change, if there is one.
+
+        A slowdown that all ranks share moves nothing. Before all ranks have measured something, nothing is compared.
+        """
+        self._calm += 1
+        told = [report for report in reports if report is not None]
+        if not self.measured or len(told) < len(self.speeds):
+            return None
+        ratios = [report.measured_s / report.believed_s for report in told]
+        common = sum(report.measured_s for report in told) / sum(report.believed_s for report in told)
+        worst = max(range(len(ratios)), key=lambda rank: (abs(ratios[rank] / common - 1), -rank))
+        apart = abs(ratios[worst] / common - 1)
+        doubt = 2 * told[worst].noise
+        if not self.guessed and (apart < WORTH + doubt or (apart < WORTH_AT_ONCE + doubt and self._calm < CALM_STEPS)):
+            return None
+        if self.guessed:
+            because = "the speeds are measured now"
+        else:
+            # Whose pace changed most, not who is furthest from the others: three are ahead when the fourth slows down.
+            changed = max(range(len(ratios)), key=lambda rank: (abs(math.log(ratios[rank])), -rank))
+            ratio = ratios[changed]
+            because = f"{self.names[changed]} is {max(ratio, 1 / ratio):.2f} times as {'slow' if ratio > 1 else 'fast'} as believed"
+        self.speeds = tuple(report.speed for report in told)
+        self.guessed = False
+        self._calm = 0
+        rates = [report.tokens / report.measured_s for report in told]
+        return Change(because, self.speeds, tuple(rate / sum(rates) for rate in rates))
+
+
+def from_share(share: int) -> Speed:
+    """The speed that a share stands for while nothing is measured, in arbitrary units."""
+    token_s = 1 / max(share, 1)
+    return Speed(0.0, PASS_TOKENS * token_s, token_s)

@@ -1,0 +1,127 @@
+"""How gradients are averaged over the ranks, and in how few bytes. Heavy imports are inside of functions: the plan reads the figures.
+
+    none       fp32 as it is: the mean over ranks to the last digits
+    bf16       every rank rounds its gradient to bfloat16 (2 bytes), and the sum is rounded again after each addition
+    powersgd   matrices as products of two narrow ones (Vogels et al. 2019, torch's hook); what a product leaves out is kept on its
+               rank and added to the next gradient. Vectors and small matrices go as they are
+
+Every way gives all ranks the same bits: their copies of the weights stay copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homelab.worker.task import Task
+
+POWERSGD_RANK = 4
+"""Columns of the narrow matrices."""
+POWERSGD_WORTH = 2
+"""A matrix is compressed where that makes it smaller by more than this factor (torch's own default)."""
+_FULL_PART = 0.1  # of all steps go uncompressed first: early gradients are the ones that suffer (torch's documentation)
+_DDP_STEPS = 2  # DDP lays out its buckets anew after its first step, and PowerSGD keeps its errors per bucket
+_NO_ZERO = 1e-8  # added to a column's norm: a gradient may be all zeros
+
+
+def powersgd_elements(rows: int, columns: int) -> int:
+    """Elements that go over the wire for a matrix of this shape."""
+    narrow = (rows + columns) * POWERSGD_RANK
+    return narrow if narrow * POWERSGD_WORTH < rows * columns else rows * columns
+
+
+def uncompressed_steps(steps: int, warmup_steps: int, resume_step: int) -> int:
+    """Steps of an attempt before PowerSGD begins: the first tenth of a run and its warm-up, and two after every start."""
+    return max(_DDP_STEPS, warmup_steps - resume_step, int(_FULL_PART * steps) - resume_step)
+
+
+def reduction_for(task: Task, steps: int) -> Reduction:
+    """What the recipe asks for in a run of `steps` optimizer steps. Recipes of older runs ask for nothing."""
+    asked = task.section("parallel").get("compress", "none")
+    if asked == "bf16":
+        return Bf16()
+    if asked == "powersgd":
+        return PowerSgd(uncompressed_steps(steps, int(task.section("train")["warmup_steps"]), task.resume_step))
+    assert asked == "none", asked
+    return Reduction()
+
+
+class Reduction:
+    """Averages one bucket of gradients over the ranks; the state of DDP's communication hook. DDP calls it for every bucket of a step
+    in the same order on all ranks. `step_bytes` is what this rank put into all-reduces in the current step so far."""
+
+    def __init__(self) -> None:
+        self.step_bytes = 0
+
+    def reduce(self, bucket: Any) -> Any:
+        """A future of the averaged bucket."""
+        if bucket.index() == 0:
+            self.step_bytes = 0
+        return self._reduce(bucket)
+
+    def _reduce(self, bucket: Any) -> Any:
+        """DDP's own default."""
+        return self._mean(bucket.buffer(), bucket.buffer())
+
+    def _mean(self, sent: Any, into: Any) -> Any:
+        """Average `sent` over the ranks, in its own type, and put the result into `into`."""
+        import torch.distributed as dist
+
+        self.step_bytes += sent.numel() * sent.element_size()
+        # Divided first: a sum of scaled fp16 gradients could overflow.
+        work = dist.all_reduce(sent.div_(dist.get_world_size()), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0] if sent is into else into.copy_(done.value()[0]))
+
+
+class Bf16(Reduction):
+    """Half the bytes. Gloo and NCCL both add bfloat16 by themselves."""
+
+    def _reduce(self, bucket: Any) -> Any:
+        import torch
+
+        return self._mean(bucket.buffer().to(torch.bfloat16), bucket.buffer())
+
+
+class PowerSgd(Reduction):
+    """torch's PowerSGD hook after `uncompressed` steps. Its memory of what was left out is not in any checkpoint."""
+
+    def __init__(self, uncompressed: int) -> None:
+        super().__init__()
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        self.state = PowerSGDState(
+            None,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=uncompressed,
+            min_compression_rate=POWERSGD_WORTH,
+            orthogonalization_epsilon=_NO_ZERO,
+        )
+        self._waiting: list[tuple[Any, Any]] = []
+
+    def _reduce(self, bucket: Any) -> Any:
+        if bucket.buffer().is_cuda:
+            return self._one(bucket)
+        # Gloo finishes an all-reduce in a thread of its own, and the hook starts the next one there. With two buckets on their way
+        # those would be started in another order on each rank, and mixed up: so one bucket after the other, when all are ready.
+        import torch
+
+        future: Any = torch.futures.Future()
+        self._waiting.append((bucket, future))
+        if bucket.is_last():
+            waiting, self._waiting = self._waiting, []
+            for ready, promised in waiting:
+                promised.set_result(self._one(ready).wait())
+        return future
+
+    def _one(self, bucket: Any) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+        if self.state.iter < self.state.start_powerSGD_iter:
+            elements = bucket.buffer().numel()
+        else:
+            shapes = [tensor.shape for tensor in bucket.gradients()]
+            elements = sum(
+                powersgd_elements(shape[0], shape.numel() // shape[0]) if len(shape) > 1 else shape.numel() for shape in shapes
+            )
+        self.step_bytes += elements * bucket.buffer().element_size()
+        return powerSGD_hook(self.state, bucket)

@@ -1,0 +1,111 @@
+"""How fast this rank is, from what it just did: seconds = a + b x tokens for each forward and backward pass. Pure.
+
+Two things are measured apart, because they change apart. How a and b divide (what a pass costs beside its tokens, in tokens) belongs to
+the hardware and the model: it is fitted over a long memory. The pace (seconds per token so counted) is what a hot laptop or a busy
+desktop changes from one minute to the next: it is taken over the last steps, fewer where it has just changed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homelab.worker.speed import Speed
+
+WINDOW_STEPS = 20  # long enough to average the noise of a busy machine
+RECENT_STEPS = 3  # long enough not to believe a single slow step
+CHANGED = 0.15  # a pace that differs so much from the window's, and more than its noise explains, is another pace
+SETTLING_STEPS = 2  # the first steps of a process pay for its warm-up: lazy initialisation, caches, page faults
+PASS_TOKENS = 64.0  # what a pass costs beside its tokens while nobody has measured it: as much as so many tokens
+_MEMORY_PASSES = 400
+_PRIOR_PASSES = 16  # what is believed of a and b beforehand weighs as much as so many passes
+
+Pass = tuple[int, float]  # tokens (padding included), seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    passes: tuple[Pass, ...]
+    rest_s: float
+
+    def pace(self, pass_tokens: float) -> float:
+        """Seconds per token, where a pass counts as `pass_tokens` more."""
+        return sum(seconds for _, seconds in self.passes) / sum(tokens + pass_tokens for tokens, _ in self.passes)
+
+
+class Meter:
+    """Remembers the passes of the last steps of one rank and says what they cost. `known`: its speed in an earlier run, or None."""
+
+    def __init__(self, known: Speed | None) -> None:
+        self.pass_tokens = known.micro_batch_s / known.token_s if known else PASS_TOKENS
+        self._believed_pass_tokens = self.pass_tokens
+        self._memory: deque[Pass] = deque(maxlen=_MEMORY_PASSES)  # seconds divided by the pace of their step
+        self._steps: deque[_Step] = deque(maxlen=WINDOW_STEPS)
+        self._seen = 0
+
+    def observe(self, passes: Sequence[Pass], rest_s: float) -> None:
+        """One optimizer step: each forward and backward pass that held rows, and the seconds outside of passes and communication."""
+        self._seen += 1
+        if self._seen <= SETTLING_STEPS or not passes or not all(0 < seconds < math.inf for _, seconds in passes):
+            return
+        step = _Step(tuple(passes), max(0.0, rest_s))
+        self._steps.append(step)
+        pace = step.pace(self.pass_tokens)
+        self._memory.extend((tokens, seconds / pace) for tokens, seconds in passes)
+        self.pass_tokens = pass_tokens(self._memory, self._believed_pass_tokens)
+        before, recent = list(self._steps)[:-RECENT_STEPS], list(self._steps)[-RECENT_STEPS:]
+        if len(before) >= RECENT_STEPS and self._is_another_pace(before, recent):
+            self._steps = deque(recent, maxlen=WINDOW_STEPS)
+
+    def _is_another_pace(self, before: Sequence[_Step], recent: Sequence[_Step]) -> bool:
+        """All of the recent steps lie on one side: a single one that was disturbed is no new pace."""
+        earlier = [step.pace(self.pass_tokens) for step in before]
+        usual = statistics.median(earlier)
+        noise = statistics.median(abs(pace / usual - 1) for pace in earlier)
+        apart = 1 + max(CHANGED, 4 * noise)
+        ratios = [step.pace(self.pass_tokens) / usual for step in recent]
+        return min(ratios) > apart or max(ratios) < 1 / apart
+
+    @property
+    def speed(self) -> Speed | None:
+        """What the last steps say; None before there is one."""
+        if not self._steps:
+            return None
+        # The mean, not the median: what disturbs a rank is part of how fast it is.
+        pace = statistics.fmean(step.pace(self.pass_tokens) for step in self._steps)
+        return Speed(statistics.median(step.rest_s for step in self._steps), pace * self.pass_tokens, pace)
+
+    @property
+    def noise(self) -> float:
+        """Standard error of the pace relative to it; 0 where a single step is all there is."""
+        paces = [step.pace(self.pass_tokens) for step in self._steps]
+        if len(paces) < 2:
+            return 0.0
+        return statistics.stdev(paces) / statistics.fmean(paces) / math.sqrt(len(paces))
+
+
+def pass_tokens(passes: Sequence[Pass], believed: float) -> float:
+    """What a pass costs beside its tokens, in tokens: a / b of the line seconds = a + b x tokens.
+
+    Least squares of relative errors. `believed` enters as _PRIOR_PASSES more passes on its own line at the smallest and at the
+    largest size, so that passes of one size, which cannot tell a from b, leave it as it is.
+    """
+    smallest, largest = min(tokens for tokens, _ in passes), max(tokens for tokens, _ in passes)
+    pace = sum(seconds for _, seconds in passes) / sum(tokens + believed for tokens, _ in passes)
+    weighed = [(1 / seconds**2, tokens, seconds) for tokens, seconds in passes]
+    for tokens in (smallest, largest):
+        seconds = pace * (tokens + believed)
+        weighed.append((_PRIOR_PASSES / 2 / seconds**2, tokens, seconds))
+    total = sum(weight for weight, _, _ in weighed)
+    mean_tokens = sum(weight * tokens for weight, tokens, _ in weighed) / total
+    mean_s = sum(weight * seconds for weight, _, seconds in weighed) / total
+    spread = sum(weight * (tokens - mean_tokens) ** 2 for weight, tokens, _ in weighed)
+    if spread <= 0:
+        return believed
+    slope = sum(weight * (tokens - mean_tokens) * (seconds - mean_s) for weight, tokens, seconds in weighed) / spread
+    if slope <= 0:
+        return believed
+    return max(0.0, mean_s / slope - mean_tokens)

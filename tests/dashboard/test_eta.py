@@ -1,0 +1,57 @@
+"""The time to the end, from lines of metrics whose truth is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from homelab.dashboard.eta import eta_s
+from homelab.runs.reply import Metric
+
+
+def run(
+    paces: list[float], *, between: dict[int, float] | None = None, ranks: int = 1, attempt: int = 1
+) -> list[Metric]:
+    """Steps from 1 on that take so many seconds; `between` are seconds that pass after a step, for saving and the like."""
+    now, lines = 1000.0, []
+    for step, pace in enumerate(paces, start=1):
+        now += pace
+        lines += [
+            Metric(kind="train", time=now, attempt=attempt, rank=rank, step=step, step_s=pace) for rank in range(ranks)
+        ]
+        now += (between or {}).get(step, 0.0)
+    return lines
+
+
+def test_the_remaining_steps_at_the_pace_so_far() -> None:
+    assert eta_s(run([2.0] * 10), 10, 50) == pytest.approx(80.0)
+    assert eta_s(run([2.0] * 10, ranks=3), 10, 50) == pytest.approx(80.0)
+
+
+def test_the_warm_up_says_nothing_of_the_steps_to_come() -> None:
+    assert eta_s(run([60.0, 20.0, *[2.0] * 8]), 10, 50) == pytest.approx(80.0)
+
+
+def test_only_the_first_step_is_known() -> None:
+    assert eta_s(run([3.0]), 1, 11) == pytest.approx(30.0)
+    assert eta_s([], 0, 11) is None
+    assert eta_s(run([3.0]), 1, None) is None
+
+
+def test_saving_and_evaluating_come_between_steps() -> None:
+    lines = run([2.0] * 21, between={10: 5.0, 20: 5.0})
+    assert eta_s(lines, 21, 101) == pytest.approx(80 * (2.0 + 10.0 / 20))
+
+
+def test_after_rows_moved_only_the_new_pace_counts() -> None:
+    lines = run([9.0] * 12 + [3.0] * 6)
+    moved = Metric(
+        kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as believed"
+    )
+    assert eta_s([*lines, moved], 18, 100) == pytest.approx(82 * 3.0)
+    of_before = moved.model_copy(update={"attempt": 0})
+    assert eta_s([*lines, of_before], 18, 100) > 82 * 4
+
+
+def test_the_newest_attempt_alone_sets_the_pace() -> None:
+    lines = run([9.0] * 20) + [line.model_copy(update={"step": line.step + 20}) for line in run([2.0] * 10, attempt=2)]
+    assert eta_s(lines, 30, 100) == pytest.approx(140.0)

@@ -1,0 +1,175 @@
+"""Measured speeds and the assignment that follows from them, on a simulated cluster whose true speeds are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from homelab.worker.balance import Balance, Report
+from homelab.worker.meter import Meter
+from homelab.worker.sampler import Limits
+from homelab.worker.speed import Speed, file_name
+
+TRUE = [Speed(0.05, 0.02, 0.001 / 3), Speed(0.06, 0.03, 0.001 / 1.5), Speed(0.08, 0.02, 0.001)]
+
+
+class Cluster:
+    """Ranks that take as long as their true speeds say, give or take `noise`."""
+
+    def __init__(
+        self,
+        true: Sequence[Speed],
+        *,
+        noise: float = 0.02,
+        measured: bool = True,
+        known: Sequence[Speed | None] | None = None,
+    ) -> None:
+        self.true = list(true)
+        self.noise = noise
+        self.random = random.Random(1)
+        known = known or [None] * len(true)
+        limits = [Limits(2048)] * len(true)
+        names = [f"rank {rank}" for rank in range(len(true))]
+        self.balance = Balance([8] * len(true), limits, names, known, measured=measured)
+        self.meters = [Meter(speed) for speed in known]
+        self.changes: list[str] = []
+
+    def step(self, lengths: Sequence[int]) -> float:
+        """Tokens of the step divided by what the cluster could at best do in the time it took."""
+        took, reports = [], []
+        for rank, true in enumerate(self.true):
+            mine = [lengths[row] for row in self.balance.rows_of(lengths, rank)]
+            cuts = self.balance.passes_of(mine, rank)
+            tokens = [len(cut) * max(mine[row] for row in cut) for cut in cuts]
+            passes = [
+                (size, (true.micro_batch_s + true.token_s * size) * self.random.gauss(1, self.noise)) for size in tokens
+            ]
+            took.append(true.step_s + sum(seconds for _, seconds in passes))
+            speed = self.meters[rank].speed
+            if speed is None:
+                reports.append(None)
+            else:
+                believed = self.balance.speeds[rank].seconds(tokens)
+                reports.append(Report(speed, sum(tokens), believed, speed.seconds(tokens), self.meters[rank].noise))
+            self.meters[rank].observe(passes, true.step_s)
+        change = self.balance.update([Report.of(report.numbers()) if report else None for report in reports])
+        if change:
+            self.changes.append(change.because)
+        return sum(took) / len(took) / max(took)
+
+
+def lognormal(draw: random.Random, count: int = 60) -> list[int]:
+    return [min(512, max(4, round(draw.lognormvariate(math.log(60), 0.8)))) for _ in range(count)]
+
+
+def test_ranks_finish_together_after_the_first_steps() -> None:
+    cluster, draw = Cluster(TRUE), random.Random(2)
+    together = [cluster.step(lognormal(draw)) for _ in range(60)]
+    assert sum(together[:3]) / 3 < 0.75, "equal shares wait for the slowest"
+    assert sum(together[8:]) / len(together[8:]) > 0.96
+    assert cluster.changes[0] == "the speeds are measured now"
+    assert len(cluster.changes) <= 4, f"noise is no reason to move rows: {cluster.changes}"
+
+
+def test_a_throttled_rank_gives_its_rows_to_the_others_within_a_few_steps() -> None:
+    cluster, draw = Cluster(TRUE), random.Random(3)
+    for _ in range(30):
+        cluster.step(lognormal(draw))
+    cluster.true[0] = cluster.true[0].slower(3)
+    cluster.changes.clear()
+    together = [cluster.step(lognormal(draw)) for _ in range(30)]
+    assert together[0] < 0.7
+    assert min(together[8:]) > 0.9
+    assert (
+        cluster.changes and cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
+    )
+    cluster.true[0] = cluster.true[0].slower(1 / 3)
+    cluster.changes.clear()
+    together = [cluster.step(lognormal(draw)) for _ in range(30)]
+    assert min(together[8:]) > 0.9 and "rank 0 is" in cluster.changes[0] and "as fast as believed" in cluster.changes[0]
+
+
+def test_a_slowdown_of_all_ranks_moves_nothing() -> None:
+    cluster, draw = Cluster(TRUE, noise=0.0), random.Random(4)
+    for _ in range(30):
+        cluster.step(lognormal(draw))
+    cluster.changes.clear()
+    cluster.true = [speed.slower(2) for speed in cluster.true]
+    for _ in range(20):
+        cluster.step(lognormal(draw))
+    assert cluster.changes == []
+
+
+def test_known_speeds_are_right_from_the_first_step() -> None:
+    cluster, draw = Cluster(TRUE, known=TRUE), random.Random(5)
+    assert cluster.step(lognormal(draw)) > 0.95
+
+
+def test_fixed_shares_are_never_changed() -> None:
+    cluster, draw = Cluster(TRUE, measured=False), random.Random(6)
+    for _ in range(20):
+        lengths = lognormal(draw, 24)
+        assert [len(cluster.balance.rows_of(lengths, rank)) for rank in range(3)] == [8, 8, 8]
+        cluster.step(lengths)
+    assert cluster.changes == []
+
+
+def test_nothing_is_compared_before_every_rank_has_measured_something() -> None:
+    balance = Balance([4, 4], [Limits(100)] * 2, ["a", "b"], [None, None], measured=True)
+    report = Report(TRUE[0], 100, 1.0, 9.0, 0.0)
+    assert balance.update([report, None]) is None
+    assert Report.of([0.0] * 7) is None
+    assert balance.update([report, report]) is not None
+
+
+def test_the_meter_finds_both_parts_of_the_cost() -> None:
+    meter, draw = Meter(None), random.Random(7)
+    for _ in range(40):
+        sizes = [draw.randint(20, 800) for _ in range(6)]
+        meter.observe([(size, (0.05 + 0.001 * size) * draw.gauss(1, 0.03)) for size in sizes], 0.2)
+    speed = meter.speed
+    assert speed is not None
+    assert speed.token_s == pytest.approx(0.001, rel=0.05) and speed.micro_batch_s == pytest.approx(0.05, rel=0.3)
+    assert speed.step_s == pytest.approx(0.2)
+    assert speed.seconds([400, 400]) == pytest.approx(0.2 + 2 * 0.45, rel=0.03)
+
+
+def test_passes_of_one_size_keep_what_was_believed_of_their_parts() -> None:
+    meter = Meter(Speed(0.0, 0.1, 0.001))
+    for _ in range(10):
+        meter.observe([(100, 0.4)] * 4, 0.0)
+    assert meter.speed == Speed(0.0, pytest.approx(0.2), pytest.approx(0.002))
+
+
+def test_the_meter_passes_over_the_warm_up_and_steps_without_rows() -> None:
+    meter = Meter(None)
+    for _ in range(2):
+        meter.observe([(100, 60.0)], 1.0)
+    assert meter.speed is None
+    meter.observe([], 1.0)
+    assert meter.speed is None
+    meter.observe([(100, 1.0)], 1.0)
+    assert meter.speed is not None and meter.noise == 0.0
+
+
+def test_one_disturbed_step_is_not_a_new_pace() -> None:
+    meter = Meter(None)
+    for step in range(20):
+        meter.observe([(100, 3.0 if step == 12 else 1.0)] * 3, 0.0)
+    assert meter.speed is not None
+    assert meter.speed.seconds([100]) == pytest.approx(1.0 + 2.0 / 18, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct-lora.json"),
+        ("~/models/my model!/", "my-model--lora.json"),
+        ("/", "model-lora.json"),
+    ],
+)
+def test_the_name_of_the_file_of_speeds(model: str, name: str) -> None:
+    assert file_name(model, "lora") == name
