@@ -65,7 +65,17 @@ class FileFacts(Loose):
     found: bool
     size_bytes: int | None = None
     sha256: str | None = None
+    rows: int | None = None  # about; None where they cannot be counted without a parser
     problem: str | None = None
+
+
+class SpeedsFacts(Loose):
+    """The file of measured speeds of the recipe's model and method; `content` as `homelab.worker.speeds` wrote it, not checked here."""
+
+    path: str
+    found: bool
+    problem: str | None = None
+    content: dict[str, Any] | None = None
 
 
 class PortFacts(Loose):
@@ -109,6 +119,7 @@ class Facts(Loose):
     shm_free_bytes: int | None = None
     port: PortFacts | None = None
     model: ModelFacts | None = None
+    speeds: SpeedsFacts | None = None
     data: dict[str, FileFacts] = {}
     runs_alive: tuple[str, ...] = ()
     power: str | None = None  # "mains" | "battery" | None when there is no battery

@@ -31,7 +31,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Link:
-    """One dial from a node to another node's address and port: latency in milliseconds, or why it failed."""
+    """One dial from a node to another node's address and port: latency in milliseconds, or why it failed.
+
+    `throughput_bytes_per_s` is what went through from source to target; it is measured on one port of each pair.
+    """
 
     source: str
     target: str
@@ -40,6 +43,7 @@ class Link:
     is_rendezvous: bool
     latency_ms: float | None = None
     error: str | None = None
+    throughput_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,12 @@ class Evidence:
     lan: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node -> (LAN address, interface) as the plan chose
     recipe: Recipe | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def throughputs(self) -> dict[tuple[str, str], float]:
+        """Bytes per second from source to target, for the pairs that were measured."""
+        return {
+            (link.source, link.target): link.throughput_bytes_per_s
+            for link in self.links
+            if link.throughput_bytes_per_s is not None
+        }

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 
 from homelab.checks.commands import listed, on_node
 from homelab.checks.evidence import Evidence, Finding, Link
+from homelab.planning.command import quote_words
 
 ID = "network"
 SLOW_MS = 5.0  # on a wired LAN a connect takes 0.1 to 1 ms
+SLOW_BYTES_PER_S = 30e6  # a quarter of 1 Gbit/s; below it a pair is compared with the others
+SLOW_AGAINST_BEST = 3.0
 Pair = tuple[str, str]
 
 
@@ -26,7 +29,26 @@ def judge(evidence: Evidence) -> dict[str, list[Finding]]:
         message = f"{worst:.0f} ms to {listed(others)}: on a wired LAN it is below 1"
         hint = f"is it on Wi-Fi, a VPN or a power-line adapter? {on_node(evidence.cluster.node(node), f'ping -c 5 {_address(evidence, others[0])}')}"
         found.setdefault(node, []).append(Finding(ID, node, "warn", message, hint))
+    for node, pairs in blame(_thin(evidence), evidence.head).items():
+        found.setdefault(node, []).append(_slow_wire(evidence, node, pairs))
     return found
+
+
+def _thin(evidence: Evidence) -> set[Pair]:
+    """Pairs whose wire is slow and far slower than another one of this cluster: every step of the training waits for the slowest."""
+    measured = evidence.throughputs
+    best = max(measured.values(), default=0.0)
+    return {pair for pair, rate in measured.items() if rate < SLOW_BYTES_PER_S and rate * SLOW_AGAINST_BEST < best}
+
+
+def _slow_wire(evidence: Evidence, node: str, pairs: list[Pair]) -> Finding:
+    slowest = min(pairs, key=lambda pair: (evidence.throughputs[pair], pair))
+    others = sorted({other for pair in pairs for other in pair if other != node})
+    best = max(evidence.throughputs.values())
+    message = f"{evidence.throughputs[slowest] / 1e6:.2g} MB/s between it and {listed(others)}; the best pair has {best / 1e6:.3g} MB/s, and all wait for the slowest"
+    interface = evidence.lan[node][1] if node in evidence.lan else ""
+    look = on_node(evidence.cluster.node(node), quote_words(["cat", f"/sys/class/net/{interface}/speed"]))
+    return Finding(ID, node, "warn", message, f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {look}")
 
 
 def blame(pairs: Iterable[Pair], head: str) -> dict[str, list[Pair]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,11 @@ from homelab.config.recipe import Recipe
 from homelab.control import gather, interrupts, material, start
 from homelab.control.material import Material
 from homelab.errors import HomelabError
+from homelab.facts import Facts
+from homelab.planning import batch
 from homelab.planning import plan as planning
 from homelab.planning.model import Plan
+from homelab.planning.outlook import Throughputs
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
@@ -58,7 +61,9 @@ def prepare(
         answers, _ = fleet.ask("runs", names=list(seen.facts))
         run = name_beside({entry["name"] for answer in answers.values() for entry in answer["runs"]})
         try:
-            plan = make_plan(seen, recipe, items, run=run, attempt=1, port=recipe.parallel.port, resume_step=0)
+            recipe, plan = batch.settle(
+                recipe, lambda wanted: make_plan(seen, wanted, items, run=run, attempt=1, port=wanted.parallel.port, resume_step=0)
+            )
         except HomelabError as error:
             refused = error
     return Prepared(recipe, recipe_path, items, seen, findings, plan, refused)
@@ -68,10 +73,22 @@ def make_plan(
     seen: Evidence, recipe: Recipe, items: list[Material], *, run: str, attempt: int, port: int, resume_step: int
 ) -> Plan:
     """The pure plan, from what was seen."""
+    return plan_of(
+        gather.reachable(seen.cluster, seen), seen.facts, seen.throughputs, recipe, items,
+        run=run, attempt=attempt, port=port, resume_step=resume_step,
+    )  # fmt: skip
+
+
+def plan_of(
+    cluster: Cluster, facts: Mapping[str, Facts], throughputs: Throughputs, recipe: Recipe, items: list[Material], *,
+    run: str, attempt: int = 1, port: int, resume_step: int = 0,
+) -> Plan:  # fmt: skip
+    """The pure plan on all nodes of `cluster`; without facts (offline), or for machines that nobody has yet."""
     script = next((item for item in items if item.role == "script"), None)
     return planning.make(
-        gather.reachable(seen.cluster, seen), recipe, seen.facts, run=run, attempt=attempt, port=port, resume_step=resume_step,
+        cluster, recipe, facts, run=run, attempt=attempt, port=port, resume_step=resume_step,
         code_dir=ship.code_dir, script_path=script.node_path if script else None,
+        data=material.files_of(items), throughputs=throughputs,
     )  # fmt: skip
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
+from homelab.node.files import digest_and_rows
+from homelab.planning.rows import DataFile
 
 _HUB = "hub:"
 
@@ -18,6 +21,7 @@ class Material:
     """One file or hub id a recipe needs. `role`: train, eval or script.
 
     kind "shipped": `local` is sent to every node; "on-node": `path` must lie there already; "hub": `path` is the hub id.
+    `rows` (about) and `size_bytes` are known of shipped files alone.
     """
 
     role: str
@@ -25,6 +29,8 @@ class Material:
     path: str
     local: Path | None = None
     sha256: str | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
 
     def node_path(self, workdir: str) -> str:
         """Where the file is on a node (twin of `homelab.node.transfer.data_path`)."""
@@ -63,11 +69,21 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> Material:
             raise InputError(
                 "this file is empty", where=f"{recipe_path}, key {key}: {local}", hint="put at least one sample into it"
             )
-        return Material(role, "shipped", str(local), local, sha256(local))
+        digest, rows = digest_and_rows(local)
+        return Material(role, "shipped", str(local), local, digest, local.stat().st_size, rows)
     except PermissionError as error:
         raise InputError(
             "this file cannot be read", where=f"{recipe_path}, key {key}: {local}", hint=f"ls -l {shlex.quote(str(local))}"
         ) from error
+
+
+def files_of(items: Iterable[Material]) -> dict[str, DataFile]:
+    """What the plan may know of data that does not lie on the nodes, by role. A hub id stands for its content."""
+    return {
+        item.role: DataFile(item.size_bytes, item.rows, item.sha256 or item.path)
+        for item in items
+        if item.kind != "on-node" and item.role != "script"
+    }
 
 
 def sha256(path: Path) -> str:

@@ -75,12 +75,14 @@ def _answer(verb, request):
         from homelab.node import watch
 
         return getattr(watch, verb.replace("-", "_"))(request)
-    if verb in ("listen", "dial", "free-port"):
+    if verb == "free-port":
         from homelab.node import ports
 
-        if verb == "free-port":
-            return {"port": ports.free_port(int(request.get("low", 29501)))}
-        return getattr(ports, verb)(request)
+        return {"port": ports.free_port(int(request.get("low", 29501)))}
+    if verb in ("listen", "dial"):
+        from homelab.node import dials
+
+        return getattr(dials, verb)(request)
     if verb in ("has-file", "checkpoints", "verify-checkpoint"):
         from homelab.node import transfer
 
@@ -95,6 +97,8 @@ def _answer(verb, request):
         return getattr(transfer, verb.replace("-", "_"))(request, sys.stdout.buffer)
     if verb == "chat":
         return _chat(request)
+    if verb == "dry-run":
+        return _dry_run(request)
     raise ValueError("this agent does not know %r" % verb)
 
 
@@ -121,7 +125,26 @@ def _chat(request):
         raise _chat_error(done) from None
 
 
-def _chat_error(done):
+def _dry_run(request):
+    """Ask the worker's dry run. It prints all results after each of them: when the time is over, those that are there are the answer."""
+    limit_s = float(request.get("time_limit_s", 60))
+    command = [sys.executable, "-m", "homelab.worker.dryrun"]
+    try:
+        done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=limit_s)
+        said = done.stdout
+    except subprocess.TimeoutExpired as late:
+        done, said = None, late.stdout or ""
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+    lines = [line for line in said.split("\n")[:-1] if line.strip()]
+    try:
+        return json.loads(lines[-1])
+    except (ValueError, IndexError):
+        if done is None:
+            raise ValueError("the dry run did not end within %.0f s" % limit_s) from None
+        raise _chat_error(done, "dry run") from None
+
+
+def _chat_error(done, program="chat program"):
     """What the chat program said on stderr: its own three parts, or the last line of whatever went wrong."""
     parts = {}
     for line in done.stderr.splitlines():
@@ -131,7 +154,7 @@ def _chat_error(done):
     if "error" in parts:
         return Refusal(parts["error"], where=parts.get("where"), hint=parts.get("fix"))
     last = (done.stderr.strip().splitlines() or ["exit code %d" % done.returncode])[-1]
-    return Refusal("the chat program failed: %s" % last[:500])
+    return Refusal("the %s failed: %s" % (program, last[:500]))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,15 @@ PACKAGES = (
     "pyarrow",
 )
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_SPEEDS_BYTES = 1 << 20  # a file of speeds has about one kilobyte
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def collect(request):
-    """The facts (types: `homelab.facts.Facts`). `request`: node, workdir, peers, port, model, revision, data {role: path}."""
+    """The facts (types: `homelab.facts.Facts`).
+
+    `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}.
+    """
     workdir = paths.expand(request["workdir"])
     total, available = load.memory()
     smi_state, cards = load.gpus()
@@ -67,6 +71,7 @@ def collect(request):
         "shm_free_bytes": _disk("/dev/shm")[0],
         "port": ports.state(int(request["port"])) if request.get("port") else None,
         "model": _model(request["model"], request.get("revision")) if request.get("model") else None,
+        "speeds": _speeds(workdir, request["model"], request["method"]) if request.get("method") else None,
         "data": {role: _data(path) for role, path in (request.get("data") or {}).items()},
         "runs_alive": sorted(processes.of_runs(request["node"])),
         "power": _power(),
@@ -229,11 +234,36 @@ def _model_folder(folder):
     return answer
 
 
+def _speeds(workdir, model, method):
+    """What runs of this model and method have measured here (written by `homelab.worker.speeds`); a damaged file says so."""
+    path = paths.speeds_file(workdir, model, method["kind"])
+    answer = {"path": path, "found": os.path.lexists(path), "problem": None, "content": None}
+    if not answer["found"]:
+        return answer
+    try:
+        if os.path.getsize(path) > _SPEEDS_BYTES:
+            answer["problem"] = "it is far too large for a file of speeds"
+            return answer
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+    except OSError as error:
+        answer["problem"] = error.strerror or str(error)
+    except (ValueError, RecursionError):
+        answer["problem"] = "it is damaged: not JSON"
+    else:
+        if isinstance(content, dict):
+            answer["content"] = content
+        else:
+            answer["problem"] = "it is damaged: not a JSON object"
+    return answer
+
+
 def _data(path):
     path = os.path.expanduser(path)
-    answer = {"path": path, "found": False, "size_bytes": None, "sha256": None, "problem": None}
+    answer = {"path": path, "found": False, "size_bytes": None, "sha256": None, "rows": None, "problem": None}
     try:
-        answer.update(size_bytes=os.path.getsize(path), sha256=files.sha256(path), found=True)
+        digest, rows = files.digest_and_rows(path)
+        answer.update(size_bytes=os.path.getsize(path), sha256=digest, rows=rows, found=True)
     except OSError as error:
         answer["problem"] = error.strerror
     return answer

@@ -28,6 +28,15 @@ def run_dir(workdir, run):
     return os.path.join(expand(workdir), "runs", checked(run))
 
 
+def speeds_file(workdir, model, kind):
+    """Measured speeds of a model and a method (the twin of `homelab.worker.speed.file_name`, whose dataclass needs Python 3.10)."""
+    last = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    name = "%s-%s.json" % (re.sub(r"[^a-z0-9._-]+", "-", last) or "model", kind)
+    if "/" in name:
+        raise ValueError("not a usable method: %r" % (kind,))
+    return os.path.join(expand(workdir), "speeds", name)
+
+
 def attempt_dir(run_folder, attempt):
     """Folder of one start of torchrun."""
     return os.path.join(run_folder, "attempts", str(int(attempt)))

@@ -1,13 +1,9 @@
-"""Interfaces, routes and ports of this node, and the dials between nodes that show a firewall before torchrun hangs on it."""
+"""Interfaces, routes and ports of this node."""
 
 import fcntl
-import json
 import os
 import socket
 import struct
-import sys
-import threading
-import time
 
 from homelab.node import processes
 
@@ -152,88 +148,3 @@ def _holder(port):
         except OSError:
             continue
     return None
-
-
-def listen(request):
-    """Listen on the node's LAN address: on the given port where asked (`port`), and on two ephemeral ones.
-
-    Prints one JSON line {"ports": [...], "rendezvous": port or null, "error"} when ready, then answers every connection
-    with one byte until stdin closes or `seconds` have passed.
-    """
-    sockets, ports, rendezvous, error = [], [], None, None
-    for port in [int(request["port"])] if request.get("port") else []:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((request["address"], port))
-            listener.listen(64)
-            sockets.append(listener)
-            rendezvous = port
-        except OSError as failure:
-            error = failure.strerror
-    for _ in range(2):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.bind((request["address"], 0))
-        except OSError as failure:
-            error = failure.strerror
-            continue
-        listener.listen(64)
-        sockets.append(listener)
-        ports.append(listener.getsockname()[1])
-
-    def serve(listener):
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                try:
-                    connection.sendall(b"!")
-                except OSError:
-                    continue
-
-    for listener in sockets:
-        threading.Thread(target=serve, args=(listener,), daemon=True).start()
-    print(json.dumps({"ports": ports, "rendezvous": rendezvous, "error": error}), flush=True)
-    ended = threading.Event()
-
-    def wait_for_end():
-        sys.stdin.buffer.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
-    ended.wait(float(request.get("seconds", 30)))
-
-
-def dial(request):
-    """Connect to every target at once. `targets`: [{"node", "address", "port"}]; answers latency_ms or error for each."""
-    timeout_s = float(request.get("timeout_s", 2.0))
-    answers = [dict(target) for target in request["targets"]]
-
-    def one(answer):
-        try:
-            answer["error"] = connect(answer)
-            # The fastest of three: a busy CPU on either side must not look like a slow wire.
-            for _ in range(2):
-                connect(answer)
-        except socket.timeout:
-            answer["error"] = "no answer within %.0f s (a firewall that drops packets looks like this)" % timeout_s
-        except OSError as error:
-            answer["error"] = error.strerror or str(error)
-
-    def connect(answer):
-        started = time.perf_counter()
-        with socket.create_connection((answer["address"], int(answer["port"])), timeout=timeout_s) as connection:
-            latency_ms = round((time.perf_counter() - started) * 1000, 3)
-            answer["latency_ms"] = min(latency_ms, answer.get("latency_ms", latency_ms))
-            connection.settimeout(timeout_s)
-            return None if connection.recv(1) == b"!" else "something else answered on this port"
-
-    threads = [threading.Thread(target=one, args=(answer,), daemon=True) for answer in answers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(6 * timeout_s + 1)
-    return {"links": answers}

@@ -7,8 +7,9 @@ Llama models on a CPU (tests/planning/test_memory_live.py does it again). Not me
 `measured`: CUDA context, NCCL's buffers, the allocator's rounding.
 
 Assumed of the worker: base weights of lora in the training precision, everything trainable in fp32 with autocast around the
-forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attention matrix (SDPA), the loss not fused, gradients that
-live in DDP's buckets (gradient_as_bucket_view=True; with torch's default the buckets would be a second copy of them).
+forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attention matrix (SDPA), gradients that live in DDP's
+buckets (gradient_as_bucket_view=True; with torch's default the buckets would be a second copy of them). A dry run of the real model
+on a node (homelab/worker/dryrun.py) knows more, and its items replace these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ OPTIMIZER = "optimizer"
 ACTIVATIONS = "saved activations"
 WORKING_SET = "one layer's working set"
 DEQUANTISATION = "dequantisation buffer"
-LOGITS = "logits (beyond the room that a layer's work takes later)"
+LOGITS = "logits"  # estimated: beyond the room that a layer's work takes later
+STEP = "optimizer's step"  # and the embeddings' gradient; estimated: beyond the room that the layers took
+# What comes and goes within a step, and what a dry run sees of all this.
+MOVING = (CASTED_WEIGHTS, ACTIVATIONS, WORKING_SET, DEQUANTISATION, LOGITS, STEP)
+SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)
 ALLOCATOR = "allocator rounding"
 CONTEXT = "CUDA context"
 COMMUNICATOR = "NCCL communicator"
@@ -38,8 +43,10 @@ HELD = "held by others"
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Adapters and fully trained weights are fp32 (peft: autocast_adapter_dtype; full: fp32 masters), and so are their gradients.
 TRAINED_BYTES = 4
-# Unfused cross-entropy at its peak, in backward: log-probabilities and two gradients in fp32 (measured: 12.1 in bf16 and fp32).
+# Cross-entropy at its peak, in backward: log-probabilities and two gradients in fp32 (measured: 12.1 in bf16 and fp32).
 LOGIT_BYTES = 12
+# Logits that a fused loss has at once (homelab/worker/fused_loss.py).
+CHUNK_LOGITS = 2**24
 # Assumptions until a node has been measured: context with cuBLAS and loaded kernels; NCCL's channels over sockets.
 CONTEXT_BYTES = 512 * 2**20
 COMMUNICATOR_BYTES = 256 * 2**20
@@ -77,12 +84,14 @@ def estimate(
     device: str,
     micro_batch: int,
     world_size: int,
+    masked: bool | None = None,
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> tuple[MemoryItem, ...]:
     """The items of one rank's peak, in bytes; items of nothing are left out.
 
-    `micro_batch` is rows of `train.seq_len` tokens. `held_by_others_bytes` belongs here only when the sum is compared with all
+    `micro_batch` is rows of `train.seq_len` tokens. `masked`: attention needs a mask, because rows are packed or of different length
+    (None: where there is more than one). `held_by_others_bytes` belongs here only when the sum is compared with all
     memory of the card; compared with its free memory it is 0. `measured` maps an item's name (the constants of this module) to
     its measured bytes, which replace the estimate. Raises InputError for a LoRA target that the model lacks.
     """
@@ -90,12 +99,15 @@ def estimate(
     trainable = trainable_parameters(architecture, method)
     mixed, full = precision != "fp32", method.kind == "full"
     tokens = micro_batch * train.seq_len
-    saved, working = _activation_bytes(architecture, method, train, precision, tokens)
+    mask = micro_batch > 1 if masked is None else masked
+    saved, working = _activation_bytes(architecture, method, train, precision, device, tokens, mask=mask)
+    if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
+        working += TRAINED_BYTES * architecture.embedding_parameters
     dequantisation = (
         _width(precision) * max(linear.weights for linear in architecture.block) if method.kind == "qlora" else 0
     )
-    logits = LOGIT_BYTES * tokens * architecture.vocabulary
-    casted = _casted_bytes(architecture, train, logits, working) if full and mixed else 0
+    head = _head_bytes(architecture, method, train, precision, tokens)
+    casted = _casted_bytes(architecture, method, train, trainable, head, working) if mixed else 0
     sizes = {
         BASE_WEIGHTS: base_weight_bytes(architecture, method, precision),
         CASTED_WEIGHTS: casted,
@@ -105,10 +117,14 @@ def estimate(
         ACTIVATIONS: saved,
         WORKING_SET: working,
         DEQUANTISATION: dequantisation,
-        LOGITS: max(0, logits - working - dequantisation),
+        LOGITS: max(0, head - working - dequantisation),
     }
+    sizes[STEP] = max(0, _step_bytes(architecture, method, train, device) - sum(sizes.get(name, 0) for name in MOVING))
+    sizes.update((name, size) for name, size in (measured or {}).items() if name in SEEN_BY_A_DRY_RUN)
     if device == "cuda":
-        sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes[name] for name in (ACTIVATIONS, WORKING_SET, LOGITS)))
+        sizes[ALLOCATOR] = round(
+            ALLOCATOR_FRACTION * sum(sizes[name] for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP))
+        )
         sizes[CONTEXT] = CONTEXT_BYTES
         sizes[COMMUNICATOR] = COMMUNICATOR_BYTES if world_size > 1 else 0
     else:
@@ -130,6 +146,7 @@ def largest_micro_batch(
     share: int,
     world_size: int,
     available_bytes: int,
+    masked: bool | None = None,
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> int:
@@ -148,6 +165,7 @@ def largest_micro_batch(
             device=device,
             micro_batch=rows,
             world_size=world_size,
+            masked=masked,
             held_by_others_bytes=held_by_others_bytes,
             measured=measured,
         )
@@ -182,18 +200,54 @@ def _width(precision: str) -> int:
     return 4 if precision == "fp32" else 2
 
 
-def _casted_bytes(architecture: Architecture, train: Train, logits: int, working: int) -> int:
-    """16-bit copies of fp32 weights that autocast makes in full training.
+def _head_bytes(architecture: Architecture, method: Method, train: Train, precision: str, tokens: int) -> int:
+    """The head and the loss at their peak: LOGIT_BYTES for every logit that is there at once, all or (fused) a chunk of them.
+
+    A trained head's own gradient comes after it: beside the gradient of the logits, in fp32 and in b bytes first; fused, the sum
+    over the chunks so far too.
+    """
+    width, vocabulary = _width(precision), architecture.vocabulary
+    at_once = min(tokens, max(1, CHUNK_LOGITS // vocabulary)) if train.fused_loss else tokens
+    head = LOGIT_BYTES * at_once * vocabulary
+    if method.kind != "full":
+        return head
+    weights = vocabulary * architecture.hidden
+    gradient = weights * (TRAINED_BYTES + (width if width == 2 else 0) + (TRAINED_BYTES if at_once < tokens else 0))
+    return max(head, width * at_once * vocabulary + gradient)
+
+
+def _step_bytes(architecture: Architecture, method: Method, train: Train, device: str) -> int:
+    """What is made after the layers' backward pass, when all activations are gone: the gradient of trained embeddings (three of it
+    where they are the head too: both parts and their sum), and then what the optimizer's step makes for itself. AdamW makes a root of
+    every second moment, on CUDA for all tensors together (foreach), on a CPU one tensor after the other and twice
+    (torch/optim/adam.py). The 8-bit ones work in place.
+    """
+    table = TRAINED_BYTES * architecture.embedding_parameters * (3 if architecture.tied_embeddings else 1)
+    embeddings = table if method.kind == "full" else 0
+    if train.optimizer != "adamw":
+        return embeddings
+    sizes = [(elements, count) for elements, count in _trainable_tensors(architecture, method)]
+    if device == "cuda":
+        return max(embeddings, TRAINED_BYTES * sum(elements * count for elements, count in sizes))
+    return max(embeddings, 2 * TRAINED_BYTES * max(elements for elements, _ in sizes))
+
+
+def _casted_bytes(
+    architecture: Architecture, method: Method, train: Train, trainable: int, head: int, working: int
+) -> int:
+    """16-bit copies that autocast makes of fp32 weights: of adapters, or in full training of all matrices.
 
     Without checkpointing autograd keeps all of them. With it they are kept to the end of the forward pass (autocast's cache)
     and then made again layer by layer: counted is one layer's, or what the end of the forward pass needs beyond the peak of
     the backward pass where that is more (there the logits take 2 bytes less than LOGIT_BYTES).
     """
-    every = 2 * (architecture.linear_parameters + architecture.vocabulary * architecture.hidden)
+    every = 2 * trainable
+    if method.kind == "full":
+        every = 2 * (architecture.linear_parameters + architecture.vocabulary * architecture.hidden)
     if not train.gradient_checkpointing:
         return every
-    one_layer = 2 * architecture.linear_parameters // architecture.layers
-    return max(one_layer, every + logits * (LOGIT_BYTES - 2) // LOGIT_BYTES - max(logits, working))
+    one_layer = (2 * architecture.linear_parameters if method.kind == "full" else every) // architecture.layers
+    return max(one_layer, every + head * (LOGIT_BYTES - 2) // LOGIT_BYTES - max(head, working))
 
 
 def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[tuple[int, int]]:
@@ -216,7 +270,7 @@ def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[t
 
 
 def _activation_bytes(
-    architecture: Architecture, method: Method, train: Train, precision: str, tokens: int
+    architecture: Architecture, method: Method, train: Train, precision: str, device: str, tokens: int, *, mask: bool
 ) -> tuple[int, int]:
     """(saved between forward and backward, one layer's working set).
 
@@ -228,18 +282,29 @@ def _activation_bytes(
     """
     width, hidden = _width(precision), architecture.hidden
     residual = 4 if method.kind == "full" else width
-    per_layer = _saved_by_one_layer_per_token(architecture, method, precision, train.seq_len)
-    temporaries = (3 if width == 2 else 2) * width * architecture.intermediate + 6 * hidden
+    scores = (
+        4 * architecture.heads * train.seq_len if _plain_attention(architecture, precision, device, mask=mask) else 0
+    )
+    per_layer = _saved_by_one_layer_per_token(architecture, method, precision, train.seq_len, mask=mask) + scores
+    temporaries = (3 if width == 2 else 2) * width * architecture.intermediate + 6 * hidden + scores
     if train.gradient_checkpointing:
         return tokens * hidden * (residual * architecture.layers + 8), tokens * (per_layer + temporaries)
     return tokens * (architecture.layers * per_layer + 8 * hidden), tokens * temporaries
 
 
-def _saved_by_one_layer_per_token(architecture: Architecture, method: Method, precision: str, seq_len: int) -> int:
+def _plain_attention(architecture: Architecture, precision: str, device: str, *, mask: bool) -> bool:
+    """Where transformers leaves grouped queries to SDPA (no mask), and no kernel of CUDA takes them in fp32: the matrix of all
+    scores is built (integrations/sdpa_attention.py; torch's sdp_utils.cpp)."""
+    return device == "cuda" and precision == "fp32" and not mask and architecture.kv_heads < architecture.heads
+
+
+def _saved_by_one_layer_per_token(
+    architecture: Architecture, method: Method, precision: str, seq_len: int, *, mask: bool
+) -> int:
     """Bytes per token that autograd keeps of one layer.
 
-    Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v at the width of the query
-    heads (k and v are repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP: gate, its
+    Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v (with a mask, k and v are
+    repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP: gate, its
     activation, up. Linears: a trained or adapted one keeps its input; autocast makes a copy for each reader, in fp32 readers
     of one tensor share it. A frozen linear keeps nothing. Adapters: r per adapted linear.
     """
@@ -255,7 +320,8 @@ def _saved_by_one_layer_per_token(architecture: Architecture, method: Method, pr
     total = 4 * norms * (2 if full else 1)
     # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
     output_apart = (mixed and not full) or "o_proj" not in trained
-    total += width * query * (4 if output_apart else 3) + 4 * architecture.heads + width * seq_len
+    total += width * query * (2 if output_apart else 1) + 2 * width * (query if mask else key) + 4 * architecture.heads
+    total += width * seq_len if mask else 0
     total += 3 * width * architecture.intermediate
     inputs: dict[str, int] = {}
     for name, linear in trained.items():

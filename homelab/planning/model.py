@@ -26,11 +26,27 @@ class MemoryItem(Frozen):
     size_bytes: int
 
 
+class DryRun(Frozen):
+    """A step of the real model without its weights, on `node`: the peak of what it holds, the operation there (torch's name), and
+    what was estimated for the same by formulas. CUDA context, communicator, allocator and process are in neither."""
+
+    node: str
+    peak_bytes: int
+    at: str
+    analytic_bytes: int
+    seconds: float
+
+
 class MemoryEstimate(Frozen):
-    """What one rank will hold at its peak. `available_bytes` is None where nobody knows (offline, `[N/A]` cards)."""
+    """What one rank will hold at its peak. `available_bytes` is None where nobody knows (offline, `[N/A]` cards).
+
+    Where there is a dry run, the items are its own; `dry_run_scaled`: the formulas', corrected by the dry run of another rank.
+    """
 
     items: tuple[MemoryItem, ...]
     available_bytes: int | None = None
+    dry_run: DryRun | None = None
+    dry_run_scaled: float | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -9,10 +9,13 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
-from homelab.planning import addresses, network
+from homelab.planning import addresses, exactness, network, outlook
 from homelab.planning.command import torchrun
 from homelab.planning.model import Choice, NodePlan, Plan
+from homelab.planning.outlook import Throughputs
 from homelab.planning.ranks import card_count, plan_ranks, rank_count, shape_of
+from homelab.planning.rows import DataFile
+from homelab.worker.learning_rate import scaled
 
 DDP_TIMEOUT_S = 120
 
@@ -28,11 +31,14 @@ def make(
     resume_step: int,
     code_dir: Callable[[str], str],
     script_path: Callable[[str], str] | None,
+    data: Mapping[str, DataFile] | None = None,
+    throughputs: Throughputs | None = None,
 ) -> Plan:
     """The plan of one attempt on all nodes of `cluster` (reachable ones: the caller leaves the others out).
 
     `facts` may be empty (offline): cluster.toml is believed then. `code_dir` and `script_path` give the place of the shipped
-    code and of a [script] below a node's workdir. Raises InputError for a recipe that cannot be trained on these nodes.
+    code and of a [script] below a node's workdir. `data` has the files that are shipped, by role (those on the nodes are in the
+    facts), `throughputs` bytes per second from node to node, where measured. Raises InputError for a recipe that cannot be trained on these nodes.
     """
     choices: list[Choice] = []
     warnings: list[str] = []
@@ -61,12 +67,23 @@ def make(
     precision = _precision(recipe, device, nodes, facts, choices, warnings)
     shape = shape_of(recipe.model.name, facts) if recipe.model else None
     world_size = sum(rank_count(node, facts, device) for node in nodes)
-    strategy = network.verdict(recipe.parallel.strategy, shape, recipe.method, precision, world_size)
+    wire = network.wire_between([node.name for node in nodes], throughputs or {})
+    strategy = network.verdict(
+        recipe.parallel.strategy, shape, recipe.method, precision, world_size, wire=wire, compress=recipe.parallel.compress,
+        machines=len(nodes),
+    )  # fmt: skip
     choices.append(strategy)
+    choices += _learning_rate(recipe)
     head = nodes[0]
     places = _places(cluster, nodes, facts, choices)
     choices.append(Choice(subject="head", value=head.name, because="the first well node of cluster.toml"))
-    ranks = plan_ranks((*cluster.left_out, *without_card), recipe, nodes, facts, device, precision, shape, choices, warnings)
+    known = outlook.look(recipe, nodes, facts, device, precision, shape, data or {}, warnings)
+    ranks = plan_ranks(
+        (*cluster.left_out, *without_card), recipe, nodes, facts, device, precision, shape, known, choices, warnings
+    )
+    time = None
+    if known is not None:
+        time = outlook.estimate(recipe, known, ranks, shape, precision, throughputs or {}, resume_step, choices)
     master = places[head.name][0]
     plans = []
     for index, node in enumerate(nodes):
@@ -108,14 +125,12 @@ def make(
                 ),
             )
         )
-    if recipe.method and recipe.method.dropout > 0:
-        warnings.append(
-            f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches; with dropout 0 the curve is the same to the last digits"
-        )
+    warnings += exactness.warnings_of(recipe, facts, device, world_size)
     return Plan(
         run=run, attempt=attempt, world_size=len(ranks), backend=backend, device=device, precision=precision, strategy=strategy.value,
         head=head.name, master_address=master, master_port=port, resume_step=resume_step, ranks=tuple(ranks), nodes=tuple(plans),
-        choices=tuple(choices), warnings=tuple(warnings), left_out=tuple(left_out),
+        choices=tuple(choices), warnings=tuple(warnings), left_out=tuple(left_out), time=time,
+        balance="measured" if recipe.train and recipe.parallel.shares == "auto" else "fixed",
     )  # fmt: skip
 
 
@@ -185,6 +200,20 @@ def _precision(
             )
     choices.append(Choice(subject="precision", value=value, because=because))
     return value
+
+
+def _learning_rate(recipe: Recipe) -> list[Choice]:
+    """Where the recipe scales it: what it comes to."""
+    train = recipe.train
+    if train is None or train.lr_scale == "none":
+        return []
+    value = scaled(train.learning_rate, train.lr_scale, train.global_batch, train.reference_batch)
+    ratio = f"{train.global_batch} / {train.reference_batch}"
+    because = (
+        f"{train.learning_rate:g} x {ratio if train.lr_scale == 'linear' else f'sqrt({ratio})'}: chosen for a global batch of "
+        f"{train.reference_batch}, lr_scale = \"{train.lr_scale}\""
+    )
+    return [Choice(subject="learning rate", value=f"{value:.4g}", because=because)]
 
 
 def _has_bf16(node: Node, facts: Mapping[str, Facts]) -> bool:

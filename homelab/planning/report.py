@@ -9,7 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from homelab.planning import time_report
 from homelab.planning.command import masked, quote_words
+from homelab.planning.memory import HELD
 from homelab.planning.model import MemoryEstimate, Plan
 
 _GB = 1e9
@@ -22,7 +24,7 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
         f"{len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}, {plan.strategy} over {plan.backend}, {plan.precision} on {plan.device}; "
         f"head {plan.head} ({plan.master_address}:{plan.master_port})",
     )  # fmt: skip
-    parts: list[RenderableType] = [head, Text(), _ranks(plan), Text(), _memory(plan)]
+    parts: list[RenderableType] = [head, Text(), _ranks(plan), Text(), _memory(plan), Text(), time_report.of_plan(plan)]
     for warning in plan.warnings:
         parts.append(Text(f"! {warning}", style="yellow"))
     parts += [Text(), Text("What is executed on each node", style="bold")]
@@ -56,7 +58,7 @@ def _ranks(plan: Plan) -> Table:
         ("device", "left"),
         ("share", "right"),
         ("micro-batch", "right"),
-        ("memory", "right"),
+        ("of free memory", "right"),
     ):
         found.add_column(heading, justify=justify)  # type: ignore[arg-type]
     total = sum(rank.share for rank in plan.ranks)
@@ -77,11 +79,36 @@ def _fit(memory: MemoryEstimate | None) -> Text:
         return Text("not known", style="dim")
     if memory.available_bytes is None:
         return Text(f"{memory.total_bytes / _GB:.1f} GB")
-    style = "" if memory.fits else "red"
-    return Text(
-        f"{memory.total_bytes / _GB:.1f} of {memory.available_bytes / _GB:.1f} GB{'' if memory.fits else ': does NOT fit'}",
-        style=style,
-    )
+    # What others hold is an item of the estimate, and no part of what is free.
+    held = sum(item.size_bytes for item in memory.items if item.name == HELD)
+    room = (memory.available_bytes - memory.total_bytes) / _GB
+    text = f"{(memory.total_bytes - held) / _GB:.1f} of {(memory.available_bytes - held) / _GB:.1f} GB"
+    if memory.fits:
+        return Text(f"{text}, {room:.1f} left")
+    return Text(f"{text}: {-room:.1f} GB too little, does NOT fit", style="red")
+
+
+def _dry_runs(plan: Plan) -> list[Text]:
+    """A line for every rank with a dry run, beside what the formulas say."""
+    lines = []
+    for rank in plan.ranks:
+        if rank.memory and rank.memory.dry_run:
+            run = rank.memory.dry_run
+            lines.append(
+                Text(
+                    f"rank {rank.rank}: dry run: {run.peak_bytes / _GB:.2f} GB at op {run.at}, analytic {run.analytic_bytes / _GB:.2f} GB "
+                    f"(the model's own items, no context; {run.seconds:.0f} s on {run.node})",
+                    style="dim",
+                )
+            )
+        elif rank.memory and rank.memory.dry_run_scaled:
+            lines.append(
+                Text(
+                    f"rank {rank.rank}: by formulas, times {rank.memory.dry_run_scaled:.2f} as the nearest dry run says",
+                    style="dim",
+                )
+            )
+    return lines
 
 
 def _memory(plan: Plan) -> RenderableType:
@@ -102,7 +129,7 @@ def _memory(plan: Plan) -> RenderableType:
             size = sum(item.size_bytes for item in rank.memory.items if item.name == name)
             sizes.append(f"{size / _GB:.2f} GB" if size >= 1e7 else f"{size / 1e6:.1f} MB")
         found.add_row(name, *sizes)
-    return found
+    return Group(found, *_dry_runs(plan))
 
 
 def _choices(plan: Plan) -> Table:

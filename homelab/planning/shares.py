@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
-from homelab.facts import Facts
-from homelab.hardware import Card, lookup
 from homelab.planning.model import Choice
+from homelab.planning.rows import Rows
+from homelab.planning.speeds import Belief
+from homelab.worker import sampler
+from homelab.worker.sampler import Limits
+from homelab.worker.speed import Speed
 
 _WHERE = "recipe, [parallel] shares"
 
@@ -50,21 +52,36 @@ def split(global_batch: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def decide(
-    recipe: Recipe, nodes: Sequence[Node], facts: Mapping[str, Facts], device: str, absent: Collection[str] = ()
+    recipe: Recipe, belief: Belief, rows: Rows, device: str, absent: Collection[str] = ()
 ) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
-    """A share for every rank, in the order of `nodes` and their cards, and the reasons.
+    """A share for every rank, in the order of `belief` (nodes that take part, and their cards), and the reasons.
 
-    `nodes` are those that take part; nodes whose share in the recipe is 0 are not among them. `absent`, `facts`, `device` and
-    the errors as in `node_shares` and `weights_from`.
+    With "auto" and known speeds it is what is expected: the worker gives rows of different lengths to whoever finishes soonest.
+    `absent` and the errors as in `node_shares`.
     """
     assert recipe.train is not None
     setting = recipe.parallel.shares
     if not isinstance(setting, str):
         setting = {name: count for name, count in setting.items() if count > 0}
-    weights, speeds = weights_from(nodes, facts, device)
-    shares, choice = node_shares(recipe.train.global_batch, setting, weights, absent)
-    flat = tuple(share for node in nodes for share in shares[node.name])
-    return flat, (choice,) if setting == "equal" else (speeds, choice)
+    batch = recipe.train.global_batch
+    shares, choice = node_shares(batch, setting, belief.weights, absent)
+    if setting == "auto" and belief.speeds is not None:
+        shares = _soonest(recipe, belief.speeds, rows.lengths(batch, recipe.train.seq_len), device)
+        because = "as many as each computes while the others compute theirs; rows go longest first to the rank that finishes soonest"
+        choice = Choice(subject="shares", value=_table(shares), because=because)
+    flat = tuple(share for per_rank in shares.values() for share in per_rank)
+    return flat, (choice,) if setting == "equal" else (belief.choice, choice)
+
+
+def _soonest(recipe: Recipe, speeds: Mapping[str, tuple[Speed, ...]], lengths: Sequence[int], device: str) -> dict[str, tuple[int, ...]]:
+    """How many rows of a typical batch the worker's own rule gives to every rank; at least one row each."""
+    assert recipe.train is not None
+    asked = recipe.parallel.micro_batch
+    rows = asked if asked != "auto" else 4 if device == "cpu" else 1
+    flat = [speed for per_rank in speeds.values() for speed in per_rank]
+    limits = [Limits(rows * recipe.train.seq_len, None if asked == "auto" else asked)] * len(flat)
+    counts = iter(len(positions) for positions in sampler.assign(lengths, flat, limits))
+    return {name: tuple(next(counts) for _ in per_rank) for name, per_rank in speeds.items()}
 
 
 def node_shares(
@@ -87,52 +104,6 @@ def node_shares(
     result = {name: tuple(next(shares) for _ in per_rank) for name, per_rank in weights.items()}
     because = "every rank the same, as the recipe says" if setting == "equal" else "in proportion to the speeds"
     return result, Choice(subject="shares", value=_table(result), because=because)
-
-
-def weights_from(
-    nodes: Sequence[Node], facts: Mapping[str, Facts], device: str
-) -> tuple[dict[str, tuple[float, ...]], Choice]:
-    """A relative speed for every rank of every node (unit-free), and where it comes from.
-
-    One rank per card on "cuda" (as many as the node says, else its owner), one per node on "cpu". Taken in this order: the
-    owner's `speed` (of the whole node, all its cards together) if all nodes have one; the data sheet's 16-bit peak of each
-    card, by the name the node says (`facts`, may lack nodes) or else the owner's; equal. A source that lacks a single node
-    is not mixed with another: their units differ.
-    """
-    assert nodes and device in ("cuda", "cpu")
-    cards = {node.name: _cards(node, facts.get(node.name)) if device == "cuda" else [None] for node in nodes}
-    if all(node.speed is not None for node in nodes):
-        result = {}
-        for node in nodes:
-            assert node.speed is not None
-            peaks = [card.peak_flops if card else 0.0 for card in cards[node.name]]
-            parts = [peak / sum(peaks) for peak in peaks] if all(peaks) else [1 / len(peaks)] * len(peaks)
-            result[node.name] = tuple(node.speed * part for part in parts)
-        because = "`speed` in cluster.toml, until speeds are measured"
-        return result, Choice(subject="speeds", value=_list((n.name, f"{n.speed:g}") for n in nodes), because=because)
-    silent = [node.name for node in nodes if node.speed is None]
-    ignored = f"; `speed` is ignored because {', '.join(silent)} has none" if len(silent) < len(nodes) else ""
-    unknown = [name for name, found in cards.items() if not all(found)]
-    if device == "cuda" and not unknown:
-        table = {name: tuple(card.peak_flops for card in found if card) for name, found in cards.items()}
-        shown = _list((name, f"{sum(peaks) / 1e12:.0f} TFLOPS") for name, peaks in table.items())
-        because = f"16-bit peak from the cards' data sheets, until speeds are measured{ignored}"
-        return table, Choice(subject="speeds", value=shown, because=because)
-    reason = (
-        f"no data sheet here for the card of {', '.join(unknown)}"
-        if device == "cuda"
-        else "nothing is known of the CPUs"
-    )
-    equal = {node.name: (1.0,) * len(cards[node.name]) for node in nodes}
-    because = f"{reason}; give every node a `speed` in cluster.toml to say more{ignored}"
-    return equal, Choice(subject="speeds", value="equal", because=because)
-
-
-def _cards(node: Node, facts: Facts | None) -> list[Card | None]:
-    """A card per rank: as the node names them, or offline as the owner does; None for unknown ones."""
-    names = [gpu.name for gpu in facts.gpus] if facts is not None else [gpu.model for gpu in node.gpus]
-    assert names, f"{node.name} has no card and was not left out"
-    return [lookup(name) for name in names]
 
 
 def _given(

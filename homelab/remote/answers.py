@@ -59,6 +59,7 @@ class Dial(Loose):
     address: str
     port: int
     latency_ms: float | None = None
+    throughput_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     error: str | None = None
 
 
@@ -87,9 +88,24 @@ class Answer(Loose):
     answer: str
 
 
+class DryRunResult(Loose):
+    """One situation of a `dry-run`."""
+
+    peak_bytes: Annotated[int, Field(ge=0)]
+    at: Annotated[str, Field(max_length=200)]
+    items: dict[str, Annotated[int, Field(ge=0)]]
+    seconds: Seconds
+
+
+class DryRuns(Loose):
+    """`dry-run`: in the order of the situations, fewer when the time was over."""
+
+    results: tuple[DryRunResult, ...]
+
+
 SHAPES: dict[str, type[BaseModel]] = {
     "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "free-port": Port, "dial": Dials,
-    "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer,
+    "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns,
 }  # fmt: skip
 
 

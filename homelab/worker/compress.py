@@ -121,7 +121,8 @@ class PowerSgd(Reduction):
         else:
             shapes = [tensor.shape for tensor in bucket.gradients()]
             elements = sum(
-                powersgd_elements(shape[0], shape.numel() // shape[0]) if len(shape) > 1 else shape.numel() for shape in shapes
+                powersgd_elements(shape[0], shape.numel() // shape[0]) if len(shape) > 1 else shape.numel()
+                for shape in shapes
             )
         self.step_bytes += elements * bucket.buffer().element_size()
         return powerSGD_hook(self.state, bucket)

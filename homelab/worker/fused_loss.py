@@ -11,6 +11,8 @@ an adapter on the head; here the head is called as a module, on any device, and 
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +47,11 @@ def install(model: Any, chunk: int | None = None) -> Callable[..., Any]:
     tokens = chunk or chunk_tokens(model.config.get_text_config().vocab_size)
     original = model.forward
 
-    @functools.wraps(original)
-    def forward(*args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+    # A method of the model like any other: accelerate takes methods apart and binds them again (extract_model_from_parallel).
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any, *args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
+    ) -> Any:
         if labels is None or args or kwargs.get("shift_labels") is not None:
             named = {"labels": labels, "num_items_in_batch": num_items_in_batch}
             return original(*args, **{name: value for name, value in named.items() if value is not None}, **kwargs)
@@ -54,8 +59,8 @@ def install(model: Any, chunk: int | None = None) -> Callable[..., Any]:
 
         kwargs.pop("logits_to_keep", None)
         kwargs.pop("return_dict", None)
-        decoded = model.base_model(**kwargs)
-        loss = summed_loss(model, decoded.last_hidden_state, labels, tokens)
+        decoded = self.base_model(**kwargs)
+        loss = summed_loss(self, decoded.last_hidden_state, labels, tokens)
         counted = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
         if torch.is_tensor(counted):
             counted = counted.to(loss.device)
@@ -63,7 +68,10 @@ def install(model: Any, chunk: int | None = None) -> Callable[..., Any]:
             loss=loss / counted, hidden_states=decoded.hidden_states, attentions=decoded.attentions
         )
 
-    model.forward = forward
+    # The signature says that the model takes num_items_in_batch; `__wrapped__` would be taken for one of accelerate's own wrappers.
+    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    del forward.__wrapped__  # type: ignore[attr-defined]
+    model.forward = types.MethodType(forward, model)
     return original
 
 
@@ -74,16 +82,15 @@ def summed_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor, chunk: i
     flat = hidden.reshape(-1, hidden.shape[-1])
     head, cap = model.get_output_embeddings(), _softcap(model)
     total = torch.zeros((), dtype=torch.float32, device=flat.device)
-    for start in range(0, flat.shape[0], chunk):
-        part, wanted = flat[start : start + chunk], targets[start : start + chunk]
-        if torch.is_grad_enabled():
-            total = total + checkpoint(_chunk_loss, head, cap, part, wanted, use_reentrant=False)
-        else:
-            total = total + _chunk_loss(head, cap, part, wanted)
+    again = functools.partial(checkpoint, _chunk_loss, use_reentrant=False) if torch.is_grad_enabled() else _chunk_loss
+    for part, wanted in zip(flat.split(chunk), targets.split(chunk), strict=True):
+        total = total + again(head, cap, part, wanted)
     return total
 
 
-def _chunk_loss(head: Callable[[torch.Tensor], torch.Tensor], cap: float | None, part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _chunk_loss(
+    head: Callable[[torch.Tensor], torch.Tensor], cap: float | None, part: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
     logits = head(part)
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap

@@ -52,6 +52,8 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     note(f"precision: {task.precision}, on {task.device}")
     if method["backend"] == "unsloth" and method["kind"] != "full":
         if task.device == "cuda" and importlib.util.find_spec("unsloth"):
+            if train.get("fused_loss"):
+                note("fused_loss: unsloth computes the loss in its own way")
             return _load_unsloth(task, path, note)
         note("backend unsloth needs a CUDA GPU and the package unsloth; this run uses transformers")
     model = _load_base(task, path, method["kind"])

@@ -19,6 +19,7 @@ from homelab.worker.metrics import replace_text
 from homelab.worker.speed import file_name
 from homelab.worker.task import Task
 
+_QUANTILES = 32
 LEAST_STEPS = 5  # fewer say little
 
 
@@ -47,6 +48,7 @@ def content(
         "device": task.device,
         "gradient_checkpointing": train["gradient_checkpointing"],
         "fused_loss": train.get("fused_loss", False),
+        "compress": task.section("parallel").get("compress", "none"),
         "torch": torch_version,
         "measured_at": time.time(),
         "run": task.run_dir.name,
@@ -56,6 +58,7 @@ def content(
         "evaluate_s": evaluate_s,
         "rows": len(row_tokens),
         "row_tokens_mean": statistics.fmean(row_tokens),
+        "row_tokens_quantiles": _quantiles(row_tokens),
         "data_sha256": task.run["data"]["train"].get("sha256"),
         "seq_len": train["seq_len"],
         "ranks": [
@@ -64,6 +67,12 @@ def content(
             if report is not None
         ],
     }  # fmt: skip
+
+
+def _quantiles(lengths: Sequence[int]) -> list[int]:
+    """Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out."""
+    ordered = sorted(lengths)
+    return [ordered[round(part * (len(ordered) - 1) / _QUANTILES)] for part in range(_QUANTILES + 1)]
 
 
 def write(path: Path, speeds: dict[str, Any]) -> None:

@@ -165,7 +165,7 @@ class Run:
             "communication_s": clock.communication_s,
             "step_s": step_s,
             "memory_bytes": peak_memory_bytes(task.device),
-            "share": item.rows,
+            "share": item.rows if self.balance.measured else task.shares[task.rank],
             "sent_bytes": trainer.reduction.step_bytes,
         }
         self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})

@@ -32,6 +32,12 @@ from tests.checks.healthy import (
 pytestmark = pytest.mark.timeout(20)
 
 
+def wires(slow: dict[tuple[str, str], float]) -> Evidence:
+    """Nodes without GPUs, where these pairs have so many bytes per second and all others 1 Gbit/s."""
+    links = tuple(replace(link, throughput_bytes_per_s=slow.get((link.source, link.target), 117e6)) for link in cpu().links)
+    return replace(cpu(), links=links)
+
+
 def judged(evidence: Evidence, check: str) -> list[Finding]:
     """The findings of one check, which must not break."""
     found = [
@@ -494,6 +500,14 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "30 ms to oldtower and tower",
         "ping",
     ),
+    "slow wire": (
+        lambda: wires({("laptop", "tower"): 11e6, ("tower", "laptop"): 11.2e6, ("oldtower", "laptop"): 10.4e6, ("laptop", "oldtower"): 11e6}),
+        "network",
+        "laptop",
+        "warn",
+        "10 MB/s between it and oldtower and tower; the best pair has 117 MB/s",
+        "/sys/class/net/eth1/speed",
+    ),
     "port held by a run": (
         lambda: with_facts(
             cpu(),
@@ -769,6 +783,15 @@ def test_every_link_error_reaches_a_finding() -> None:
     link = Link("tower", "laptop", "192.168.1.101", 41000, False, error="something else answered on this port")
     evidence = replace(cpu(), links=(*cpu().links, link))
     assert "something else answered" in one(evidence, "network").message
+
+
+def test_wires_that_are_all_slow_or_only_less_fast_are_no_finding() -> None:
+    names = healthy.NAMES
+    everywhere = {(a, b): 11e6 for a in names for b in names if a != b}
+    assert not healthy.bad(judged(wires(everywhere), "network")), "the others are no better: nothing to mend on one node"
+    assert not healthy.bad(judged(wires({("tower", "laptop"): 50e6}), "network"))
+    one_way = healthy.bad(judged(wires({("tower", "laptop"): 5e6}), "network"))
+    assert [(finding.node, finding.level) for finding in one_way] == [("laptop", "warn")]
 
 
 def test_facts_that_say_next_to_nothing_break_no_check() -> None:

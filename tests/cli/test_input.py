@@ -45,6 +45,38 @@ def test_wrong_input(quiet_desk: Desk, arguments: list[str], words: str) -> None
     assert words in found["message"] + found["where"], found
 
 
+@pytest.mark.parametrize("arguments", [["--what-if", "-laptop"], ["--what-if=-laptop"], ["--what-if", "+RTX3090", "--what-if=-laptop"]], ids=" ".join)
+def test_what_if_takes_a_value_that_looks_like_an_option(quiet_desk: Desk, arguments: list[str]) -> None:
+    cards = '\ngpus = [{ model = "RTX 3070 Ti", vram_gb = 8 }]\n'
+    quiet_desk.write("two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1)))
+    quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"))
+    command = ["plan", "known.toml", "--offline", "--cluster", "two.toml", *arguments]
+    shown = quiet_desk.homelab(*command, code=0).stdout
+    assert "tokens/s" in shown and "Nothing was started" in shown
+    found = quiet_desk.json(*command, code=0)
+    assert set(found) == {"what_if", "before", "after"} and "-laptop" in found["what_if"]
+    assert found["before"]["nodes"] == ["tower", "laptop"] and "laptop" not in found["after"]["nodes"]
+    assert found["before"]["time"]["tokens_per_s"] > 0 and found["after"]["fits"] is True
+
+
+def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
+    quiet_desk.write("small.toml", '[[nodes]]\nname = "old"\nhost = "127.0.0.1"\ngpus = [{ model = "GTX 1650", vram_gb = 4 }]\n')
+    quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "meta-llama/Llama-2-7b-hf").replace('"lora"', '"qlora"'))
+    command = ["plan", "known.toml", "--offline", "--cluster", "small.toml", "--what-if", "+RTX3090"]
+    shown = quiet_desk.homelab(*command, code=0).stdout
+    assert "nowhere" in shown and "not on old" in shown and "no rank has room" in shown
+    found = quiet_desk.json(*command, code=0)
+    assert (found["before"]["fits"], found["before"]["time"]) == (False, None) and "no rank has room" in found["before"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("+RTX3091", 'Did you mean "RTX 3090"?'), ("-b", 'no node is named "b"'), ("+RTX3090", "trains on CPUs"), ("-a", "nothing is left"), ("a", "neither what comes")],
+)
+def test_what_cannot_be_asked_for(quiet_desk: Desk, change: str, words: str) -> None:
+    assert words in complaint(quiet_desk, "plan", "law.toml", "--offline", "--what-if", change, code=2)["message"]
+
+
 def test_a_node_that_nobody_knows_is_not_trusted(quiet_desk: Desk) -> None:
     assert 'no node is called "nobody"' in complaint(quiet_desk, "trust", "nobody", code=2, as_json=False)["message"]
 

@@ -109,6 +109,11 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
         ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
+        ("steps = 10", 'steps = 10\nlr_scale = "linear"', "`lr_scale` needs `reference_batch`"),
+        ("steps = 10", "steps = 10\nreference_batch = 8", "`reference_batch` does nothing without `lr_scale`"),
+        ("steps = 10", 'steps = 10\nlr_scale = "sqr"\nreference_batch = 8', 'line 10, train.lr_scale: got'),
+        ("steps = 10", 'steps = 10\nlr_scale = "sqrt"\nreference_batch = 0', "line 11, train.reference_batch"),
+        ("[model]", '[parallel]\ncompress = "bf61"\n[model]', 'line 2, parallel.compress'),
         ("[model]", "[Model]", 'Did you mean "model"?'),
     ],
 )

@@ -7,6 +7,8 @@ weights, the same losses, every sample once per epoch.
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,33 @@ def test_three_nodes_with_unequal_shares(desk: Desk, reference: Run) -> None:
     assert status["state"] == "done"
     assert [(rank["node"], rank["share"]) for rank in status["ranks"]] == [("node1", 6), ("node2", 4), ("node3", 2)]
     assert_lawful(run, reference, head="node1")
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces
+@pytest.mark.timeout(240)
+def test_measured_shares_move_rows_and_the_next_plan_knows_the_speeds(desk: Desk, lab: Lab, reference: Run) -> None:
+    fixed = (desk.folder / "law.toml").read_text()
+    for node in ("node1", "node2", "node3"):  # other runs of the same model have left what they measured
+        shutil.rmtree(Path(lab.state.node(node).workdir) / "speeds", ignore_errors=True)
+    desk.write("auto.toml", fixed.replace("shares = { node1 = 6, node2 = 4, node3 = 2 }", 'shares = "auto"'))
+    run = desk.launch("auto.toml")
+    try:
+        run.wait_for_step(1, 6)
+        lab.fault("node2", "throttle=0.2")
+        run.wait_for_end(1, nodes=3, timeout_s=150)
+    finally:
+        lab.fault("node2", "throttle=off")
+    assert_lawful(run, reference, head="node1")
+    moved = [event["text"] for event in desk.json("status", run.name)["events"] if "of the tokens" in event["text"]]
+    assert "the speeds are measured now" in moved[0]
+    assert any("(node2) is" in text and "as slow as believed" in text for text in moved[1:]), moved
+
+    plan = desk.json("plan", "auto.toml", "--no-dry-run")
+    speeds = {rank["node"]: rank["speed"]["token_s"] for rank in plan["ranks"]}
+    assert plan["balance"] == "measured"
+    assert speeds["node2"] > 2 * max(speeds["node1"], speeds["node3"])
+    assert plan["time"]["is_measured"] and plan["time"]["hours"] > 0
 
 
 @pytest.mark.slow

@@ -280,3 +280,49 @@ def test_listen_and_dial() -> None:
         assert [entry.get("error") for entry in answer["links"]] == [None, None, "Connection refused"]
         process.stdin.close()
         assert process.wait(10) == 0, "it ends with its input"
+
+
+def test_rows_and_speeds_are_in_the_facts(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}')
+    asked = {"node": NODE, "workdir": str(tmp_path), "model": "org/My Model", "method": {"kind": "lora"}, "data": {"train": str(data)}}
+    answer = ask("facts", asked)
+    assert answers.fault("facts", answer) is None
+    assert (answer["data"]["train"]["rows"], answer["data"]["train"]["size_bytes"]) == (3, data.stat().st_size)
+    file = tmp_path / "speeds" / "my-model-lora.json"
+    assert answer["speeds"] == {"path": str(file), "found": False, "problem": None, "content": None}
+    file.parent.mkdir()
+    file.write_text('{"schema": 1, "token_s": NaN}')
+    answer = ask("facts", asked)
+    assert answers.fault("facts", answer) is None and answer["speeds"]["found"] and answer["speeds"]["content"]["schema"] == 1
+    assert ask("facts", {"node": NODE, "workdir": str(tmp_path)})["speeds"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "not a JSON object"), (b"[" * 100_000, "not JSON"), (b" " * (1 << 20) + b"{}", "far too large")],
+    ids=["empty", "half", "binary", "list", "deep", "large"],
+)
+def test_damaged_speeds_are_a_problem_and_no_crash(tmp_path: Path, content: bytes, problem: str) -> None:
+    file = tmp_path / "speeds" / "m-full.json"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    found = facts._speeds(str(tmp_path), "m", {"kind": "full"})
+    assert found["found"] and found["content"] is None and problem in found["problem"]
+    file.unlink()
+    file.mkdir()
+    assert facts._speeds(str(tmp_path), "m", {"kind": "full"})["problem"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.jsonl", "x\ny\n", 2), ("a.jsonl", "x\ny", 2), ("a.csv", "head\nx\ny\n", 2), ("a.txt", "one\none\n\ntwo\n", 2), ("a.json", "[]\n", None),
+        ("a.parquet", "PAR1", None), ("a.jsonl", "", None), ("a.csv", "head\n", None),
+    ],
+)  # fmt: skip
+def test_rows_of_a_file(tmp_path: Path, name: str, content: str, rows: int | None) -> None:
+    import hashlib
+
+    (tmp_path / name).write_text(content)
+    assert files.digest_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows)

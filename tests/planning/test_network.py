@@ -47,6 +47,8 @@ def test_auto_is_ddp_and_says_what_it_costs() -> None:
 def test_one_rank_sends_nothing_and_an_unknown_model_has_no_figures() -> None:
     assert "nothing goes over the wire" in network.verdict("ddp", LLAMA_8B, QLORA, "bf16", 1).because
     assert network.verdict("auto", None, None, "fp32", 3).value == "ddp"
+    one_machine = network.verdict("auto", LLAMA_8B, QLORA, "bf16", 2, machines=1).because
+    assert one_machine == "2 ranks on one machine: nothing goes over the LAN"
 
 
 @pytest.mark.parametrize(
@@ -74,5 +76,5 @@ def test_a_model_that_does_not_fit() -> None:
 
 
 def test_a_faster_wire() -> None:
-    choice = network.verdict("auto", LLAMA_8B, QLORA, "bf16", 3, bytes_per_s=1.176e9)
+    choice = network.verdict("auto", LLAMA_8B, QLORA, "bf16", 3, wire=network.Wire(1.176e9, True))
     assert "0.19 s per step" in choice.because and "1176 MB/s" in choice.because

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.config.cluster import Gpu, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
-from homelab.facts import Facts, GpuFacts
-from homelab.planning.shares import decide, node_shares, split, weights_from
+from homelab.planning.model import Choice
+from homelab.planning.rows import Rows
+from homelab.planning.shares import decide, node_shares, split
+from homelab.planning.speeds import Belief
+from homelab.worker.speed import Speed
+from tests.checks import healthy
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e15, allow_nan=False), min_size=1, max_size=12)
 
@@ -135,73 +138,53 @@ def test_an_absent_nodes_samples_go_to_the_others() -> None:
         node_shares(16, table, there)
 
 
-def node(name: str, *cards: str, speed: float | None = None) -> Node:
-    return Node(name=name, host=name, gpus=tuple(Gpu(model=card, vram_gb=8) for card in cards), speed=speed)
+def recipe(shares: Any, batch: int = 12) -> Recipe:
+    return healthy.recipe(train={"global_batch": batch, "steps": 1, "learning_rate": 1e-4, "seq_len": 100}, parallel={"shares": shares})
 
 
-def facts(name: str, *cards: str) -> Facts:
-    found = tuple(GpuFacts(index=index, name=card) for index, card in enumerate(cards))
-    return Facts(
-        node=name, time=time.time(), hostname=name, user="me", home="/home/me", workdir="/home/me/homelab", gpus=found
-    )
+def belief(**weights: float) -> Belief:
+    """Relative speeds alone, one rank per node."""
+    per_rank = {name: (weight,) for name, weight in weights.items()}
+    return Belief(per_rank, None, dict.fromkeys(weights, "owner"), Choice(subject="speeds", value="", because=""), {})
 
 
-def test_the_owners_speed_goes_first_and_is_shared_by_a_nodes_cards() -> None:
-    nodes = [node("tower", "RTX 3090", "RTX 3060", speed=3), node("laptop", "RTX 9999", speed=1.5)]
-    weights, choice = weights_from(nodes, {}, "cuda")
-    assert sum(weights["tower"]) == pytest.approx(3) and weights["tower"][0] > weights["tower"][1]
-    assert weights["laptop"] == (1.5,)
-    assert "cluster.toml" in choice.because and "laptop 1.5" in choice.value
-
-
-def test_the_table_by_what_the_node_says_of_itself() -> None:
-    nodes = [node("tower", "RTX 5070 Ti"), node("laptop", "RTX 4070")]
-    weights, choice = weights_from(nodes, {"laptop": facts("laptop", "NVIDIA GeForce RTX 4070 Laptop GPU")}, "cuda")
-    assert weights == {"tower": (87.9e12,), "laptop": (40.1e12,)}
-    assert "data sheet" in choice.because and "tower 88 TFLOPS" in choice.value
-
-
-def test_as_many_ranks_as_the_node_has_cards() -> None:
-    weights, _ = weights_from([node("tower", "RTX 3090")], {"tower": facts("tower", "RTX 3090", "RTX 3060")}, "cuda")
-    assert len(weights["tower"]) == 2
-
-
-def test_one_unknown_card_makes_all_equal() -> None:
-    weights, choice = weights_from([node("tower", "RTX 3090"), node("laptop", "RTX 9999")], {}, "cuda")
-    assert weights == {"tower": (1.0,), "laptop": (1.0,)}
-    assert "laptop" in choice.because and choice.value == "equal"
-
-
-def test_a_speed_that_only_some_have_is_not_mixed_with_data_sheets() -> None:
-    weights, choice = weights_from([node("tower", "RTX 3090", speed=2), node("laptop", "RTX 3060")], {}, "cuda")
-    assert weights["tower"] == (71e12,)
-    assert "ignored because laptop" in choice.because
-
-
-def test_cpus_are_equal_until_someone_says_more() -> None:
-    nodes = [node("tower", "RTX 3090", "RTX 3090"), node("laptop")]
-    assert weights_from(nodes, {}, "cpu")[0] == {"tower": (1.0,), "laptop": (1.0,)}
-    nodes = [node("tower", speed=3), node("laptop", speed=1)]
-    assert weights_from(nodes, {}, "cpu")[0] == {"tower": (3.0,), "laptop": (1.0,)}
-
-
-def recipe(shares: Any) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "model": {"name": "a/b"},
-            "data": {"train": "x.jsonl"},
-            "method": {"kind": "lora"},
-            "train": {"global_batch": 12, "steps": 1, "learning_rate": 1e-4},
-            "parallel": {"shares": shares},
-        }
-    )
+ROWS = Rows(100, 50.0, False, "a guess")
 
 
 def test_decide() -> None:
-    nodes = [node("tower", speed=3), node("laptop", speed=1)]
-    shares, choices = decide(recipe("auto"), nodes, {}, "cpu")
+    known = belief(tower=3, laptop=1)
+    shares, choices = decide(recipe("auto"), known, ROWS, "cpu")
     assert shares == (9, 3) and [choice.subject for choice in choices] == ["speeds", "shares"]
-    shares, choices = decide(recipe("equal"), nodes, {}, "cpu")
+    shares, choices = decide(recipe("equal"), known, ROWS, "cpu")
     assert shares == (6, 6) and [choice.subject for choice in choices] == ["shares"]
-    assert decide(recipe({"tower": 7, "laptop": 5, "closet": 0}), nodes, {}, "cpu")[0] == (7, 5)
-    assert decide(recipe({"tower": 4, "laptop": 4, "closet": 4}), nodes, {}, "cpu", absent=("closet",))[0] == (6, 6)
+    assert decide(recipe({"tower": 7, "laptop": 5, "closet": 0}), known, ROWS, "cpu")[0] == (7, 5)
+    assert decide(recipe({"tower": 4, "laptop": 4, "closet": 4}), known, ROWS, "cpu", absent=("closet",))[0] == (6, 6)
+
+
+def test_auto_with_known_speeds_is_what_the_worker_will_do() -> None:
+    """A fixed cost per step counts: the laptop needs as long for its optimizer as for four rows."""
+    speeds = {"tower": (Speed(0.0, 0.0, 0.01),), "laptop": (Speed(2.0, 0.0, 0.01),)}
+    known = replace(belief(tower=1, laptop=1), speeds=speeds)
+    assert decide(recipe("auto"), known, ROWS, "cpu")[0] == (8, 4)
+    assert decide(recipe("auto"), known, ROWS, "cpu") == decide(recipe("auto"), known, ROWS, "cpu")
+    assert decide(recipe("equal"), known, ROWS, "cpu")[0] == (6, 6)
+
+
+@given(
+    token_s=st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=5), step_s=st.floats(0, 100), extra=st.integers(0, 20), mean=st.floats(1, 100),
+    micro_batch=st.sampled_from(["auto", 1, 3]),
+)  # fmt: skip
+def test_expected_shares_sum_to_the_batch_and_everyone_works(token_s: list[float], step_s: float, extra: int, mean: float, micro_batch: Any) -> None:
+    speeds = {f"n{index}": (Speed(step_s * index, 0.01, cost),) for index, cost in enumerate(token_s)}
+    known = replace(belief(**dict.fromkeys(speeds, 1.0)), speeds=speeds)
+    wanted = healthy.recipe(
+        train={"global_batch": len(token_s) + extra, "steps": 1, "learning_rate": 1e-4, "seq_len": 100}, parallel={"micro_batch": micro_batch}
+    )
+    shares = decide(wanted, known, Rows(None, mean, False, ""), "cuda")[0]
+    assert sum(shares) == len(token_s) + extra and min(shares) >= 1
+
+
+def test_more_ranks_than_samples_in_auto() -> None:
+    known = replace(belief(a=1, b=1, c=1), speeds={name: (Speed(0.0, 0.0, 1.0),) for name in "abc"})
+    with pytest.raises(InputError, match="cannot feed 3 ranks"):
+        decide(recipe("auto", batch=2), known, ROWS, "cpu")

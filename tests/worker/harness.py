@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,8 +22,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def tiny_llama(folder: Path, *, seed: int = 0) -> Path:
-    """A random Llama (hidden 64, 2 layers) with a byte-level tokenizer and a chat template, made without any download."""
+def tiny_llama(folder: Path, *, seed: int = 0, hidden: int = 64, intermediate: int = 128, layers: int = 2) -> Path:
+    """A random Llama with a byte-level tokenizer and a chat template, made without any download."""
     if (folder / "config.json").is_file():
         return folder
     import torch
@@ -41,9 +42,9 @@ def tiny_llama(folder: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
@@ -181,6 +182,13 @@ def start_node(run: Path, attempt: int, places: Sequence[str], node: str, port: 
         "--rdzv-backend=static", f"--rdzv-id={run.name}-{attempt}", "--master-addr=127.0.0.1", f"--master-port={port}",
     ]  # fmt: skip
     return _popen(["-m", "torch.distributed.run", *torchrun], folder_of(run, node, places), attempt, node)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has bound just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def collect(run: Path, attempt: int, places: Sequence[str]) -> None:
@@ -336,3 +344,28 @@ def relative_error(found: dict[str, Any], expected: dict[str, Any]) -> float:
         size = float(expected[name].double().norm())
         worst = max(worst, float((found[name].double() - expected[name].double()).norm()) / max(size, 1e-12))
     return worst
+
+
+def whole_error(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """|found - expected| / |expected| of all tensors as one vector."""
+    assert set(found) == set(expected)
+    apart = sum(float((found[name].double() - expected[name].double()).norm()) ** 2 for name in expected)
+    size = sum(float(expected[name].double().norm()) ** 2 for name in expected)
+    return float((apart / size) ** 0.5)
+
+
+def first_gradient(run: Path) -> dict[str, Any]:
+    """The clipped gradient of step 1 up to a factor: Adam's first moment in the checkpoint after it. Parameters by number."""
+    import torch
+
+    optimizer = torch.load(run / "checkpoints" / "step-00000001" / "optimizer.pt")
+    return {str(number): state["exp_avg"] for number, state in optimizer["state"].items()}
+
+
+def samples(run: Path, attempt: int, ranks: int) -> dict[int, list[int]]:
+    """Step -> the data rows that were trained in it, over all ranks, sorted: a row that was trained twice stands there twice."""
+    found: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        for line in lines(run, attempt, rank, "samples.jsonl"):
+            found.setdefault(line["step"], []).extend(line["ids"])
+    return {step: sorted(ids) for step, ids in sorted(found.items())}

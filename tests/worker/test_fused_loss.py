@@ -68,7 +68,9 @@ def widest_result() -> Iterator[list[int]]:
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             for leaf in tree_leaves(result):
-                if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.shape[-2] == 32:  # the head's own weight, seen sideways
+                if (
+                    not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.shape[-2] == 32
+                ):  # the head's own weight, seen sideways
                     continue
                 if leaf.shape[-1] == VOCABULARY:
                     seen[0] = max(seen[0], leaf.numel())
@@ -122,11 +124,33 @@ def test_the_workers_own_checks_pass() -> None:
         assert model(input_ids=batch()["input_ids"]).logits.shape == (ROWS, LENGTH, VOCABULARY)
 
 
+def test_accelerate_may_wrap_and_unwrap_it() -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import extract_model_from_parallel
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    for kind in ("full", "lora"):
+        wanted = loss_and_gradients(tiny(kind, False, fused=False), 9)[0]
+        model = accelerator.prepare_model(tiny(kind, False, fused=True))
+        assert loss_and_gradients(model, 9)[0] == pytest.approx(wanted, rel=0.02)
+        bare = extract_model_from_parallel(model, keep_fp32_wrapper=False)
+        assert loss_and_gradients(bare, 9)[0] == pytest.approx(wanted, rel=1e-5)
+        assert bare(**batch()).logits is None, "still fused"
+
+
 def test_a_softcap_is_kept_and_an_unknown_loss_is_refused() -> None:
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     torch.manual_seed(0)
     gemma = transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(**small, vocab_size=VOCABULARY, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5)
+        transformers.Gemma2Config(
+            **small, vocab_size=VOCABULARY, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5
+        )
     )
     fused_loss.check(gemma, fused_loss.install(gemma, chunk=3))
     granite = transformers.GraniteForCausalLM(

@@ -1,0 +1,42 @@
+"""A dry run of the plan's training step on one node that can: the real model without its weights, as a check on the formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from homelab.config.recipe import Recipe
+from homelab.errors import HomelabError
+from homelab.facts import Facts
+from homelab.planning import dry_run
+from homelab.planning.model import Plan
+from homelab.planning.ranks import shape_of
+from homelab.remote.fanout import Fleet
+
+TIME_LIMIT_S = 60.0
+
+
+def improve(fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts], say: Callable[[str], None]) -> Plan:
+    """The plan with its memory as a dry run found it. Where none can be made, the plan as it is, with a warning when one was tried."""
+    if recipe.model is None or recipe.train is None or recipe.method is None:
+        return plan
+    shape, node = shape_of(recipe.model.name, facts), dry_run.able(facts, recipe)
+    wanted = dry_run.situations(plan, recipe)
+    if shape is None or node is None or not wanted:
+        return plan
+    say(f"dry run of a training step on {node}")
+    model = facts[node].model
+    assert model is not None
+    request = {
+        "config": model.config,
+        "method": recipe.method.model_dump(mode="json"),
+        "train": recipe.train.model_dump(mode="json"),
+        "situations": [dataclasses.asdict(one) for one in wanted],
+        "time_limit_s": TIME_LIMIT_S,
+    }
+    try:
+        answer = fleet.agent(node).ask("dry-run", request, timeout_s=TIME_LIMIT_S + 20)
+    except HomelabError as error:
+        text = f"no dry run on {node}, the memory is estimated by formulas: {error.message}"
+        return plan.model_copy(update={"warnings": (*plan.warnings, text)})
+    return dry_run.applied(plan, recipe, shape, node, wanted, answer["results"])

@@ -1,0 +1,141 @@
+"""What would change with another card in the cluster, or without a node: hypothetical machines for the planner. Runs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from homelab.config.cluster import Cluster, Gpu, Node
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError, did_you_mean
+from homelab.facts import Facts, GpuFacts
+from homelab.hardware import CARDS, Card, lookup
+from homelab.planning.ranks import card_count
+
+_WHERE = "--what-if"
+_ADD = re.compile(r"\+(?:(\d+)\s*x\s*)?(.+)")
+
+
+@dataclass(frozen=True)
+class Change:
+    """`card` and `count`: one more machine with so many of these cards. `node`: without this node."""
+
+    text: str
+    card: Card | None = None
+    count: int = 1
+    node: str | None = None
+
+
+def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Change, ...]:
+    """Read "+RTX3090", "+2xRTX3090" (one machine with two cards), "-laptop". Raises InputError for cards and nodes that are not known.
+
+    `device` is what the cluster trains on now.
+    """
+    found = []
+    names = [node.name for node in cluster.nodes]
+    for text in texts:
+        added = _ADD.fullmatch(text.strip())
+        if added is not None:
+            found.append(_added(text, int(added[1] or 1), added[2].strip(), device))
+        elif text.strip().startswith("-") and text.strip()[1:]:
+            name = text.strip()[1:]
+            if name not in names:
+                raise InputError(
+                    f'no node is named "{name}".{did_you_mean(name, names)}',
+                    where=f"{_WHERE} {text}",
+                    hint=f"the nodes are: {', '.join(names)}",
+                )
+            found.append(Change(text, node=name))
+        else:
+            near = f"+{text}" if lookup(text) else f"-{text}" if text in names else "+RTX3090"
+            raise InputError(
+                f'"{text}" says neither what comes nor what goes', where=_WHERE,
+                hint=f"--what-if {near} (+CARD: one more machine with it; -NODE: without this node)",
+            )  # fmt: skip
+    gone = {change.node for change in found}
+    if set(names) <= gone and not any(change.card for change in found):
+        raise InputError("nothing is left to train on", where=_WHERE, hint=f"keep one of: {', '.join(names)}")
+    return tuple(found)
+
+
+def device_of(cluster: Cluster, facts: Mapping[str, Facts]) -> str:
+    """What the cluster trains on now: "cuda" where any node has a card, else "cpu"."""
+    return "cuda" if any(card_count(node, facts) for node in cluster.nodes) else "cpu"
+
+
+def apply(changes: Sequence[Change], cluster: Cluster, facts: Mapping[str, Facts]) -> tuple[Cluster, dict[str, Facts]]:
+    """The cluster with these changes, and its facts: a new machine has all memory of its cards free, and 1 Gbit/s to the others."""
+    gone = {change.node for change in changes if change.node}
+    nodes = [node for node in cluster.nodes if node.name not in gone]
+    known = {name: facts[name] for name in facts if name not in gone}
+    for change in changes:
+        if change.card is None:
+            continue
+        name = _free_name(change.card, [node.name for node in cluster.nodes] + [node.name for node in nodes])
+        nodes.append(_machine(name, change.card, change.count, len(nodes)))
+        known[name] = _facts(name, change.card, change.count)
+    left_out = (*cluster.left_out, *(node.name for node in cluster.nodes if node.name in gone))
+    return cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), known
+
+
+def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:
+    """The recipe itself; where it divides the batch by a table, which no new machine can be in, with shares by speed."""
+    if isinstance(recipe.parallel.shares, str) or not any(change.card for change in changes):
+        return recipe
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"shares": "auto"})})
+
+
+def _added(text: str, count: int, name: str, device: str) -> Change:
+    card = lookup(name)
+    if card is None:
+        known = {known.name.replace(" ", "").lower(): known.name for known in CARDS}
+        near = did_you_mean(name.replace(" ", "").lower(), known)
+        for short, full in known.items():
+            near = near.replace(f'"{short}"', f'"{full}"')
+        raise InputError(
+            f'no data sheet here for a card named "{name}".{near}',
+            where=f"{_WHERE} {text}",
+            hint="a name like RTX 3090 or RTX 4070 Laptop",
+        )
+    if device == "cpu":
+        raise InputError(
+            f"this cluster trains on CPUs: with a {card.name} it would train on that card alone, and speeds of CPUs and cards are not compared",
+            where=f"{_WHERE} {text}", hint="--what-if -NODE tells what a node adds; for a card: a cluster file with nodes that have gpus = [...]",
+        )  # fmt: skip
+    if not 1 <= count <= 16:
+        raise InputError(
+            f"{count} cards in one machine", where=f"{_WHERE} {text}", hint=f"--what-if +2x{card.name.replace(' ', '')}"
+        )
+    return Change(text, card=card, count=count)
+
+
+def _free_name(card: Card, taken: Sequence[str]) -> str:
+    name = f"new-{card.name.replace(' ', '-')}"
+    return next(one for one in (name, *(f"{name}-{number}" for number in range(2, 1000))) if one not in taken)
+
+
+def _machine(name: str, card: Card, count: int, index: int) -> Node:
+    address = (
+        f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): nobody is ever dialled here
+    )
+    gpu = Gpu(model=card.name, vram_gb=card.memory_bytes / 2**30)
+    return Node(name=name, host=address, lan_address=address, interface="lan", gpus=(gpu,) * count)
+
+
+def _facts(name: str, card: Card, count: int) -> Facts:
+    cards = tuple(
+        GpuFacts(index=index, name=card.name, memory_total_bytes=card.memory_bytes, memory_used_bytes=0)
+        for index in range(count)
+    )
+    return Facts(
+        node=name,
+        time=0.0,
+        hostname=name,
+        user="",
+        home="/",
+        workdir="/homelab",
+        cpu_count=8,
+        nvidia_smi="ok",
+        gpus=cards,
+    )

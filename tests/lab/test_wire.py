@@ -1,0 +1,32 @@
+"""What preflight and plan measure between isolated nodes is the rate of their cables."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from homelab.config.load import load_cluster
+from homelab.control import gather
+from homelab.lab import Lab
+from homelab.remote.fanout import Fleet
+from tests.lab.conftest import needs_namespaces
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.namespaces]
+
+
+@needs_namespaces
+def test_the_rate_of_the_cables_is_measured(tmp_path: Path) -> None:
+    with (
+        Lab.up(tmp_path / "lab", nodes=3, backend="namespaces", rate="100mbit") as lab,
+        Fleet(load_cluster(lab.cluster_file)) as fleet,
+    ):
+        started = time.monotonic()
+        without = gather.evidence(fleet, recipe=None, material=[], port=29500, measure_wire=False)
+        assert without.throughputs == {} and len(without.links) > 6
+        between = time.monotonic()
+        seen = gather.evidence(fleet, recipe=None, material=[], port=29500)
+        assert time.monotonic() - between < between - started + 8, "bounded in time"
+    assert len(seen.throughputs) == 6, seen.links
+    assert all(6e6 < rate < 16e6 for rate in seen.throughputs.values()), seen.throughputs

@@ -1,0 +1,236 @@
+"""The dry run against the same step of the real thing on this CPU: weights from disk, bitsandbytes' NF4, torch's optimizer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from homelab.config.recipe import Method, Train  # noqa: E402
+from homelab.planning import memory  # noqa: E402
+from homelab.planning.architecture import from_config  # noqa: E402
+from homelab.worker import dryrun, tracker  # noqa: E402
+from homelab.worker.errors import WorkerError  # noqa: E402
+from homelab.worker.model import load_model  # noqa: E402
+from homelab.worker.task import Task  # noqa: E402
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 3000, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def method(kind: str, targets: Any = "all-linear") -> dict[str, Any]:
+    return {"kind": kind, "rank": 8, "alpha": 16, "dropout": 0.0, "targets": targets, "backend": "auto"}
+
+
+def train(seq_len: int, checkpointing: bool, fused: bool, optimizer: str = "adamw") -> dict[str, Any]:
+    return {
+        "seq_len": seq_len,
+        "gradient_checkpointing": checkpointing,
+        "fused_loss": fused,
+        "optimizer": optimizer,
+        "seed": 1,
+    }
+
+
+class RealStep:
+    """The optimizer itself, with its state made by a first step that changes nothing."""
+
+    def __init__(self, trainable: list[Any], settings: dict[str, Any], device: str) -> None:
+        if settings["optimizer"] == "adamw":
+            self.optimizer = torch.optim.AdamW(trainable, lr=0.0, foreach=False)
+        else:
+            import bitsandbytes
+
+            self.optimizer = bitsandbytes.optim.AdamW8bit(trainable, lr=0.0)
+        self.optimizer.step()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("small") / "llama"
+    torch.manual_seed(0)
+    known = {key: value for key, value in CONFIG.items() if key != "model_type"}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**known)).save_pretrained(place)
+    return place
+
+
+def really(folder: Path, how: dict[str, Any], settings: dict[str, Any], precision: str, rows: int, masked: bool) -> Any:
+    run = {"recipe": {"model": {"name": str(folder), "revision": None}, "method": how, "train": settings}}
+    plan = {"precision": precision, "device": "cpu"}
+    task = Task(run_dir=folder, attempt=1, node="here", rank=0, local_rank=0, world_size=1, run=run, plan=plan)
+    model = load_model(task, str(folder), lambda text: None)
+    tokens = torch.randint(0, CONFIG["vocab_size"], (rows, settings["seq_len"]))
+    batch = {"input_ids": tokens, "labels": tokens.clone()}
+    if masked:
+        batch["attention_mask"] = torch.ones_like(tokens)
+        batch["attention_mask"][0, -3:] = 0
+    return dryrun.follow(model, batch, how, settings, precision=precision, device="cpu", optimizer=RealStep)
+
+
+# (method, precision, tokens, rows, checkpointing, fused loss)
+GRID = [
+    ("full", "bf16", 96, 1, True, False),
+    ("full", "fp32", 96, 1, True, True),
+    ("full", "bf16", 320, 3, False, True),
+    ("full", "fp32", 320, 3, False, False),
+    ("lora", "bf16", 96, 1, True, True),
+    ("lora", "fp32", 96, 1, False, False),
+    ("lora", "bf16", 320, 3, True, True),
+    ("lora", "fp32", 320, 3, True, False),
+    ("qlora", "bf16", 96, 1, True, True),
+    ("qlora", "bf16", 320, 1, False, True),
+    ("qlora", "fp32", 320, 3, True, True),
+    ("qlora", "bf16", 320, 3, True, False),
+]
+
+
+def estimated(
+    how: dict[str, Any],
+    settings: dict[str, Any],
+    precision: str,
+    device: str,
+    rows: int,
+    config: dict[str, Any] = CONFIG,
+) -> int:
+    shape = from_config(config)
+    assert shape is not None
+    asked = {key: settings[key] for key in ("seq_len", "gradient_checkpointing", "fused_loss", "optimizer")}
+    found = memory.estimate(
+        shape, Method(kind=how["kind"], rank=how["rank"]), Train(global_batch=8, steps=1, learning_rate=1.0, **asked),
+        precision=precision, device=device, micro_batch=rows, world_size=1,
+    )  # fmt: skip
+    return sum(item.size_bytes for item in found if item.name in memory.SEEN_BY_A_DRY_RUN)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", GRID, ids=lambda case: "-".join(map(str, case)))
+def test_within_two_percent_of_the_real_step(folder: Path, monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
+    kind, precision, seq_len, rows, checkpointing, fused = case
+    for place in ("homelab.worker.fused_loss", "homelab.planning.memory"):
+        monkeypatch.setattr(f"{place}.CHUNK_LOGITS", 64 * CONFIG["vocab_size"])
+    how, settings = method(kind), train(seq_len, checkpointing, fused)
+    real = really(folder, how, settings, precision, rows, rows > 1)
+    dry = dryrun.dry_run(CONFIG, how, settings, device="cpu", precision=precision, micro_batch=rows, masked=rows > 1)
+    assert dry["peak_bytes"] == pytest.approx(real.peak_bytes, rel=0.02), (dry, real.items)
+    assert dry["at"] == real.at
+    assert sum(dry["items"].values()) == dry["peak_bytes"] and set(dry["items"]) <= set(memory.SEEN_BY_A_DRY_RUN)
+    assert estimated(how, settings, precision, "cpu", rows) == pytest.approx(dry["peak_bytes"], rel=0.10)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+def test_optimizer_state_is_that_of_the_real_one(folder: Path, optimizer: str) -> None:
+    how, settings = method("lora"), train(16, True, True, optimizer)
+    dry = dryrun.dry_run(CONFIG, how, settings, device="cpu", precision="fp32", micro_batch=1, masked=False)
+    real = really(folder, how, settings, "fp32", 1, False)
+    # bitsandbytes also keeps its tables of 256 values, once for each optimizer.
+    assert dry["items"][tracker.OPTIMIZER] == pytest.approx(real.items[tracker.OPTIMIZER], abs=10_000)
+
+
+@pytest.mark.timeout(60)
+def test_the_kernels_of_a_gpu() -> None:
+    config = CONFIG | {"num_hidden_layers": 2, "vocab_size": 64}
+    how = method("lora")
+
+    def peak(precision: str, masked: bool, device: str = "cuda", seq_len: int = 512) -> int:
+        settings = train(seq_len, False, False)
+        return dryrun.dry_run(config, how, settings, device=device, precision=precision, micro_batch=1, masked=masked)[
+            "peak_bytes"
+        ]
+
+    assert peak("bf16", True) > peak("bf16", False)
+    # No kernel takes grouped queries in fp32: the matrix of scores of every layer is kept.
+    assert peak("fp32", False) > peak("fp32", False, "cpu") + 2 * 4 * 512 * 512 * 4
+    for precision in ("bf16", "fp32"):
+        settings = train(512, False, False)
+        assert estimated(how, settings, precision, "cuda", 1, config) == pytest.approx(
+            peak(precision, False), rel=0.10
+        ), precision
+
+
+@pytest.mark.timeout(200)
+def test_asked_as_an_agent_asks() -> None:
+    about = {"device": "cuda", "precision": "bf16", "micro_batch": 2, "seq_len": 64, "masked": True}
+    question = {
+        "config": CONFIG,
+        "method": method("qlora"),
+        "train": train(8, True, True),
+        "situations": [about, about | {"seq_len": 128}],
+        "time_limit_s": 90,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "homelab.node", "dry-run"],
+        input=json.dumps(question) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=95,
+    )
+    results = json.loads(done.stdout)["results"]
+    assert (
+        len(results) == 2
+        and results[0]["peak_bytes"] < results[1]["peak_bytes"]
+        and results[0]["at"].startswith("aten.")
+    )
+    unknown = question | {"config": {"model_type": "no-such-kind"}}
+    done = subprocess.run(
+        [sys.executable, "-m", "homelab.node", "dry-run"],
+        input=json.dumps(unknown) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=95,
+    )
+    refusal = json.loads(done.stdout)["error"]
+    assert "no model can be built" in refusal["message"] and "--no-dry-run" in refusal["hint"]
+
+
+def test_the_tracker_by_hand() -> None:
+    kept = torch.zeros(1000)
+    with tracker.Tracker(7, rounding_bytes=512) as watch:
+        watch.hold([kept], tracker.BASE_WEIGHTS)
+        watch.hold([kept[:10]], tracker.GRADIENTS)  # the same storage: counted once
+        first = kept + 1
+        view = first[::2].t()
+        del first
+        with watch.making(tracker.OPTIMIZER):
+            second = view.clone()
+        del view
+        third = torch.empty(3, 7)
+        assert watch.live_bytes == 4096 + 2048 + 512
+        del second, third
+        assert watch.live_bytes == 4096
+    assert watch.peak_bytes == 4096 + 4096 + 2048 and watch.at == "aten.clone.default"
+    assert watch.items == {tracker.BASE_WEIGHTS: 4096, tracker.ACTIVATIONS: 4096, tracker.OPTIMIZER: 2048}
+
+
+def test_a_target_that_the_model_lacks_is_one_clear_error() -> None:
+    with pytest.raises(WorkerError, match="adapters do not fit"):
+        dryrun.dry_run(
+            CONFIG,
+            method("lora", ["no_such"]),
+            train(8, True, False),
+            device="cpu",
+            precision="fp32",
+            micro_batch=1,
+            masked=False,
+        )
+
+
+def test_one_constant_in_two_places() -> None:
+    """The planner must not import torch, the worker must not import the planner."""
+    from homelab.worker import fused_loss
+
+    assert fused_loss.CHUNK_LOGITS == memory.CHUNK_LOGITS
+    assert {getattr(tracker, name) for name in dir(tracker) if name.isupper()} == set(memory.SEEN_BY_A_DRY_RUN)
