@@ -140,7 +140,8 @@ def _items(
     assert recipe.train is not None and recipe.method is not None
     items = memory.estimate(
         shape, recipe.method, recipe.train.model_copy(update={"seq_len": wanted.seq_len}), precision=wanted.precision, device=wanted.device,
-        micro_batch=wanted.micro_batch, world_size=plan.world_size, masked=wanted.masked, held_by_others_bytes=held_bytes, measured=measured,
+        micro_batch=wanted.micro_batch, world_size=plan.world_size, masked=wanted.masked, compress=recipe.parallel.compress,
+        held_by_others_bytes=held_bytes, measured=measured,
     )  # fmt: skip
     return {item.name: item.size_bytes for item in items}
 

@@ -95,7 +95,8 @@ def needed_bytes(recipe: Recipe, situation: Situation, place: Place, *, tokens: 
     rows = asked if isinstance(asked, int) and tokens is None else 1
     items = memory.estimate(
         situation.shape, recipe.method, train, precision=situation.precision, device=situation.device, micro_batch=rows,
-        world_size=situation.world_size, masked=rows > 1 or _packed(recipe), held_by_others_bytes=place.held_bytes,
+        world_size=situation.world_size, masked=rows > 1 or _packed(recipe), compress=recipe.parallel.compress,
+        held_by_others_bytes=place.held_bytes,
     )  # fmt: skip
     return sum(item.size_bytes for item in items)
 

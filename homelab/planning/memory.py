@@ -24,6 +24,7 @@ BASE_WEIGHTS = "base weights"
 CASTED_WEIGHTS = "16-bit copies of the weights (autocast)"
 ADAPTERS = "adapters"
 GRADIENTS = "gradients"
+REMAINDER = "what PowerSGD has left out"
 OPTIMIZER = "optimizer"
 ACTIVATIONS = "saved activations"
 WORKING_SET = "one layer's working set"
@@ -85,13 +86,14 @@ def estimate(
     micro_batch: int,
     world_size: int,
     masked: bool | None = None,
+    compress: str = "none",
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> tuple[MemoryItem, ...]:
     """The items of one rank's peak, in bytes; items of nothing are left out.
 
     `micro_batch` is rows of `train.seq_len` tokens. `masked`: attention needs a mask, because rows are packed or of different length
-    (None: where there is more than one). `held_by_others_bytes` belongs here only when the sum is compared with all
+    (None: where there is more than one). `compress` as in the recipe's [parallel]. `held_by_others_bytes` belongs here only when the sum is compared with all
     memory of the card; compared with its free memory it is 0. `measured` maps an item's name (the constants of this module) to
     its measured bytes, which replace the estimate. Raises InputError for a LoRA target that the model lacks.
     """
@@ -113,6 +115,7 @@ def estimate(
         CASTED_WEIGHTS: casted,
         ADAPTERS: 0 if full else TRAINED_BYTES * trainable,
         GRADIENTS: TRAINED_BYTES * trainable,
+        REMAINDER: TRAINED_BYTES * trainable if compress == "powersgd" and world_size > 1 else 0,
         OPTIMIZER: optimizer_bytes(architecture, method, train, device),
         ACTIVATIONS: saved,
         WORKING_SET: working,
@@ -147,6 +150,7 @@ def largest_micro_batch(
     world_size: int,
     available_bytes: int,
     masked: bool | None = None,
+    compress: str = "none",
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> int:
@@ -166,6 +170,7 @@ def largest_micro_batch(
             micro_batch=rows,
             world_size=world_size,
             masked=masked,
+            compress=compress,
             held_by_others_bytes=held_by_others_bytes,
             measured=measured,
         )

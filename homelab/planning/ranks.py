@@ -64,6 +64,7 @@ def plan_ranks(
                 micro_batch=micro_batch,
                 world_size=len(slots),
                 masked=_masked(recipe, micro_batch),
+                compress=recipe.parallel.compress,
                 held_by_others_bytes=held,
             )
             estimate = MemoryEstimate(items=items, available_bytes=available)
@@ -178,6 +179,7 @@ def _micro_batch(
     most = memory.largest_micro_batch(
         shape, recipe.method, recipe.train, precision=precision, device=device, share=share, world_size=world_size,
         available_bytes=available, held_by_others_bytes=held, masked=True if _masked(recipe, 1) else None,
+        compress=recipe.parallel.compress,
     )  # fmt: skip
     if device == "cpu":
         return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"

@@ -79,3 +79,9 @@ def test_a_loss_that_balances_experts_is_said_where_it_is_added() -> None:
     assert law(with_config(**EXPERTS)) == [], "transformers adds it on request only"
     assert law(with_config(**{**EXPERTS, "router_aux_loss_coef": 0.0}, output_router_logits=True)) == []
     assert law(with_config(output_router_logits=True)) == [], "no experts"
+
+
+def test_eight_bit_states_are_said() -> None:
+    train = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3, "optimizer": "adamw_8bit"}
+    (line,) = law(healthy.cpu(), train=train)
+    assert "8 bits" in line and "1e-4" in line

@@ -199,3 +199,9 @@ def test_a_full_training_peaks_in_the_optimizers_step_on_a_gpu() -> None:
     moving = sum(found.get(name, 0) for name in memory.MOVING)
     assert moving == 4 * SMOL.total, "the roots of all second moments"
     assert memory.STEP not in items(SMOL, LORA, settings)
+
+
+def test_powersgd_holds_one_more_gradient() -> None:
+    plain, compressed = items(SMOL, FULL, train()), items(SMOL, FULL, train(), compress="powersgd")
+    assert compressed == {**plain, memory.REMAINDER: plain[memory.GRADIENTS]}
+    assert items(SMOL, FULL, train(), compress="powersgd", world_size=1) == items(SMOL, FULL, train(), world_size=1)
