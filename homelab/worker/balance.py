@@ -15,20 +15,19 @@ from homelab.worker.meter import PASS_TOKENS
 from homelab.worker.sampler import Limits
 from homelab.worker.speed import Speed
 
-WORTH = 0.03  # ranks that finish further apart than this are worth a new assignment
-WORTH_AT_ONCE = 0.15  # and those need not wait for the calm after the last one
-CALM_STEPS = 3
+WORTH_TELLING = 0.05  # ranks that would finish further apart than this by the speeds last told are an event
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank says of itself after a step: its measured speed, the tokens of this step's passes, their seconds as believed and
-    as measured, and the standard error of the measurement relative to it. Sent around as numbers.
+    """What one rank says of itself after a step: its measured speed, the tokens of this step's passes, their seconds by the speed
+    last told and as measured, and the standard error of the measurement relative to it (infinite: too few steps). Sent around as
+    numbers.
     """
 
     speed: Speed
     tokens: int
-    believed_s: float
+    told_s: float
     measured_s: float
     noise: float
 
@@ -39,7 +38,7 @@ class Report:
             self.speed.micro_batch_s,
             self.speed.token_s,
             self.tokens,
-            self.believed_s,
+            self.told_s,
             self.measured_s,
             self.noise,
         ]
@@ -76,7 +75,7 @@ class Balance:
         known = [speed for speed in speeds if speed is not None]
         self.guessed = len(known) < len(shares)
         self.speeds = tuple(from_share(share) for share in shares) if self.guessed else tuple(known)
-        self._calm = CALM_STEPS
+        self.told = self.speeds  # as the last event, or the plan, says
 
     def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
         """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""
@@ -88,20 +87,25 @@ class Balance:
         return sampler.micro_batches(range(len(lengths)), lengths, self.speeds[rank], self.limits[rank])
 
     def update(self, reports: Sequence[Report | None]) -> Change | None:
-        """Believe what was measured where the ranks would finish further apart than is worth it; the Change, if there is one.
+        """Believe what was measured, from the next step on; the Change where it is one worth telling.
 
-        A slowdown that all ranks share moves nothing. Before all ranks have measured something, nothing is compared.
+        Small corrections come with every step. A Change is when the ranks would finish further apart by the speeds last told than
+        noise explains; a slowdown that all ranks share is none. Speeds of an earlier run are believed until every rank has measured
+        more than a step or two of its own.
         """
-        self._calm += 1
         told = [report for report in reports if report is not None]
         if not self.measured or len(told) < len(self.speeds):
             return None
-        ratios = [report.measured_s / report.believed_s for report in told]
-        common = sum(report.measured_s for report in told) / sum(report.believed_s for report in told)
-        worst = max(range(len(ratios)), key=lambda rank: (abs(ratios[rank] / common - 1), -rank))
-        apart = abs(ratios[worst] / common - 1)
-        doubt = 2 * told[worst].noise
-        if not self.guessed and (apart < WORTH + doubt or (apart < WORTH_AT_ONCE + doubt and self._calm < CALM_STEPS)):
+        if not self.guessed and any(math.isinf(report.noise) for report in told):
+            return None
+        self.speeds = tuple(report.speed for report in told)
+        ratios = [report.measured_s / report.told_s for report in told]
+        common = sum(report.measured_s for report in told) / sum(report.told_s for report in told)
+        apart = max(
+            abs(ratio / common - 1) - (0 if self.guessed else 2 * report.noise)
+            for ratio, report in zip(ratios, told, strict=True)
+        )
+        if not self.guessed and apart < WORTH_TELLING:
             return None
         if self.guessed:
             because = "the speeds are measured now"
@@ -110,9 +114,8 @@ class Balance:
             changed = max(range(len(ratios)), key=lambda rank: (abs(math.log(ratios[rank])), -rank))
             ratio = ratios[changed]
             because = f"{self.names[changed]} is {max(ratio, 1 / ratio):.2f} times as {'slow' if ratio > 1 else 'fast'} as believed"
-        self.speeds = tuple(report.speed for report in told)
+        self.told = self.speeds
         self.guessed = False
-        self._calm = 0
         rates = [report.tokens / report.measured_s for report in told]
         return Change(because, self.speeds, tuple(rate / sum(rates) for rate in rates))
 

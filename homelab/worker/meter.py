@@ -80,10 +80,10 @@ class Meter:
 
     @property
     def noise(self) -> float:
-        """Standard error of the pace relative to it; 0 where a single step is all there is."""
+        """Standard error of the pace relative to it; infinite where there are too few steps to tell."""
         paces = [step.pace(self.pass_tokens) for step in self._steps]
-        if len(paces) < 2:
-            return 0.0
+        if len(paces) < RECENT_STEPS:
+            return math.inf
         return statistics.stdev(paces) / statistics.fmean(paces) / math.sqrt(len(paces))
 
 

@@ -5,7 +5,7 @@ slice of that order. Which rank computes which rows of the slice depends on shar
 
     order of epoch e       permutation(seed, e, rows)
     step s (from 0)        epoch s // steps_per_epoch, slice number s % steps_per_epoch of `global_batch` rows
-    rows -> ranks          assign(): longest first, to the rank that would finish soonest
+    rows -> ranks          assign(): so that all ranks finish together, neighbours in length together
     rows -> micro-batches  micro_batches(): longest together, at the least cost
 """
 
@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homelab.worker.speed import Speed
+
+_BISECTIONS = 8  # of the time in which all ranks can end; the range is about a fifth of it
+_CLOSE = 0.002
 
 
 @functools.lru_cache(maxsize=2)
@@ -85,18 +88,32 @@ def assign(
 ) -> list[list[int]]:
     """For each rank, the positions in `lengths` (tokens of each row of a global batch) that it computes, longest first.
 
-    Rows go longest first to the rank that would finish soonest (the rule of list scheduling on uniform machines: Graham 1969,
-    Gonzalez, Ibarra and Sahni 1977). What a row costs is what it adds: its tokens in a pass of its own, or padded to the longest
-    row of the open pass. `rows_of` fixes the number of rows of every rank; without it only speed decides, and a rank that
-    would get nothing takes the shortest row it can, or its speed could not be measured. Ties go to the earlier row and the
-    lower rank, so every rank computes the same answer. A row that no rank takes goes to those that take the longest rows.
+    `rows_of` fixes the number of rows of every rank; without it only speed decides: the better of two ways, by what the slowest
+    rank will need, padding included. A rank that would get nothing takes the shortest row it can, or its speed could not be
+    measured. Ties go to the earlier row and the lower rank, so every rank computes the same answer. A row that no rank takes goes
+    to those that take the longest rows.
     """
     assert len(speeds) == len(limits) and (rows_of is None or sum(rows_of) == len(lengths))
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    found = _soonest(lengths, order, speeds, limits, rows_of)
+    if rows_of is None and len(speeds) > 1:
+        found = _neighbours(lengths, order, speeds, limits, found)
+        if len(lengths) >= len(speeds):
+            _feed_idle(lengths, limits, found)
+    return found
+
+
+def _soonest(
+    lengths: Sequence[int], order: Sequence[int], speeds: Sequence[Speed], limits: Sequence[Limits], rows_of: Sequence[int] | None
+) -> list[list[int]]:  # fmt: skip
+    """Rows longest first to the rank that would finish soonest (list scheduling on uniform machines: Graham 1969, Gonzalez, Ibarra
+    and Sahni 1977). What a row costs is what it adds: its tokens in a pass of its own, or padded to the longest row of the open pass.
+    """
     left = None if rows_of is None else list(rows_of)
     finish = [speed.step_s for speed in speeds]
     open_pass = [(0, 0)] * len(speeds)  # (rows, longest) of the pass that the next row may join
     rows: list[list[int]] = [[] for _ in speeds]
-    for position in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+    for position in order:
         length = lengths[position]
         able = [rank for rank in range(len(speeds)) if left is None or left[rank]]
         able = [rank for rank in able if limits[rank].takes(length)] or _roomiest(able, limits)
@@ -107,17 +124,70 @@ def assign(
         rows[rank].append(position)
         if left is not None:
             left[rank] -= 1
-    if left is None and len(lengths) >= len(speeds):
-        for idle in (rank for rank in range(len(speeds)) if not rows[rank]):
-            givers = [
-                rank
-                for rank in range(len(speeds))
-                if len(rows[rank]) > 1 and limits[idle].takes(lengths[rows[rank][-1]])
-            ]
-            if givers:
-                giver = min(givers, key=lambda rank: (lengths[rows[rank][-1]], -finish[rank], rank))
-                rows[idle].append(rows[giver].pop())
     return rows
+
+
+def _neighbours(
+    lengths: Sequence[int], order: Sequence[int], speeds: Sequence[Speed], limits: Sequence[Limits], other: list[list[int]]
+) -> list[list[int]]:  # fmt: skip
+    """Each rank a run of rows that are neighbours in length, where the slowest rank then ends before that of `other`; else `other`.
+
+    Rows of like length share passes with little padding: with lengths as different as those of chats, three ranks came to 0.97
+    of their speeds alone, and to 0.87 where every rank had rows of all lengths (simulated from measured costs). Ranks that take
+    the longest rows come first, the faster of them before the slower. The time in which all can end is found by bisection.
+    """
+    ranks = sorted(
+        range(len(speeds)), key=lambda rank: (-(limits[rank].row_tokens or math.inf), speeds[rank].token_s, rank)
+    )
+    ordered = [lengths[position] for position in order]
+
+    def runs(most_s: float) -> list[list[int]] | None:
+        rows: list[list[int]] = [[] for _ in speeds]
+        at = 0
+        for rank in ranks:
+            end = at + _longest_prefix(ordered[at:], speeds[rank], limits[rank], most_s)
+            rows[rank] = list(order[at:end])
+            at = end
+        return rows if at == len(order) else None
+
+    best, high = other, max(_passes_s(rows, lengths, speeds[rank], limits[rank]) for rank, rows in enumerate(other))
+    low = (sum(lengths) + sum(speed.step_s / speed.token_s for speed in speeds)) / sum(
+        1 / speed.token_s for speed in speeds
+    )
+    for _ in range(_BISECTIONS):
+        if high - low <= _CLOSE * high:
+            break
+        middle = (low + high) / 2
+        found = runs(middle)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
+
+
+def _longest_prefix(ordered: Sequence[int], speed: Speed, limits: Limits, most_s: float) -> int:
+    """How many of these rows, longest first, one rank can compute within `most_s`."""
+    if ordered and not limits.takes(ordered[0]):
+        return 0
+    best = [speed.step_s]
+    for end in range(1, len(ordered) + 1):
+        seconds, _ = _last_pass(ordered, end, best, speed, limits)
+        if seconds > most_s:
+            return end - 1
+        best.append(seconds)
+    return len(ordered)
+
+
+def _feed_idle(lengths: Sequence[int], limits: Sequence[Limits], rows: list[list[int]]) -> None:
+    """Ranks without a row take the shortest one that another rank can spare."""
+    for idle in (rank for rank in range(len(rows)) if not rows[rank]):
+        givers = [
+            rank for rank in range(len(rows)) if len(rows[rank]) > 1 and limits[idle].takes(lengths[rows[rank][-1]])
+        ]
+        if givers:
+            giver = min(givers, key=lambda rank: (lengths[rows[rank][-1]], rank))
+            rows[idle].append(rows[giver].pop())
 
 
 def _roomiest(ranks: Sequence[int], limits: Sequence[Limits]) -> list[int]:
@@ -143,16 +213,11 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], speed: Speed, lim
     shows at once.
     """
     order = sorted(range(len(rows)), key=lambda i: (-lengths[i], i))
+    ordered = [lengths[i] for i in order]
     best = [0.0]
     cut_at = [0]
-    for end in range(1, len(order) + 1):
-        choices = []
-        for start in range(end - 1, -1, -1):
-            longest = lengths[order[start]]
-            if not limits.holds(end - start, longest):
-                break
-            choices.append((best[start] + speed.micro_batch_s + speed.token_s * longest * (end - start), start))
-        seconds, start = min(choices)
+    for end in range(1, len(ordered) + 1):
+        seconds, start = _last_pass(ordered, end, best, speed, limits)
         best.append(seconds)
         cut_at.append(start)
     passes: list[list[int]] = []
@@ -161,6 +226,32 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], speed: Speed, lim
         passes.insert(0, [rows[i] for i in order[cut_at[end] : end]])
         end = cut_at[end]
     return passes
+
+
+def _passes_s(rows: Sequence[int], lengths: Sequence[int], speed: Speed, limits: Limits) -> float:
+    """Seconds of a step with these rows (positions in `lengths`, longest first), cut at the least cost."""
+    ordered = [lengths[row] for row in rows]
+    best = [speed.step_s]
+    for end in range(1, len(ordered) + 1):
+        best.append(_last_pass(ordered, end, best, speed, limits)[0])
+    return best[-1]
+
+
+def _last_pass(
+    ordered: Sequence[int], end: int, best: Sequence[float], speed: Speed, limits: Limits
+) -> tuple[float, int]:
+    """(least seconds of the first `end` rows, where their last pass begins), given those of all fewer rows."""
+    shortest = ordered[end - 1]
+    least, cut = math.inf, end - 1
+    for start in range(end - 1, -1, -1):
+        longest = ordered[start]
+        # The shortest row alone would cost less than its padding here, and from here on rows only get longer.
+        if not limits.holds(end - start, longest) or speed.token_s * (longest - shortest) > speed.micro_batch_s:
+            break
+        seconds = best[start] + speed.micro_batch_s + speed.token_s * longest * (end - start)
+        if seconds <= least:
+            least, cut = seconds, start
+    return least, cut
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -179,8 +179,8 @@ class ShareTrainer(Trainer):
         if speed is None:
             return [0.0] * 7
         tokens = item.pass_tokens or [batch["input_ids"].numel() for batch in item.micro_batches]
-        believed = self.train_dataset.balance.speeds[self.task.rank]
-        return Report(speed, sum(tokens), believed.seconds(tokens), speed.seconds(tokens), self.meter.noise).numbers()
+        told = self.train_dataset.balance.told[self.task.rank]
+        return Report(speed, sum(tokens), told.seconds(tokens), speed.seconds(tokens), self.meter.noise).numbers()
 
     def step_done(self) -> None:
         """The optimizer has stepped: what this step cost, for the next one's report."""

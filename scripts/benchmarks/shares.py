@@ -1,14 +1,14 @@
 """How much of three unequal nodes' speed a run gets, and what others get: tokens per second over the sum of the three solo runs'.
 
-Three practice nodes of 0.6, 0.3 and 0.2 core train a small Llama with LoRA, 60 rows per step, on rows of equal and of very different
+Three practice nodes of 0.6, 0.3 and 0.2 core train a small Llama with LoRA, 84 rows per step, on rows of equal and of very different
 length. What is counted are tokens without padding, by the benchmark itself, from the row ids that every rank writes down and the
-times of rank 0, between the ends of two steps after the first ones. Every step must hold 60 different rows.
+times of rank 0, between the ends of two steps after the first ones. Every step must hold 84 different rows.
 
 auto_over_sum_*                       homelab, shares = "auto"
 equal_over_sum_*                      homelab, shares = "equal"
 rows_over_sum_varying_length          homelab's worker, rows dealt by their number in proportion to the solo speeds (rows_by_count.py)
 hf_rebalance_over_sum_varying_length  the plain Hugging Face Trainer with its batch_rebalance (hf_rebalance.py)
-after_throttle_over_sum               "auto", from 20 steps after the fastest node was slowed down to a third, over the new sum
+after_throttle_over_sum               "auto", 14 to 20 steps after the fastest node was slowed down to a third, over the new sum
 eta_error_percent                     what `homelab status` says at a fifth of the steps, against when it was done
 plan_error_percent                    what `homelab plan` says before the run, from speeds measured in earlier ones, against that
 
@@ -43,9 +43,9 @@ _ENDLESS = 100_000  # steps of a run that is stopped
 _SETTLE, _STEPS = 2, 6  # steps before the window, and in it
 _SETTLE_AUTO, _STEPS_AUTO = 8, 10
 _RUN_STEPS = 25  # of the run that goes to its end, with a forecast at a fifth
-_SOLO_STEPS = 4  # of the slowest node; the others do more in the same time
+_SOLO_STEPS = 3  # of the slowest node; the others do more in the same time
 _SOLO_STEPS_FIRST, _SOLO_STEPS_SLOWED = 6, 3  # of the node that is throttled, before and after
-_STEPS_AFTER = 20  # between the throttle and the window
+_STEPS_AFTER = 14  # between the throttle and the window, which ends 20 steps after it
 _THROTTLED, _THIRD = "node1", 3
 _EQUAL, _VARYING = material.DATA
 _NOTE = f"""
@@ -215,7 +215,7 @@ class Bench:
         return self._measure(self._start_text("hf_rebalance.toml", text), "hf_rebalance", _VARYING, _SETTLE, _STEPS)
 
     def throttle(self) -> float:
-        """Varying lengths with "auto"; one node is slowed down; tokens per second from 20 steps later."""
+        """Varying lengths with "auto"; one node is slowed down; tokens per second 14 to 20 steps later."""
         run = self._start("throttle", _VARYING, "auto", _ENDLESS)
         self.nodes.wait_for_step(run, _SETTLE_AUTO // 2)
         self._slow_down()

@@ -52,8 +52,8 @@ class Cluster:
             if speed is None:
                 reports.append(None)
             else:
-                believed = self.balance.speeds[rank].seconds(tokens)
-                reports.append(Report(speed, sum(tokens), believed, speed.seconds(tokens), self.meters[rank].noise))
+                told = self.balance.told[rank].seconds(tokens)
+                reports.append(Report(speed, sum(tokens), told, speed.seconds(tokens), self.meters[rank].noise))
             self.meters[rank].observe(passes, true.step_s)
         change = self.balance.update([Report.of(report.numbers()) if report else None for report in reports])
         if change:
@@ -152,7 +152,7 @@ def test_the_meter_passes_over_the_warm_up_and_steps_without_rows() -> None:
     meter.observe([], 1.0)
     assert meter.speed is None
     meter.observe([(100, 1.0)], 1.0)
-    assert meter.speed is not None and meter.noise == 0.0
+    assert meter.speed is not None and math.isinf(meter.noise)
 
 
 def test_one_disturbed_step_is_not_a_new_pace() -> None:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 SEQ_LEN = 512
-GLOBAL_BATCH = 60
+GLOBAL_BATCH = 84
 # Hugging Face's Trainer takes global_batch = ranks x rows per pass x accumulated passes: 3 x 4 x 5.
 PASS_ROWS = 4
 ROWS = 1800
