@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from homelab.runs.reply import Metric
 
 WINDOW_STEPS = 20
+_FEW_STEPS = 3
 _WARM_UP_STEPS = 2  # the first steps of a process are slower than all others
 
 
-def eta_s(lines: Sequence[Metric], step: int, total: int | None) -> float | None:
+def eta_s(lines: Sequence[Metric], step: int, total: int | None, step_tokens: float | None = None) -> float | None:
     """Seconds to the end: the remaining steps at the pace of the last ones, and what has come between steps so far.
 
-    `lines` are metrics of all ranks in order. The pace is that of the newest attempt since rows last moved between ranks: what came
-    before says nothing about the steps to come. A step takes as long as its slowest rank; one hiccup and one lucky step do not
-    count. Saving and evaluating come between steps. None while no step is done.
+    `lines` are metrics of all ranks in order. The pace is that of the newest attempt since rows last moved between ranks (once a few
+    steps are done): what came before says nothing about the steps to come. A step takes as long as its slowest rank; one hiccup
+    and one lucky step do not count. Steps hold unequal numbers of tokens: where `step_tokens`, those of a typical step, are known,
+    the pace is per token. Saving and evaluating come between steps. None while no step is done.
     """
     if total is None:
         return None
@@ -26,12 +29,22 @@ def eta_s(lines: Sequence[Metric], step: int, total: int | None) -> float | None
     if not train:
         return None
     slowest: dict[int, float] = {}
+    tokens: dict[int, int] = {}
     for line in train:
         slowest[line.step] = max(slowest.get(line.step, 0.0), line.step_s or 0.0)
+        tokens[line.step] = tokens.get(line.step, 0) + (line.tokens or 0)
+    ranks = len({line.rank for line in train})
+    whole = {number for number, count in Counter(line.step for line in train).items() if count == ranks}
     moved = max((line.step for line in lines if line.kind == "shares" and line.attempt == attempt), default=0)
-    steps = sorted(slowest)
-    settled = [number for number in steps[_WARM_UP_STEPS:] if number > moved] or steps[-1:]
-    pace = _mean_without_extremes([slowest[number] for number in settled[-WINDOW_STEPS:]])
+    warm = sorted(slowest)[_WARM_UP_STEPS:] or [max(slowest)]
+    since = [number for number in warm if number > moved]
+    settled = (since if len(since) >= _FEW_STEPS else warm)[-WINDOW_STEPS:]
+    # Of the newest step the lines of some ranks may still be missing.
+    counted = [number for number in settled if number in whole and tokens[number]]
+    if step_tokens and counted:
+        pace = step_tokens * _mean_without_extremes([slowest[number] / tokens[number] for number in counted])
+    else:
+        pace = _mean_without_extremes([slowest[number] for number in settled])
     return max(0, total - step) * (pace + _between_s(train, slowest))
 
 

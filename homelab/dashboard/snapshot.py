@@ -153,7 +153,7 @@ def build(
         step=step,
         loss=history[-1].loss if history else None,
         eval_losses=_evaluations(lines),
-        eta_s=eta.eta_s(lines, step, total) if state == "running" else None,
+        eta_s=eta.eta_s(lines, step, total, next((beat.step_tokens for beat in beats if beat.step_tokens), None)) if state == "running" else None,
         tokens_per_s=sum(rates) if rates else None,
         loss_history=history,
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),

@@ -40,6 +40,7 @@ class Heartbeat(Loose):
     phase: str = "starting"  # starting | loading | training | saving | evaluating | done
     step: int = 0
     total_steps: int | None = None
+    step_tokens: float | None = None
     pid: int | None = None
 
 
@@ -53,6 +54,7 @@ class Metric(Loose):
     step: int = 0
     loss: float | None = None
     eval_loss: float | None = None
+    tokens: int | None = None
     tokens_per_s: float | None = None
     compute_s: float | None = None
     communication_s: float | None = None

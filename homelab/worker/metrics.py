@@ -23,6 +23,7 @@ class Recorder:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.total_steps = 0
+        self.step_tokens = 0.0  # of all ranks together, in a typical step
         self.step = task.resume_step
         self._noted: set[str] = set()
         task.rank_dir.mkdir(parents=True, exist_ok=True)
@@ -36,6 +37,7 @@ class Recorder:
             "phase": phase,
             "step": self.step,
             "total_steps": self.total_steps,
+            "step_tokens": self.step_tokens,
         }
         replace_text(self.task.rank_dir / "heartbeat.json", json.dumps(beat))
 

@@ -84,6 +84,8 @@ class Run:
             recorder.note(note)
         steps = total_steps(task, len(data.train))
         recorder.total_steps = steps
+        per_epoch = sampler.steps_per_epoch(len(data.train), int(task.section("train")["global_batch"]))
+        recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
         ranks.claim_device(task)
         model = load_model(task, path, recorder.note)
         ranks.connect(task)
