@@ -2,8 +2,8 @@
 
     get_train_dataloader  one item = this rank's micro-batches of one optimizer step; never prepared by accelerate, which would
                           shard it again. The run is one Trainer epoch of max_steps items, so resuming is skipping items.
-    get_batch_samples     counts the tokens that carry loss over all micro-batches and all ranks, in one collective
-    training_step         all micro-batches, gradients synchronised only in the last
+    get_batch_samples     the tokens that carry loss over all micro-batches and all ranks, which every rank can count by itself
+    training_step         all micro-batches, gradients synchronised only in the last; one more collective for losses, counts and speeds
 
 The model divides each micro-batch's summed cross entropy by that global count (`num_items_in_batch`), `compute_loss` multiplies by
 the number of ranks (`average_tokens_across_devices`), DDP averages over ranks: the gradient is the sum over all tokens divided by
@@ -135,17 +135,10 @@ class ShareTrainer(Trainer):
         assert num_batches == 1
         self.clock.begin()
         item = next(epoch_iterator)
-        counted = sum(loss_tokens(batch) for batch in item.micro_batches)
-        total = int(sum(values[0] for values in self.clock.gather([counted])))
-        if total != item.loss_tokens:
-            raise TrainingError(
-                f"the ranks do not train on the same global batch: {total} tokens with loss instead of {item.loss_tokens}",
-                where=f"step {item.step + 1}, rank {self.task.rank}",
-                hint="the nodes hold different data or tokenizers: compare the files named in run.json, then launch again",
-            )
         self.item = item
-        # A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
-        return [item], torch.tensor(max(total, 1), device=device)
+        # Every rank has all rows and counts the whole batch by itself; that they agree is seen with the losses, before the
+        # weights are touched. A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
+        return [item], torch.tensor(max(item.loss_tokens, 1), device=device)
 
     def training_step(
         self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
@@ -160,18 +153,31 @@ class ShareTrainer(Trainer):
             summed += loss.detach()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
-        mine = [float(summed) / self.accelerator.num_processes, self._waited_s, *self._report(inputs)]
-        everyone = self.clock.gather(mine)
+        counted = sum(loss_tokens(batch) for batch in inputs.micro_batches)
+        mine = [float(summed) / self.accelerator.num_processes, counted, inputs.loss_tokens, self._waited_s]
+        everyone = self.clock.gather([*mine, *self._report(inputs)])
+        self._check_batch([int(values[1]) for values in everyone], [int(values[2]) for values in everyone])
         losses = [values[0] for values in everyone]
-        self.reports = [Report.of(values[2:]) for values in everyone]
+        self.reports = [Report.of(values[4:]) for values in everyone]
         self.change = self.train_dataset.balance.update(self.reports)
         if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
-            self.sync_s.append(min(values[1] for values in everyone))
+            self.sync_s.append(min(values[3] for values in everyone))
         self.step_loss = sum(losses)
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:
             raise self.not_a_number("the loss", bad)
         return summed.to(torch.float32)
+
+    def _check_batch(self, counted: list[int], expected: list[int]) -> None:
+        """All ranks must have made the same global batch, and their parts must be the whole of it."""
+        if set(expected) != {sum(counted)}:
+            assert self.item is not None
+            wanted = ", ".join(str(tokens) for tokens in sorted(set(expected)))
+            raise TrainingError(
+                f"the ranks do not train on the same global batch: {sum(counted)} tokens with loss instead of {wanted}",
+                where=f"step {self.item.step + 1}, rank {self.task.rank}",
+                hint="the nodes hold different data or tokenizers: compare the files named in run.json, then launch again",
+            )
 
     def _report(self, item: StepItem) -> list[float]:
         """This rank's speed and how this step compares with what was believed of it, for the others."""

@@ -41,7 +41,7 @@ from homelab.worker import sampler
 
 _ENDLESS = 100_000  # steps of a run that is stopped
 _SETTLE, _STEPS = 2, 6  # steps before the window, and in it
-_SETTLE_AUTO, _STEPS_AUTO = 8, 10
+_SETTLE_AUTO, _STEPS_AUTO = 6, 10
 _RUN_STEPS = 25  # of the run that goes to its end, with a forecast at a fifth
 _SOLO_STEPS = 3  # of the slowest node; the others do more in the same time
 _SOLO_STEPS_FIRST, _SOLO_STEPS_SLOWED = 6, 3  # of the node that is throttled, before and after
