@@ -166,3 +166,19 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, 
     assert ask(run) == (0, '{"answer": "abab"}\n'), "the newest checkpoint answers while there is no final/"
     code, said = ask(tmp_path)
     assert code == 2 and said.startswith("error: this is no run")
+
+
+def test_ranks_that_made_another_global_batch_stop_before_the_weights_change() -> None:
+    """Their data or tokenizers differ: each rank counts the whole batch and its own part."""
+    from types import SimpleNamespace
+    from typing import Any
+
+    from homelab.worker.errors import TrainingError
+    from homelab.worker.trainer import ShareTrainer
+
+    trainer: Any = SimpleNamespace(item=SimpleNamespace(step=6), task=SimpleNamespace(rank=1))
+    ShareTrainer._check_batch(trainer, [70, 30], [100, 100])
+    for counted, expected in (([70, 31], [100, 100]), ([70, 30], [100, 99])):
+        with pytest.raises(TrainingError, match="not train on the same global batch") as caught:
+            ShareTrainer._check_batch(trainer, counted, expected)
+        assert caught.value.where == "step 7, rank 1" and "run.json" in caught.value.hint
