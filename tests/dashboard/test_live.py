@@ -21,6 +21,12 @@ RUNNING = sample.snapshot()
 DONE = RUNNING.model_copy(update={"state": "done", "step": 1000, "eta_s": None})
 
 
+@pytest.fixture(autouse=True)
+def a_terminal_that_can_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever terminal the tests themselves run in: on a dumb one rich draws no screen."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 class Script:
     """`collect` and `sleep` that play a list: snapshots are returned, exceptions raised."""
 
