@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ def write(
         console.print("Instead of that:", markup=False)
         for way in ways[1:_SHOWN]:
             console.print(f"  {way}", markup=False, soft_wrap=True)
+    console.print(f"Next: homelab plan {shlex.quote(str(place))}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -45,6 +45,8 @@ def command(
     from homelab.planning import batch, report
     from homelab.remote.fanout import Fleet
 
+    if output is not None and not fit:
+        raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
     given, wanted = common.load_cluster(cluster, nodes), load_recipe(recipe)
     notes: list[str] = []
     if offline:

@@ -81,7 +81,7 @@ def resume(
     _refuse_leftovers({name: stopped[name] for name in names})
     step, holders = _newest_checkpoint(fleet, paths, list(stopped), silent=unreachable, from_scratch=from_scratch, say=say)
     port = _fresh_port(fleet, names, recipe.parallel.port, find.plan_of(paths).master_port)
-    seen = gather.evidence(fleet.only(names), recipe=recipe, material=items, port=port, say=say)
+    seen = gather.evidence(fleet.only(names), recipe=recipe, material=items, port=port, say=say, measure_wire=False)
     findings = registry.judge_all(seen, skip=skip)
     ill = {finding.node: finding for finding in findings if finding.level == "fail" and finding.node}
     well = tuple(name for name in seen.facts if name not in ill)

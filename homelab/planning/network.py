@@ -78,17 +78,6 @@ def _matrices(architecture: Architecture, method: Method) -> Iterator[tuple[int,
     yield architecture.vocabulary, architecture.hidden, 1 if architecture.tied_embeddings else 2
 
 
-def ddp_step_s(
-    architecture: Architecture,
-    method: Method,
-    ring_size: int,
-    bytes_per_s: float = GIGABIT_BYTES_PER_S,
-    bytes_per_element: int = memory.TRAINED_BYTES,
-) -> float:
-    """Seconds on the wire of one optimizer step with DDP: one all-reduce of the gradient, however many micro-batches."""
-    return all_reduce_s(gradient_bytes(architecture, method, bytes_per_element), ring_size, bytes_per_s)
-
-
 def sharded_micro_batch_s(
     architecture: Architecture,
     method: Method,

@@ -54,7 +54,7 @@ def test_a_recipe_that_cannot_fit_is_made_to_fit(small_card: Desk, tmp_path: Pat
     assert "GB are free" in found["message"] and "--fit" in found["hint"] and "fused_loss" in found["hint"]
     said = small_card.homelab("plan", "long.toml", *OFFLINE, "--fit", code=0).stdout
     assert (
-        "Written: long-fit.toml" in said
+        "Written: long-fit.toml" in said and "Next: homelab plan long-fit.toml" in said
         and "[train] fused_loss = true (was false)" in said
         and "alters the training" in said
     )

@@ -25,7 +25,7 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     assert shape and recipe.method and recipe.train
     assert memory.trainable_parameters(shape, recipe.method) == 8_388_608
     assert network.gradient_bytes(shape, recipe.method) == 33_554_432
-    assert network.ddp_step_s(shape, recipe.method, 3) == pytest.approx(0.380, abs=0.001)
+    assert network.all_reduce_s(network.gradient_bytes(shape, recipe.method), 3) == pytest.approx(0.380, abs=0.001)
     assert memory.optimizer_bytes(shape, recipe.method, recipe.train, "cuda") == 67_108_864
     gpu = cluster.nodes[0].gpus[0].model_copy(update={"model": "RTX 5070 Ti Laptop", "vram_gb": 12})
     seed = cluster.model_copy(

@@ -25,9 +25,9 @@ def test_ring_all_reduce() -> None:
 
 def test_8b_on_three_nodes_and_one_gigabit() -> None:
     assert network.gradient_bytes(LLAMA_8B, LORA) == 4 * 41_943_040
-    assert network.ddp_step_s(LLAMA_8B, LORA, 3, bytes_per_element=2) == pytest.approx(0.95, abs=0.005)
-    assert network.ddp_step_s(LLAMA_8B, LORA, 3) == pytest.approx(1.90, abs=0.005)
-    assert network.ddp_step_s(LLAMA_8B, FULL, 3, bytes_per_element=2) == pytest.approx(182, abs=0.5)
+    assert network.all_reduce_s(network.gradient_bytes(LLAMA_8B, LORA, 2), 3) == pytest.approx(0.95, abs=0.005)
+    assert network.all_reduce_s(network.gradient_bytes(LLAMA_8B, LORA), 3) == pytest.approx(1.90, abs=0.005)
+    assert network.all_reduce_s(network.gradient_bytes(LLAMA_8B, FULL, 2), 3) == pytest.approx(182, abs=0.5)
     assert network.sharded_micro_batch_s(LLAMA_8B, QLORA, "bf16", 3) == pytest.approx(65, abs=0.5)
 
 
