@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,3 +152,22 @@ def test_packing_loses_and_doubles_nothing(lengths: list[int]) -> None:
     # Best fit decreasing: no two bins could be one.
     filled = sorted(sum(lengths[row] for row in members) for members in bins)
     assert len(filled) < 2 or filled[0] + filled[1] > 64
+
+
+def test_rows_of_like_length_go_together_so_that_little_is_padded() -> None:
+    """Costs as measured on three practice nodes; the step against the sum of what each does alone. Longest first alone comes to 0.87."""
+    speeds = [Speed(0.02, 0.031, 0.00065), Speed(0.02, 0.08, 0.00138), Speed(0.03, 0.12, 0.00205)]
+    limits, draw = [sampler.Limits(2048)] * 3, random.Random(1)
+    reached = []
+    for _ in range(8):
+        lengths = [min(512, max(4, round(draw.lognormvariate(3.9, 0.8)))) for _ in range(84)]
+
+        def seconds(rank: int, rows: list[int], lengths: list[int] = lengths) -> float:
+            mine = [lengths[row] for row in rows]
+            cuts = sampler.micro_batches(range(len(mine)), mine, speeds[rank], limits[rank])
+            return speeds[rank].seconds([len(cut) * max(mine[row] for row in cut) for cut in cuts])
+
+        alone = sum(1 / seconds(rank, list(range(84))) for rank in range(3))
+        parts = sampler.assign(lengths, speeds, limits)
+        reached.append(1 / max(seconds(rank, rows) for rank, rows in enumerate(parts)) / alone)
+    assert sum(reached) / len(reached) > 0.95
