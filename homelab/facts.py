@@ -16,18 +16,70 @@ class Loose(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class GpuHolder(Loose):
+    """A process that holds memory of a card. `ours`: of the user we log in as, who may end it; `run`: of a run of this project."""
+
+    pid: int | None = None
+    program: str = ""
+    memory_bytes: int | None = None
+    user: str | None = None  # None where the process cannot be seen
+    ours: bool = False
+    run: str | None = None
+    type: str = ""  # "C" computes, "G" draws, "C+G"
+
+
 class GpuFacts(Loose):
-    """One card, from `nvidia-smi --query-gpu`. Fields that a card answers with `[N/A]` are None."""
+    """One card, from `nvidia-smi -q -x` (in polls: `--query-gpu`). What a card does not tell ("N/A") is None."""
 
     index: int
     name: str
+    uuid: str | None = None
+    bus_id: str | None = None  # "00000000:01:00.0"
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     temperature_c: float | None = None
     utilization_percent: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
+    power_limit_default_w: float | None = None
     compute_capability: str | None = None
-    holders: tuple[str, ...] = ()
+    compute_mode: str | None = None  # "Default" | "Exclusive_Process" | "Prohibited"
+    slowed_by: tuple[str, ...] = ()  # active reasons for lower clocks: "gpu_idle", "hw_thermal_slowdown", ...
+    pcie_width: int | None = None  # lanes
+    pcie_width_max: int | None = None
+    mig: bool = False
+    mig_bytes: tuple[int, ...] = ()  # memory of each MIG instance
+    recovery_action: str | None = None  # what the driver asks for: "Reset", "Reboot", ...
+    errors_now: int | None = None  # uncorrected memory errors since the driver was loaded
+    errors_ever: int | None = None  # uncorrected memory errors of the card's life
+    errors_mended: int = 0  # places taken out of use because of them
+    repair_pending: bool = False
+    repair_failed: bool = False
+    holders: tuple[GpuHolder, ...] = ()
+
+
+class AmdGpu(Loose):
+    """A card of AMD, which training does not use."""
+
+    name: str
+    memory_total_bytes: int | None = None
+
+
+class Xid(Loose):
+    """An error report of the NVIDIA driver in the kernel log: number, how often, and how long ago the last was."""
+
+    code: int
+    bus_id: str  # "0000:01:00"
+    count: int = 1
+    last_s_ago: float | None = None
+    program: str | None = None
+
+
+class NvidiaOnBus(Loose):
+    """NVIDIA cards on the PCI bus, and which kernel driver has them ("nvidia", "nouveau", "vfio-pci")."""
+
+    cards: int = 0
+    driver: str | None = None
 
 
 class Interface(Loose):
@@ -48,14 +100,33 @@ class Route(Loose):
     source: str
 
 
+class ModelFile(Loose):
+    """One file of the model (`homelab.node.digests`). Small files have `sha256` alone, large ones a `sampled` digest, and `sha256` where it
+    was computed once. `blob` is the sha256 that the hub's cache named the file by when it was downloaded."""
+
+    size_bytes: int
+    sampled: str | None = None
+    sha256: str | None = None
+    blob: str | None = None
+
+
 class ModelFacts(Loose):
-    """The base model as it lies on this node. `config` is its config.json; `problem` says why it cannot be used."""
+    """The base model as it lies on this node. `config` is its config.json; `problem` says why it cannot be used.
+
+    `damaged`: it is there, and downloading or copying it again is the only way. `has_token` and `hub` ("ok", "offline", or why it
+    cannot be reached) are asked where a hub model is not in the cache.
+    """
 
     found: bool
     path: str | None = None
     config: dict[str, Any] | None = None
     size_bytes: int | None = None
     problem: str | None = None
+    damaged: bool = False
+    files: dict[str, ModelFile] = {}
+    has_chat_template: bool | None = None
+    has_token: bool | None = None
+    hub: str | None = None
 
 
 class FileFacts(Loose):
@@ -87,16 +158,52 @@ class PortFacts(Loose):
     holder_run: str | None = None
 
 
+class SleepFacts(Loose):
+    """What systemd-logind does by itself, from its configuration and systemd's (logind.conf(5))."""
+
+    masked: tuple[str, ...] = ()  # of sleep.target, suspend.target, ...
+    idle_action: str = "ignore"
+    lid: bool = False
+    lid_action: str = "suspend"  # as it applies on mains, or on battery where the node runs on it
+    kills_processes: bool = False  # at logout, those that the login started: KillUserProcesses and the lists beside it
+
+
+class SuspendedFacts(Loose):
+    """How long the node was asleep since it started; `ago_s` since it woke last, None where the journal does not tell."""
+
+    asleep_s: float
+    up_s: float
+    ago_s: float | None = None
+
+
+class UpdateFacts(Loose):
+    """Unattended upgrades (Debian, Ubuntu). `driver_packages` are NVIDIA's packages they may exchange under a running driver."""
+
+    reboots: bool = False
+    reboot_time: str = "now"
+    driver_packages: tuple[str, ...] = ()
+
+
+class CollectiveFacts(Loose):
+    """The record of the newest collective smoke test that passed here; `fingerprint` is that of the cluster then."""
+
+    fingerprint: str
+    time: float | None = None
+    results: tuple[dict[str, Any], ...] = ()
+
+
 class Facts(Loose):
     """Everything one node said in one answer."""
 
     node: str
-    time: float
-    hostname: str
-    user: str
-    home: str
-    workdir: str
+    broken: dict[str, str] = {}  # probes that broke (`homelab.node.probes`), with their error
+    time: float | None = None
+    hostname: str = ""
+    user: str = ""
+    home: str = ""
+    workdir: str = ""
     workdir_writable: bool = True
+    workdir_problem: str | None = None  # the system's own words where it cannot be written
     system: str = ""
     cpu_count: int = 1
     load_1min: float | None = None
@@ -106,20 +213,41 @@ class Facts(Loose):
     python_version: str = ""
     packages: dict[str, str | None] = {}
     torch_cuda: str | None = None
+    nccl: str | None = None  # the version that torch brought along; None where it is not known
+    code_hash: str | None = None  # of the files the agent runs from, as `homelab.remote.ship` reckons it
     nvidia_smi: str = "missing"  # "ok", "missing", or the text of its error
     driver_version: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
     gpu_probe: dict[str, Any] | None = None  # torch's own view: arch list, matmul result per device; None on CPU nodes
+    nvidia_on_bus: NvidiaOnBus | None = None  # looked for only where nvidia-smi shows no card
+    amd_gpus: tuple[AmdGpu, ...] = ()
+    xids: tuple[Xid, ...] | None = None  # None: the kernel log cannot be read
     interfaces: tuple[Interface, ...] = ()
     own_name_addresses: tuple[str, ...] = ()
     routes: dict[str, Route] = {}
+    firewall: str | None = None  # "ufw" | "firewalld" | "nftables"; None: none seen, which does not mean that there is none
+    firewall_chains: tuple[str, ...] = ()  # of nftables: "inet filter input", each that can drop what comes in
+    wsl: str | None = None  # inside of WSL: how it reaches the network ("nat", "mirrored", ...); None elsewhere
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None
+    disk_free_inodes: int | None = None  # None where the file system does not count them
     shm_free_bytes: int | None = None
+    temporary_folder: str | None = None  # where Python puts temporary files; None: nowhere
+    temporary_free_bytes: int | None = None
+    cache_free_bytes: int | None = None  # of the disk that holds the Hub's cache, where that is not the workdir's
+    memory_limit_bytes: int | None = None  # of the control group the login is in, lowest of its ancestors
+    memory_limit_used_bytes: int | None = None  # without what the kernel can drop
+    open_files_soft: int | None = None  # RLIMIT_NOFILE of the login; None: unlimited
+    open_files_hard: int | None = None
     port: PortFacts | None = None
     model: ModelFacts | None = None
     speeds: SpeedsFacts | None = None
     data: dict[str, FileFacts] = {}
     runs_alive: tuple[str, ...] = ()
+    collective: CollectiveFacts | None = None
     power: str | None = None  # "mains" | "battery" | None when there is no battery
+    sleep: SleepFacts | None = None  # None where nothing puts the node to sleep by itself (no systemd)
+    suspended: SuspendedFacts | None = None  # None where it was never asleep since it started
+    reboot_required: tuple[str, ...] | None = None  # packages that ask for a restart; None: none does
+    updates: UpdateFacts | None = None  # None where nothing updates the node by itself

@@ -76,7 +76,7 @@ def test_the_pure_core_does_no_io(path: Path) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "node").glob("*.py")), ids=label)
+@pytest.mark.parametrize("path", sorted((ROOT / "node").rglob("*.py")), ids=label)
 def test_the_agent_is_old_python_and_the_standard_library(path: Path) -> None:
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     found = []
@@ -99,7 +99,7 @@ def test_the_agent_is_old_python_and_the_standard_library(path: Path) -> None:
 def test_what_is_shipped_imports_nothing_that_is_not() -> None:
     """homelab/__init__.py, node/ and worker/ go to the nodes: they must find all of `homelab` that they ask for."""
     shipped = {"homelab", "homelab.node", "homelab.worker"}
-    for path in [ROOT / "__init__.py", *(ROOT / "node").glob("*.py"), *(ROOT / "worker").glob("*.py")]:
+    for path in [ROOT / "__init__.py", *(ROOT / "node").rglob("*.py"), *(ROOT / "worker").glob("*.py")]:
         for module, line in imports(path):
             if module.split(".")[0] == "homelab":
                 assert ".".join(module.split(".")[:2]) in shipped or module.startswith("homelab.__"), f"{path}:{line}: {module}"

@@ -5,37 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from homelab.checks.commands import answered, on_node
-from homelab.checks.evidence import Evidence, Finding, Level
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import answered, as_root, on_node
+from homelab.checks.evidence import Evidence, Level
+from homelab.config.cluster import Node
+from homelab.facts import Facts
 
-ID = "clock"
 WARN_S = 1.0
 FAIL_S = 5.0
-_SET = "sudo timedatectl set-ntp true"
+_SET = "timedatectl set-ntp true"
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
+def skew(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """ok below 1 s, fail above 5 s, warn between. Where two or more nodes agree and only the controller differs, it is to blame."""
     offsets = {
         node.name: evidence.clock_offsets_s[node.name]
         for node, _ in answered(evidence)
         if node.name in evidence.clock_offsets_s
     }
-    reference = 0.0
-    spread = max(offsets.values()) - min(offsets.values()) if offsets else 0.0
-    if len(offsets) > 1 and spread < WARN_S and abs(median(offsets.values())) >= WARN_S:
-        reference = median(offsets.values())
-        yield Finding(ID, "", _level(reference), f"this machine's clock is {_skew(-reference)} all nodes'", _SET)
-    for node, _ in answered(evidence):
+    reference = _reference(offsets)
+    if reference:
+        message = f"this machine's clock is {_skew(-reference)} all nodes'"
+        yield "", Problem(_level(reference), message, f"sudo {_SET}")
+    for node, facts in answered(evidence):
         if node.name not in offsets:
-            yield Finding(ID, node.name, "warn", "its clock could not be compared", on_node(node, "timedatectl"))
+            yield node.name, Problem("warn", "its clock could not be compared", on_node(node, "timedatectl"))
             continue
         offset = offsets[node.name] - reference
         level = _level(offset)
-        if level == "ok":
-            yield Finding(ID, node.name, "ok", f"within {max(abs(offset), 0.01):.2f} s")
-        else:
-            yield Finding(ID, node.name, level, f"its clock is {_skew(offset)} this machine's", on_node(node, _SET))
+        if level != "ok":
+            fix = as_root(node, facts, _SET)
+            yield node.name, Problem(level, f"its clock is {_skew(offset)} this machine's", fix=fix)
+
+
+def _reference(offsets: dict[str, float]) -> float:
+    """The offset of all nodes together, where they agree and this machine alone is off; 0 otherwise."""
+    spread = max(offsets.values()) - min(offsets.values()) if offsets else 0.0
+    if len(offsets) > 1 and spread < WARN_S and abs(median(offsets.values())) >= WARN_S:
+        return median(offsets.values())
+    return 0.0
 
 
 def _level(offset_s: float) -> Level:
@@ -44,3 +52,16 @@ def _level(offset_s: float) -> Level:
 
 def _skew(offset_s: float) -> str:
     return f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'}"
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    offset = evidence.clock_offsets_s[node.name] - _reference(dict(evidence.clock_offsets_s))
+    return f"within {max(abs(offset), 0.01):.2f} s"
+
+
+SUBJECT = Subject(
+    "clock",
+    "all machines agree on the time",
+    (Check("clock.skew", f"no clock is more than {WARN_S:.0f} s off ({FAIL_S:.0f} s: fail)", "fail", "login", of_cluster=skew),),
+    _summary,
+)

@@ -31,12 +31,26 @@ def on_node(node: Node, command: str) -> str:
     words = ["ssh"]
     if "sudo " in command:
         words.append("-t")  # sudo asks for a password, and needs a terminal to do so
+    if node.known_hosts:
+        words += ["-o", f"UserKnownHostsFile={node.known_hosts}"]
     if node.port != 22:
         words += ["-p", str(node.port)]
     if node.identity_file:
         words += ["-i", node.identity_file]
     words.append(f"{node.user}@{node.host}" if node.user else node.host)
     return quote_words([*words, command])
+
+
+def as_root(node: Node, facts: Facts, command: str) -> str:
+    """`command`, run on this node with the rights of root: by sudo, unless the login is root's already."""
+    return on_node(node, command if facts.user == "root" else f"sudo {command}")
+
+
+def written_as_root(facts: Facts, lines: Iterable[str], file: str, *, append: bool = False) -> str:
+    """Shell text for the node that writes these lines to a file of its system."""
+    words = ["tee", *(["-a"] if append else []), file]
+    sudo = "" if facts.user == "root" else "sudo "
+    return f"printf '%s\\n' {quote_words(lines)} | {sudo}{quote_words(words)} > /dev/null"
 
 
 def path_word(path: str) -> str:
@@ -68,6 +82,8 @@ def pip_install(node: Node, requirements: Iterable[str], options: str = "") -> s
 def copy_between(source: Node, source_path: str, target: Node, target_path: str) -> str:
     """The command that copies a file or folder (its last name stays) from one node to another, through the controller."""
     words = ["scp", "-3", "-r"]
+    for file in dict.fromkeys(node.known_hosts for node in (source, target) if node.known_hosts):
+        words += ["-o", f"UserKnownHostsFile={file}"]
     for identity in dict.fromkeys(node.identity_file for node in (source, target) if node.identity_file):
         words += ["-i", identity]
     return " ".join([quote_words(words), _scp_place(source, source_path), _scp_place(target, target_path)])

@@ -1,53 +1,60 @@
-"""data: files that must already lie on the nodes are there, and the same everywhere."""
+"""data: files that must already lie on the nodes are there and the same everywhere, and what is in the data can be trained on."""
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Iterator
 
+from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.commands import answered, copy_between, decimal_size, listed, on_node, path_word
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.evidence import Evidence
 from homelab.checks.majority import majority
+from homelab.checks.sample_result import FileSample
 from homelab.config.cluster import Node
 from homelab.facts import Facts
 
-ID = "data"
+MOST_TRUNCATED = 0.10
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
-    """fail where a file is missing or has another content than on most nodes (sha256)."""
-    if evidence.recipe is None:
-        yield Finding(ID, "", "ok", "needs a recipe: homelab preflight RECIPE")
-        return
-    if not evidence.data:
-        yield Finding(ID, "", "ok", "nothing has to lie on the nodes: files are shipped, hub data is downloaded")
-        return
-    for node, facts in answered(evidence):
-        found = [
-            finding for role, path in evidence.data.items() for finding in _of_file(evidence, node, facts, role, path)
-        ]
-        yield from found or [Finding(ID, node.name, "ok", _summary(evidence, facts))]
-
-
-def _of_file(evidence: Evidence, node: Node, facts: Facts, role: str, path: str) -> Iterator[Finding]:
-    digests = {
-        other.name: digest
-        for other, its_facts in answered(evidence)
-        if role in its_facts.data and its_facts.data[role].found and (digest := its_facts.data[role].sha256)
-    }
-    common = majority(digests, evidence.head) if digests else None
-    like = [name for name, digest in digests.items() if digest == common]
-    file = facts.data.get(role)
-    if file is None or not file.found:
+def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where a file that has to lie on the nodes is missing."""
+    for role, path in evidence.data.items():
+        file = facts.data.get(role)
+        if file is not None and file.found:
+            continue
         problem = (file.problem if file else None) or "it is not there"
+        message = f"{role} file {path}: {problem}"
+        _, like = _common(evidence, role)
         if like:
-            hint = _copy(evidence, like[0], node, path)
+            yield Problem("fail", message, fix=_copy(evidence, like[0], node, path))
         else:
             hint = f'copy it to {path_word(path)} on every node, or edit the recipe: a path beside it is shipped ([data] {role} = "FILE")'
-        yield Finding(ID, node.name, "fail", f"{role} file {path}: {problem}", hint)
-    elif node.name in digests and digests[node.name] != common:
-        message = f"{role} file {path} is not the one of {listed(like)} (sha256 {digests[node.name][:12]}, there {str(common)[:12]})"
-        yield Finding(ID, node.name, "fail", message, _copy(evidence, like[0], node, path))
+            yield Problem("fail", message, hint)
+
+
+def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where a file has another content than on most nodes (sha256)."""
+    for role, path in evidence.data.items():
+        file = facts.data.get(role)
+        digest = file.sha256 if file is not None and file.found else None
+        common, like = _common(evidence, role)
+        if digest and digest != common:
+            message = (
+                f"{role} file {path} is not the one of {listed(like)} (sha256 {digest[:12]}, there {str(common)[:12]})"
+            )
+            yield Problem("fail", message, fix=_copy(evidence, like[0], node, path))
+
+
+def _common(evidence: Evidence, role: str) -> tuple[str | None, list[str]]:
+    """The digest that most nodes have, and who they are."""
+    digests = {
+        node.name: digest
+        for node, facts in answered(evidence)
+        if role in facts.data and facts.data[role].found and (digest := facts.data[role].sha256)
+    }
+    common = majority(digests, evidence.head) if digests else None
+    return common, [name for name, digest in digests.items() if digest == common]
 
 
 def _copy(evidence: Evidence, source: str, node: Node, path: str) -> str:
@@ -55,6 +62,134 @@ def _copy(evidence: Evidence, source: str, node: Node, path: str) -> str:
     return f"{make_folder} && {copy_between(evidence.cluster.node(source), path, node, path)}"
 
 
-def _summary(evidence: Evidence, facts: Facts) -> str:
+def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where the worker would refuse a row. It is the cluster's matter: the file is the same everywhere, or data.same says so."""
+    for role, file in _sampled(evidence):
+        if file.rows_bad:
+            first, *others = file.rows_bad
+            more = f"; also {listed(other.where.rpartition(', ')[2] for other in others)}" if others else ""
+            hint = first.hint or f"mend the file, or edit the recipe: [data] {role} = another file"
+            yield "", Problem("fail", f"{role} file {first.where}: {first.message}{more}", hint)
+
+
+def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """warn where more than a tenth of the samples are longer than seq_len: their ends are never trained on."""
+    for role, file in _sampled(evidence):
+        if file.tokens_sampled and file.rows_longer > MOST_TRUNCATED * file.tokens_sampled:
+            seq_len = _seq_len(evidence)
+            message = (
+                f"{file.rows_longer / file.tokens_sampled:.0%} of the samples of the {role} file are longer than seq_len {seq_len} and are cut at the end "
+                f"(the longest has {file.longest_tokens} tokens, half of them more than {file.median_tokens})"
+            )
+            enough = -(-file.longest_tokens // 64) * 64
+            hint = f"edit the recipe: [train] seq_len = {enough} takes all of them (homelab plan says whether it fits), or split long samples"
+            yield "", Problem("warn", message, hint)
+
+
+def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where no sample has a token that carries loss within seq_len (the worker refuses that), warn where a tenth has none."""
+    for role, file in _sampled(evidence):
+        if role != "train" or file.rows_silent <= MOST_TRUNCATED * file.tokens_sampled:
+            continue
+        every = file.rows_silent == file.tokens_sampled
+        share = "no sample" if every else f"{1 - file.rows_silent / file.tokens_sampled:.0%} of the samples"
+        message = f"{share} of the train file {'has' if every else 'have'} a token that carries loss within seq_len {_seq_len(evidence)}"
+        hint = "edit the recipe: raise [train] seq_len so that the answers fit, or set [data] completion_only = false"
+        yield (
+            "",
+            Problem(
+                "fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint
+            ),
+        )
+
+
+def enough(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """warn where the data does not fill one global batch: it trains, but every step is a whole epoch on fewer samples than asked for."""
+    recipe = evidence.recipe
+    assert recipe is not None and recipe.data is not None and recipe.train is not None
+    for role, file in _sampled(evidence):
+        if role != "train" or not file.whole or file.rows_bad or not file.rows_read:
+            continue
+        rows, what = file.rows_read, "samples"
+        if recipe.data.eval is None and recipe.data.eval_fraction > 0:
+            rows -= min(max(round(rows * recipe.data.eval_fraction), 1), rows - 1)
+            what = "samples that are not held out"
+        if recipe.data.packing and file.tokens_sampled:
+            tokens = file.kept_tokens / file.tokens_sampled * rows
+            rows, what = (
+                math.ceil(tokens / recipe.train.seq_len),
+                f"packed rows of {recipe.train.seq_len} tokens, about",
+            )
+        if rows < recipe.train.global_batch:
+            message = f"the train file has {rows} {what}, less than one global batch of {recipe.train.global_batch}: every step is a whole epoch"
+            yield (
+                "",
+                Problem("warn", message, f"edit the recipe: [train] global_batch = {rows} or less, or bring more data"),
+            )
+
+
+def _sampled(evidence: Evidence) -> Iterator[tuple[str, FileSample]]:
+    """The files that were looked into, by role."""
+    if evidence.recipe is not None and evidence.recipe.train is not None and evidence.sample is not None:
+        yield from sorted(evidence.sample.files.items(), reverse=True)  # train before eval
+
+
+def _seq_len(evidence: Evidence) -> int:
+    assert evidence.recipe is not None and evidence.recipe.train is not None
+    return evidence.recipe.train.seq_len
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     sizes = [f"{role} {decimal_size(facts.data[role].size_bytes or 0)}" for role in evidence.data if role in facts.data]
-    return ", ".join(sizes)
+    said = [", ".join(sizes) if evidence.data else "shipped"]
+    for role, file in _sampled(evidence):
+        if file.tokens_sampled and role == "train":
+            said.append(f"{file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}")
+        elif file.unread:
+            said.append(f"{role}: {file.unread}")
+    if evidence.sample is not None and evidence.sample.refused:
+        said.append(f"not looked into: {evidence.sample.refused}")
+    return "; ".join(said)
+
+
+def _needs(evidence: Evidence) -> str | None:
+    if evidence.recipe is None:
+        return "needs a recipe: homelab preflight RECIPE"
+    if not evidence.data and (evidence.sample is None or not evidence.sample.files):
+        if evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:"):
+            return "every node downloads it from the hub; it was not looked into"
+        refused = (
+            f" (not looked into: {evidence.sample.refused})"
+            if evidence.sample is not None and evidence.sample.refused
+            else ""
+        )
+        return f"nothing has to lie on the nodes: files are shipped{refused}"
+    return None
+
+
+SUBJECT = Subject(
+    "data",
+    "the data is there, the same everywhere, and can be trained on",
+    (
+        Check("data.there", "data files that must lie on the node are there", "fail", "data", of_node=there),
+        Check("data.same", "data files are the same on every node, by sha256", "fail", "data", of_node=same),
+        Check(
+            "data.parses",
+            "every row that was looked at can be read, and has the form that the worker needs",
+            "fail",
+            "sample",
+            of_cluster=parses,
+        ),
+        Check(
+            "data.truncated",
+            f"at most {MOST_TRUNCATED:.0%} of the samples are longer than seq_len",
+            "warn",
+            "sample",
+            of_cluster=truncated,
+        ),
+        Check("data.loss", "the samples have tokens that carry loss within seq_len", "fail", "sample", of_cluster=loss),
+        Check("data.enough", "the data fills at least one global batch", "warn", "sample", of_cluster=enough),
+    ),
+    _summary,
+    _needs,
+)

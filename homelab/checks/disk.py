@@ -5,43 +5,91 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from homelab.checks import training_size
-from homelab.checks.commands import answered, decimal_size, on_node, path_word
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import as_root, decimal_size, on_node, path_word
+from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
 
-ID = "disk"
 _GB = 10**9
 FLOOR_BYTES = _GB // 2  # logs, metrics, code, shipped data
 MARGIN_BYTES = _GB
+# A run writes some hundred files, and pip some ten thousand.
+INODES_FAIL = 1_000
+INODES_WARN = 20_000
+TEMPORARY_BYTES = 50 * 10**6  # torch and torchrun write sockets, logs and compiled kernels there
+_READ_ONLY = "Read-only file system"
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
+def writable(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where no file can be made in the workdir, whatever forbids it but a read-only file system."""
+    if not facts.workdir_writable and facts.workdir_problem != _READ_ONLY:
+        why = f": {facts.workdir_problem}" if facts.workdir_problem else ""
+        message = f"{facts.user} cannot write to the workdir {facts.workdir}{why}"
+        yield Problem("fail", message, f"{on_node(node, f'ls -ld {path_word(node.workdir)}')}; {_elsewhere(node)}")
+
+
+def read_only(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where the workdir's file system is mounted read-only: the kernel does so itself after an error of the disk."""
+    if not facts.workdir_writable and facts.workdir_problem == _READ_ONLY:
+        message = f"the disk of the workdir {facts.workdir} is mounted read-only"
+        look = as_root(node, facts, "dmesg | grep -iE 'remount|i/o error'")
+        yield Problem("fail", message, f"an error of the disk? {look}; {_elsewhere(node)}")
+
+
+def room(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the checkpoints cannot fit, warn where there is less than 1 GB beyond."""
-    for node, facts in answered(evidence):
-        found = list(_of_node(evidence.recipe, node, facts))
-        free = facts.disk_free_bytes
-        summary = f"{decimal_size(free)} free" if free is not None else "free space is not known"
-        yield from found or [Finding(ID, node.name, "ok", summary)]
-
-
-def _of_node(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[Finding]:
-    if not facts.workdir_writable:
-        message = f"{facts.user} cannot write to the workdir {facts.workdir}"
-        hint = f'{on_node(node, f"ls -ld {path_word(node.workdir)}")}; or edit cluster.toml, node {node.name}: workdir = "..."'
-        yield Finding(ID, node.name, "fail", message, hint)
     free = facts.disk_free_bytes
     if free is None:
         return
-    must, should, what = room_needed(recipe, facts)
+    must, should, what = room_needed(evidence.recipe, facts)
     if free < should:
         message = (
             f"{decimal_size(free)} free for {facts.workdir}, {what} {decimal_size(must if free < must else should)}"
         )
         show = f"df -h {path_word(node.workdir)}; du -sh {path_word(node.workdir + '/runs')}/*"
-        hint = f'{on_node(node, show)}; delete old runs there, or edit cluster.toml, node {node.name}: workdir = "..."'
-        yield Finding(ID, node.name, "fail" if free < must else "warn", message, hint)
+        yield Problem(
+            "fail" if free < must else "warn",
+            message,
+            f"{on_node(node, show)}; delete old runs there, or {_elsewhere(node)}",
+        )
+
+
+def inodes(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where the file system can hold hardly any more files, however much space is free."""
+    free = facts.disk_free_inodes
+    if free is not None and free < INODES_WARN:
+        message = f"only {free} more files can be made on the disk of {facts.workdir} (no free inodes, whatever space is free)"
+        show = f"df -i {path_word(node.workdir)}; du --inodes -x ~ 2>/dev/null | sort -n | tail"
+        yield Problem(
+            "fail" if free < INODES_FAIL else "warn",
+            message,
+            f"{on_node(node, show)}; delete what has many small files, or {_elsewhere(node)}",
+        )
+
+
+def temporary(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn where temporary files have no room: torchrun and torch's compiler need some."""
+    free = facts.temporary_free_bytes
+    if facts.temporary_folder and free is not None and free < TEMPORARY_BYTES:
+        message = f"{decimal_size(free)} free for temporary files in {facts.temporary_folder}"
+        show = (
+            f"df -h {path_word(facts.temporary_folder)}; du -xsh {path_word(facts.temporary_folder)}/* | sort -h | tail"
+        )
+        yield Problem("warn", message, f"{on_node(node, show)}; delete what is old there")
+
+
+def cache(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where a model has to be downloaded and the disk of the Hub's cache, another than the workdir's, cannot hold it."""
+    free, needed = facts.cache_free_bytes, _download_bytes(evidence.recipe, facts)
+    if free is not None and needed and free < needed:
+        message = f"the model is not there yet: it takes {decimal_size(needed)}, and the disk of the Hub's cache has {decimal_size(free)}"
+        yield Problem(
+            "fail",
+            message,
+            f"{on_node(node, 'df -h ~/.cache/huggingface; du -sh ~/.cache/huggingface/hub/*')}; delete old models there, or set HF_HOME",
+        )
 
 
 def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
@@ -58,5 +106,47 @@ def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
             return FLOOR_BYTES, FLOOR_BYTES + MARGIN_BYTES, "a small run needs"
         return 2 * _GB, 10 * _GB, "a model of unknown size may need"
     must = FLOOR_BYTES + (recipe.checkpoint.keep + 1) * size.checkpoint_bytes + 4 * size.trainable_parameters
-    download = 2 * size.parameters if facts.model is not None and not facts.model.found else 0
+    download = _download_bytes(recipe, facts) if facts.cache_free_bytes is None else 0
     return must, must + MARGIN_BYTES + download, "this recipe needs"
+
+
+def _download_bytes(recipe: Recipe | None, facts: Facts) -> int:
+    """What the Hub will send: two bytes a parameter. 0 where nothing is downloaded, or its size is not known."""
+    size = training_size.of_recipe(recipe, facts)
+    return 2 * size.parameters if size is not None and facts.model is not None and not facts.model.found else 0
+
+
+def _elsewhere(node: Node) -> str:
+    return f'edit cluster.toml, node {node.name}: workdir = "..."'
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    free = facts.disk_free_bytes
+    return f"{decimal_size(free)} free" if free is not None else "free space is not known"
+
+
+SUBJECT = Subject(
+    "disk",
+    "there is room for the run's files",
+    (
+        Check("disk.writable", "the workdir can be written", "fail", "room", of_node=writable),
+        Check("disk.readonly", "the workdir's disk is not mounted read-only", "fail", "room", of_node=read_only),
+        Check("disk.room", "the disk has room for the checkpoints that the recipe keeps", "fail", "room", of_node=room),
+        Check(
+            "disk.inodes",
+            f"the disk can hold {INODES_WARN} more files ({INODES_FAIL}: fail)",
+            "fail",
+            "room",
+            of_node=inodes,
+        ),
+        Check("disk.temporary", "temporary files have room", "warn", "room", of_node=temporary),
+        Check(
+            "disk.cache",
+            "a model that has to be downloaded fits on the disk of the Hub's cache",
+            "fail",
+            "room",
+            of_node=cache,
+        ),
+    ),
+    _summary,
+)

@@ -6,34 +6,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from homelab.checks.collective_result import CollectiveResult
+from homelab.checks.sample_result import SampleResult
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError
 from homelab.facts import Facts
+from homelab.planning.model import Plan
 
 Level = Literal["ok", "warn", "fail"]
+NOT_DIALLED = "not dialled: "  # how the error of a `Link` begins that could not even be tried
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One judgement about one node (or about the whole cluster: node ""). A warn or fail carries the mending command."""
+    """One judgement about one node (or about the whole cluster: node ""). A warn or fail carries the mending command.
+
+    `check` is a subject ("gpu") where all is well, and the id of one check ("gpu.memory") where it is not. `fix` is a shell
+    line for the controller's terminal that mends it, where there is one.
+    """
 
     check: str
     node: str
     level: Level
     message: str
     hint: str = ""
+    fix: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The row of the table it stands in."""
+        return self.check.partition(".")[0]
 
     def as_dict(self) -> dict[str, str]:
         """The `--json` shape."""
-        return {"check": self.check, "node": self.node, "level": self.level, "message": self.message, "hint": self.hint}
+        return {
+            "check": self.check, "node": self.node, "level": self.level, "message": self.message, "hint": self.hint, "fix": self.fix,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Link:
-    """One dial from a node to another node's address and port: latency in milliseconds, or why it failed.
+    """One dial from a node to another node's address and port: latencies of its connects in milliseconds, or why it failed.
 
-    `throughput_bytes_per_s` is what went through from source to target; it is measured on one port of each pair.
+    What is measured once for each pair stands on one of its links: `throughput_bytes_per_s` is what went through from source to
+    target, `stalled` says that bytes did not arrive though connects did. Of probes of one packet each, `carried_bytes` is the
+    largest that arrived and `lost_bytes` the largest that never did though smaller ones came; both None: not known.
     """
 
     source: str
@@ -44,6 +62,11 @@ class Link:
     latency_ms: float | None = None
     error: str | None = None
     throughput_bytes_per_s: float | None = None
+    median_ms: float | None = None
+    worst_ms: float | None = None
+    stalled: str | None = None
+    carried_bytes: int | None = None
+    lost_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +85,16 @@ class Evidence:
     unreachable: Mapping[str, HomelabError] = field(default_factory=dict)
     clock_offsets_s: Mapping[str, float] = field(default_factory=dict)
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
+    answer_seconds: Mapping[str, float] = field(default_factory=dict)  # how long each node took for its facts
     links: tuple[Link, ...] = ()
     lan: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node -> (LAN address, interface) as the plan chose
+    code_hash: str | None = None  # of the code that is shipped (`homelab.remote.ship`)
     recipe: Recipe | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    collective: CollectiveResult | None = None  # the collective smoke test; None: not run
+    sample: SampleResult | None = None  # of the training data; None: not looked at
+    plan: Plan | None = None
+    refused: HomelabError | None = None  # why there is no plan, when one was tried
 
     @property
     def throughputs(self) -> dict[tuple[str, str], float]:

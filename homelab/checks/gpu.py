@@ -7,73 +7,68 @@ import re
 from collections.abc import Iterator
 
 from homelab import hardware
-from homelab.checks import torch_cuda
+from homelab.checks import gpu_driver, gpu_health, gpu_memory, gpu_xid, torch_cuda
+from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.commands import GIB, answered, binary_size, listed, on_node
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Gpu, Node
 from homelab.facts import Facts, GpuFacts
-from homelab.planning.command import quote_words
 
-ID = "gpu"
 VRAM_TOLERANCE = 0.10  # an "8 GB" card answers 8188 MiB, a "24 GB" L4 with ECC 23034 MiB
-_FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
-_DESKTOP_BYTES = GIB  # what a desktop session takes without anybody's asking
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
-    """fail where training cannot start or the owner counts on more than is there; warn where the file is merely wrong."""
-    for node, facts in answered(evidence):
-        found = list(_of_node(evidence, node, facts))
-        yield from found or [Finding(ID, node.name, "ok", _summary(node, facts))]
-
-
-def _of_node(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Finding]:
-    if not node.gpus:
-        if facts.gpus:
-            yield Finding(
-                ID,
-                node.name,
-                "warn",
-                f"cluster.toml names no GPU here, but there is {_names(facts)}",
-                _edit(node, facts),
-            )
-        return
-    if facts.nvidia_smi == "missing":
-        yield Finding(
-            ID, node.name, "fail", "nvidia-smi is not there: no NVIDIA driver is installed", install_driver(node, facts)
-        )
-        return
+def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """Count, names and memory against cluster.toml: fail where the owner counts on more than is there, else warn."""
     if facts.nvidia_smi != "ok":
-        yield Finding(ID, node.name, "fail", f"nvidia-smi: {_first_line(facts.nvidia_smi)}", _mend_driver(node, facts))
         return
-    yield from _against_belief(node, facts)
-    for card in facts.gpus:
-        yield from _memory(evidence, node, facts, card)
-    if facts.gpus:
-        for message, hint in torch_cuda.problems(evidence.recipe, node, facts, install_driver(node, facts)):
-            yield Finding(ID, node.name, "fail", message, hint)
+    if node.gpus:
+        yield from _against_belief(node, facts)
+    elif facts.gpus:
+        message = f"cluster.toml names no GPU here, but there is {_names(facts)}: a plan uses it, and leaves nodes without a card out"
+        yield Problem("warn", message, _edit(node, facts))
 
 
-def _against_belief(node: Node, facts: Facts) -> Iterator[Finding]:
+def amd(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where the owner counts on a card of AMD: nothing would be trained on it."""
+    if node.gpus and facts.amd_gpus and not facts.gpus:
+        there = listed(card.name for card in facts.amd_gpus)
+        message = f"{there} is a card of AMD, and training needs CUDA: this node would compute on its CPU, or be left out beside NVIDIA nodes"
+        yield Problem("fail", message, f"edit cluster.toml, node {node.name}: gpus = []")
+
+
+def mixed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """warn for nodes without a card beside nodes with one: the plan leaves them out (`homelab.planning.plan`).
+
+    NCCL needs a card for every rank, and gloo over all CPUs would give the cards away. Nodes whose cards are only missing, and
+    cards that cluster.toml does not name, are the business of the other checks.
+    """
+    nodes = [(node, facts) for node, facts in answered(evidence) if "gpu" not in facts.broken]
+    with_cards = [node.name for node, facts in nodes if facts.gpus and node.gpus]
+    without = [(node, facts) for node, facts in nodes if not facts.gpus and not node.gpus]
+    if not with_cards:
+        return
+    for node, facts in without:
+        what = f"only {listed(card.name for card in facts.amd_gpus)}" if facts.amd_gpus else "no card"
+        message = (
+            f"it has {what}, so it takes no part in training: {listed(with_cards)} compute{'s' if len(with_cards) == 1 else ''} "
+            f"without it over NCCL, and its {facts.cpu_count} cores would slow every step down"
+        )
+        hint = f"take {node.name} out of cluster.toml, or train on CPUs alone with a cluster.toml of nodes without cards (gloo)"
+        yield node.name, Problem("warn", message, hint)
+
+
+def _against_belief(node: Node, facts: Facts) -> Iterator[Problem]:
     believed, there = len(node.gpus), len(facts.gpus)
     if believed > there:
         message = f"cluster.toml names {believed} GPU{'s' if believed > 1 else ''}, nvidia-smi shows {_names(facts) or 'none'}"
-        yield Finding(
-            ID, node.name, "fail", message, _edit(node, facts) if there else on_node(node, "lspci | grep -i nvidia")
-        )
+        yield Problem("fail", message, _edit(node, facts) if there else on_node(node, "lspci | grep -i nvidia"))
     elif believed < there:
-        yield Finding(
-            ID, node.name, "warn", f"cluster.toml names {believed} of {there} GPUs: {_names(facts)}", _edit(node, facts)
-        )
+        message = f"cluster.toml names {believed} of {there} GPUs: {_names(facts)}"
+        yield Problem("warn", message, _edit(node, facts))
     for belief, card in _pairs(node.gpus, facts.gpus):
         if not same_card(belief.model, card.name):
-            yield Finding(
-                ID,
-                node.name,
-                "warn",
-                f'GPU {card.index} is a {_short(card.name)}, not a "{belief.model}"',
-                _edit(node, facts),
-            )
+            message = f'GPU {card.index} is a {_short(card.name)}, not a "{belief.model}"'
+            yield Problem("warn", message, _edit(node, facts))
         if card.memory_total_bytes is None:
             continue
         ratio = card.memory_total_bytes / (belief.vram_gb * GIB)
@@ -81,7 +76,7 @@ def _against_belief(node: Node, facts: Facts) -> Iterator[Finding]:
             message = (
                 f"GPU {card.index} has {binary_size(card.memory_total_bytes)}, cluster.toml says {belief.vram_gb:g}"
             )
-            yield Finding(ID, node.name, "fail" if ratio < 1 else "warn", message, _edit(node, facts))
+            yield Problem("fail" if ratio < 1 else "warn", message, _edit(node, facts))
 
 
 def _pairs(beliefs: tuple[Gpu, ...], cards: tuple[GpuFacts, ...]) -> list[tuple[Gpu, GpuFacts]]:
@@ -115,32 +110,6 @@ def _without_size(name: str) -> str:
     return re.sub(r"\s*\b\d+\s*GB\b", "", name, flags=re.IGNORECASE).removesuffix(" PCIe")
 
 
-def _memory(evidence: Evidence, node: Node, facts: Facts, card: GpuFacts) -> Iterator[Finding]:
-    total, used = card.memory_total_bytes, card.memory_used_bytes
-    if total is None or used is None:
-        return
-    free = total - used
-    if used <= max(_DESKTOP_BYTES, VRAM_TOLERANCE * total) and free >= _FEW_FREE_BYTES:
-        return
-    by = f" by {listed(card.holders)}" if card.holders else ""
-    message = f"{binary_size(used)} of GPU {card.index}'s {binary_size(total)} is in use{by}"
-    look = f"close what holds it; to see it: {on_node(node, 'nvidia-smi')}"
-    hint = quote_words(["homelab", "stop", facts.runs_alive[0]]) if facts.runs_alive else look
-    yield Finding(ID, node.name, "fail" if free < _FEW_FREE_BYTES else "warn", message, hint)
-
-
-def install_driver(node: Node, facts: Facts) -> str:
-    """The command that installs or renews the NVIDIA driver on this distribution."""
-    command = "sudo ubuntu-drivers install" if "ubuntu" in facts.system.lower() else "sudo apt install nvidia-driver"
-    return on_node(node, f"{command} && sudo reboot")
-
-
-def _mend_driver(node: Node, facts: Facts) -> str:
-    if "version mismatch" in facts.nvidia_smi.lower():  # the driver was updated under a running kernel module
-        return on_node(node, "sudo reboot")
-    return f"{on_node(node, 'sudo reboot')}; if that does not help: {install_driver(node, facts)}"
-
-
 def _edit(node: Node, facts: Facts) -> str:
     """The line of cluster.toml that says what is there."""
     believed = {card.index: belief for belief, card in _pairs(node.gpus, facts.gpus)}
@@ -164,16 +133,32 @@ def _names(facts: Facts) -> str:
     return listed(_short(card.name) for card in facts.gpus)
 
 
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "an error without words")[:200]
-
-
-def _summary(node: Node, facts: Facts) -> str:
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if not node.gpus:
-        return "CPU node"
+        others = [card.name for card in facts.amd_gpus]
+        return f"CPU node ({listed(others)} is not used: training needs CUDA)" if others else "CPU node"
     shown = []
     for card in facts.gpus:
         total, used = card.memory_total_bytes, card.memory_used_bytes
         free = "" if total is None or used is None else f", {binary_size(total - used)} free"
         shown.append(f"{_short(card.name)}{free}")
     return "; ".join(shown)
+
+
+SUBJECT = Subject(
+    "gpu",
+    "the cards are those of cluster.toml, well and free, and torch computes on them",
+    (
+        *gpu_driver.CHECKS,
+        Check(
+            "gpu.inventory", "the cards and their memory are those of cluster.toml", "fail", "gpu", of_node=inventory
+        ),
+        Check("gpu.memory", "nobody else fills the memory of the cards", "fail", "gpu", of_node=gpu_memory.memory),
+        *torch_cuda.CHECKS,
+        *gpu_health.CHECKS,
+        *gpu_xid.CHECKS,
+        Check("gpu.amd", "the cards of cluster.toml are NVIDIA's", "fail", "amd", of_node=amd),
+        Check("gpu.mixed", "all nodes have a card, or none has", "warn", "gpu", of_cluster=mixed),
+    ),
+    _summary,
+)

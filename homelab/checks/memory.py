@@ -1,41 +1,91 @@
-"""memory: the machine's RAM, for loading the model. Whether a step fits is the plan's to say, item by item."""
+"""memory: the machine's RAM, shared memory and open files. Whether a step fits is the plan's to say, item by item."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from homelab.checks import training_size
-from homelab.checks.commands import GIB, answered, binary_size, on_node
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import GIB, as_root, binary_size, on_node, written_as_root
+from homelab.checks.evidence import Evidence, Level
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
 from homelab.planning.memory import PROCESS_BYTES
 
-ID = "memory"
 # A process with CUDA's libraries loaded; weights go straight to the card, shard by shard, from a memory map. An assumption.
 CUDA_PROCESS_BYTES = 2 * GIB
 _TIGHT = 1.1
+MIB = 2**20
+SHM_WARN_BYTES = 64 * MIB  # what Docker gives a container that asks for nothing; NCCL and data loaders want more
+SHM_FAIL_BYTES = 16 * MIB
+OPEN_FILES = 1024  # what a login has on most systems
+MORE_FILES = 65536
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
+def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where not even the process and the weights fit into the memory that is free, warn where it is within 10 %."""
-    for node, facts in answered(evidence):
-        available = facts.memory_available_bytes
-        if available is None:
-            yield Finding(ID, node.name, "ok", "free memory is not known")
-            continue
-        need = least_bytes(evidence.recipe, node, facts)
-        if available >= _TIGHT * need:
-            yield Finding(ID, node.name, "ok", f"{binary_size(available)} free")
-            continue
-        message = f"{binary_size(available)} of memory is free, this needs {binary_size(need)} at the least"
-        hint = f"close what holds it; to see it: {on_node(node, 'ps -eo rss,user,args --sort=-rss | head')}"
-        if evidence.recipe and evidence.recipe.method and not node.gpus:
-            hint += "; or edit the recipe: a smaller [model]" + (
-                ', or [method] kind = "qlora"' if evidence.recipe.method.kind != "qlora" else ""
-            )
-        yield Finding(ID, node.name, "fail" if available < need else "warn", message, hint)
+    available = available_bytes(facts)
+    if available is None:
+        return
+    need = least_bytes(evidence.recipe, node, facts)
+    if available >= _TIGHT * need:
+        return
+    level: Level = "fail" if available < need else "warn"
+    limit = facts.memory_limit_bytes
+    if limit is not None and facts.memory_available_bytes is not None and available < facts.memory_available_bytes:
+        message = f"{binary_size(available)} of memory is free for this login (its control group is limited to {binary_size(limit)}), this needs {binary_size(need)} at the least"
+        raised = as_root(
+            node, facts, f"systemctl set-property user-{_uid_word(facts)}.slice MemoryMax=infinity MemoryHigh=infinity"
+        )
+        yield Problem(level, message, f"raise the limit of the container or of the user: {raised}")
+        return
+    message = f"{binary_size(available)} of memory is free, this needs {binary_size(need)} at the least"
+    hint = f"close what holds it; to see it: {on_node(node, 'ps -eo rss,user,args --sort=-rss | head')}"
+    if evidence.recipe and evidence.recipe.method and not node.gpus:
+        hint += "; or edit the recipe: a smaller [model]" + (
+            ', or [method] kind = "qlora"' if evidence.recipe.method.kind != "qlora" else ""
+        )
+    yield Problem(level, message, hint)
+
+
+def shared(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """/dev/shm, where NCCL and the workers of data loaders put what they share. The built-in worker on CPUs needs none."""
+    free = facts.shm_free_bytes
+    if free is None or free > SHM_WARN_BYTES or not (node.gpus or (evidence.recipe and evidence.recipe.script)):
+        return
+    size = f"{free / MIB:.0f} MiB"
+    message = f"{size} free in /dev/shm: NCCL and the processes of data loaders end with a bus error, or say that no space is left"
+    bigger = as_root(node, facts, "mount -o remount,size=50% /dev/shm")
+    hint = f"see what fills it: {on_node(node, 'df -h /dev/shm; ls -l /dev/shm')}; make it larger: {bigger}; in a container: docker run --shm-size=8g"
+    yield Problem("fail" if free < SHM_FAIL_BYTES else "warn", message, hint)
+
+
+def open_files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for a login that may open unusually few files: every connection and every shard of the data is one."""
+    soft, hard = facts.open_files_soft, facts.open_files_hard
+    if soft is not None and soft < OPEN_FILES:
+        shown = "no limit" if hard is None else str(hard)
+        lines = [
+            f"{facts.user} - nofile {MORE_FILES}"
+            if hard is not None and hard < MORE_FILES
+            else f"{facts.user} soft nofile {MORE_FILES}"
+        ]
+        write = on_node(node, written_as_root(facts, lines, "/etc/security/limits.conf", append=True))
+        yield Problem(
+            "warn",
+            f"at most {soft} files may be open at once (hard limit: {shown})",
+            f"{write}, then log in anew",
+            write,
+        )
+
+
+def available_bytes(facts: Facts) -> int | None:
+    """What a new process may take: the machine's free memory, or less where a control group limits the login."""
+    free = facts.memory_available_bytes
+    if free is None or facts.memory_limit_bytes is None:
+        return free
+    return min(free, max(0, facts.memory_limit_bytes - (facts.memory_limit_used_bytes or 0)))
 
 
 def least_bytes(recipe: Recipe | None, node: Node, facts: Facts) -> int:
@@ -44,3 +94,30 @@ def least_bytes(recipe: Recipe | None, node: Node, facts: Facts) -> int:
         return CUDA_PROCESS_BYTES * node.rank_count
     size = training_size.of_recipe(recipe, facts)
     return PROCESS_BYTES + (size.training_bytes if size else 0)
+
+
+def _uid_word(facts: Facts) -> str:
+    return "0" if facts.user == "root" else "$(id -u)"
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    available = available_bytes(facts)
+    return f"{binary_size(available)} free" if available is not None else "free memory is not known"
+
+
+SUBJECT = Subject(
+    "memory",
+    "there is memory to load the model",
+    (
+        Check("memory.ram", "enough memory is free, for this login too", "fail", "system", of_node=ram),
+        Check(
+            "memory.shm",
+            f"/dev/shm has more than {SHM_WARN_BYTES // MIB} MiB free where NCCL or data loaders need it",
+            "fail",
+            "room",
+            of_node=shared,
+        ),
+        Check("memory.open_files", f"{OPEN_FILES} files may be open at once", "warn", "room", of_node=open_files),
+    ),
+    _summary,
+)

@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 
-from homelab.checks import links
-from homelab.checks.commands import answered, on_node
-from homelab.checks.evidence import Evidence, Finding
-from homelab.checks.majority import majority
+from homelab.checks import interfaces, links, nat, wires
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import as_root, on_node
+from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
-from homelab.facts import Facts, Interface
+from homelab.facts import Facts
 from homelab.planning.command import quote_words
 
-ID = "network"
 SLOW_CONTROLLER_MS = 100.0  # over this the CLI feels slow; training does not care
-SLOW_LINK_MBIT = 1000
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Address, interface and name; then the dials between nodes; then the port on the head."""
-    dials = links.judge(evidence)
-    for node, facts in answered(evidence):
-        found = [*_place(evidence, node, facts), *dials.get(node.name, []), *_latency(evidence, node)]
-        if node.name == evidence.head:
-            found += _rendezvous_port(evidence, node, facts)
-        yield from found or [Finding(ID, node.name, "ok", _summary(evidence, node))]
-
-
-def _place(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Finding]:
-    if node.name not in evidence.lan:
-        if len(evidence.cluster.nodes) > 1:
-            yield _no_place(evidence, node, facts)
+def place(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where a node of several has no place on the LAN."""
+    if node.name in evidence.lan or len(evidence.cluster.nodes) < 2:
         return
-    address, name = evidence.lan[node.name]
-    interface = next((entry for entry in facts.interfaces if entry.name == name), None)
-    if interface is not None:
-        yield from _interface(evidence, node, interface)
-    loopback = [own for own in facts.own_name_addresses if own.startswith("127.")]
-    if loopback and not address.startswith("127."):
-        message = (
-            f"its own name, {facts.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
-        )
-        yield Finding(ID, node.name, "warn", message, f"edit /etc/hosts on {node.name}: {address} {facts.hostname}")
-
-
-def _no_place(evidence: Evidence, node: Node, facts: Facts) -> Finding:
     there = "; ".join(
         f"{entry.name} {', '.join(entry.addresses)}"
         for entry in facts.interfaces
@@ -60,79 +35,88 @@ def _no_place(evidence: Evidence, node: Node, facts: Facts) -> Finding:
     else:
         message = "which of its addresses is on the LAN is not clear"
     hint = f'edit cluster.toml, node {node.name}: lan_address = "..." (or interface); to see them: {on_node(node, "ip -br address")}'
-    return Finding(ID, node.name, "fail", f"{message} (there is {there or 'none but loopback'})", hint)
+    behind = nat.explanation(evidence, node.name)
+    yield Problem("fail", f"{message} (there is {there or 'none but loopback'})", behind.hint if behind else hint)
 
 
-def _interface(evidence: Evidence, node: Node, interface: Interface) -> Iterator[Finding]:
-    if interface.kind == "wifi":
-        hint = f'plug in a cable, or name another one in cluster.toml, node {node.name}: interface = "..."'
-        yield Finding(ID, node.name, "warn", f"{interface.name} is Wi-Fi: slow, and it comes and goes", hint)
-    elif interface.speed_mbit is not None and 0 < interface.speed_mbit < SLOW_LINK_MBIT:
-        message = f"{interface.name} runs at {interface.speed_mbit} Mbit/s"
-        yield Finding(
-            ID,
-            node.name,
-            "warn",
-            message,
-            f"change the cable or the switch, then: {on_node(node, f'cat /sys/class/net/{interface.name}/speed')}",
+def name(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn where the node's own name means itself only, as Debian and Ubuntu set it up."""
+    if node.name not in evidence.lan:
+        return
+    address = evidence.lan[node.name][0]
+    loopback = [own for own in facts.own_name_addresses if own.startswith("127.")]
+    if loopback and not address.startswith("127."):
+        message = (
+            f"its own name, {facts.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
         )
-    sizes = _mtus(evidence)
-    if node.name in sizes:
-        common = majority(sizes, evidence.head)
-        if sizes[node.name] != common:
-            message = f"{interface.name} has MTU {sizes[node.name]}, the other nodes {common}: large packets may vanish"
-            yield Finding(
-                ID,
-                node.name,
-                "warn",
-                message,
-                on_node(node, f"sudo {quote_words(['ip', 'link', 'set', 'dev', interface.name, 'mtu', str(common)])}"),
-            )
+        hint = f"edit /etc/hosts on {node.name}: {address} {facts.hostname}"
+        yield Problem("warn", message, hint, as_root(node, facts, _name_in_hosts(address, facts.hostname)))
 
 
-def _mtus(evidence: Evidence) -> dict[str, int]:
-    """MTU of each node's LAN interface, where known."""
-    sizes = {}
-    for node, facts in answered(evidence):
-        for entry in facts.interfaces:
-            if node.name in evidence.lan and entry.name == evidence.lan[node.name][1] and entry.mtu:
-                sizes[node.name] = entry.mtu
-    return sizes
+def _name_in_hosts(address: str, hostname: str) -> str:
+    """Takes the name off the lines of 127.*, and adds its own. Written in place: /etc/hosts of a container is a mount."""
+    sed = f"/^127\\./s/[[:space:]]+{re.escape(hostname)}([[:space:]]|$)/\\1/g"
+    lines = f"hosts=$(sed -E {quote_words([sed])} /etc/hosts) && printf '%s\\n' \"$hosts\" {quote_words([f'{address} {hostname}'])} > /etc/hosts"
+    return quote_words(["sh", "-c", lines])
 
 
-def _latency(evidence: Evidence, node: Node) -> Iterator[Finding]:
+def controller(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn where the node is far from this machine."""
     latency_ms = evidence.latencies_ms.get(node.name)
     if latency_ms is not None and latency_ms > SLOW_CONTROLLER_MS:
         message = f"{latency_ms:.0f} ms from this machine: commands will be slow (training will not)"
-        yield Finding(
-            ID,
-            node.name,
-            "warn",
-            message,
-            f"is this machine on Wi-Fi or a VPN? {quote_words(['ping', '-c', '5', node.host])}",
+        yield Problem(
+            "warn", message, f"is this machine on Wi-Fi or a VPN? {quote_words(['ping', '-c', '5', node.host])}"
         )
 
 
-def _rendezvous_port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Finding]:
-    if facts.port is None or facts.port.free:
+def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where the rendezvous port is held on the head."""
+    if node.name != evidence.head or facts.port is None or facts.port.free:
         return
-    port = evidence.master_port
-    other = f"edit the recipe: [parallel] port = {port + 1 if port < 65535 else port - 1}"
+    number = evidence.master_port
+    other = f"edit the recipe: [parallel] port = {number + 1 if number < 65535 else number - 1}"
+    fix = ""
     if facts.port.holder_run:
-        holder, hint = f"run {facts.port.holder_run}", quote_words(["homelab", "stop", facts.port.holder_run])
-    elif facts.port.holder_pid:
+        holder = f"run {facts.port.holder_run}" + (f" (pid {facts.port.holder_pid})" if facts.port.holder_pid else "")
+        hint = fix = quote_words(["homelab", "stop", facts.port.holder_run])
+    elif facts.port.holder_pid:  # only root and the process's own user see the pid
         holder = f"{facts.port.holder or 'a process'} (pid {facts.port.holder_pid})"
-        hint = f"{on_node(node, f'kill {facts.port.holder_pid}')}; or {other}"
+        fix = on_node(node, f"kill {facts.port.holder_pid}")
+        hint = f"{fix}; or {other}"
     else:
         holder = "a process of another user"
-        hint = f"{other}; to see it: {on_node(node, f'sudo ss -tlnp sport = :{port}')}"
-    yield Finding(ID, node.name, "fail", f"the rendezvous port {port} is held by {holder}", hint)
+        hint = f"{other}; to see it: {as_root(node, facts, f'ss -tlnp sport = :{number}')}"
+    yield Problem("fail", f"the rendezvous port {number} is held by {holder}", hint, fix)
 
 
-def _summary(evidence: Evidence, node: Node) -> str:
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if node.name not in evidence.lan:
         return "one node: nothing to reach"
     address, interface = evidence.lan[node.name]
     best = links.best_ms(evidence, node.name)
     shown = ipaddress.ip_address(address)
     return f"{shown} on {interface}" + (f", {best:.1f} ms" if best is not None else "")
+
+
+SUBJECT = Subject(
+    "network",
+    "every node reaches every other one on any port, at the speed of the wire",
+    (
+        Check("network.place", "the node has an address on the LAN", "fail", "network", of_node=place),
+        Check("network.nat", "no translated address stands between the node and the others (WSL2, port forwarding)", "fail", "network", of_node=nat.judge),
+        Check("network.reach", "every node opens connections to every other one, on the rendezvous port and on ephemeral ones", "fail", "dials", of_cluster=links.reach),
+        Check("network.port", "the rendezvous port is free on the head", "fail", "network", of_node=port),
+        Check("network.path_mtu", "packets of full size arrive, in both directions of every pair", "fail", "dials", of_cluster=wires.path_mtu),
+        Check("network.throughput", "bytes arrive at about the same speed between all nodes", "fail", "dials", of_cluster=wires.throughput),
+        Check("network.latency", "connections between the nodes open quickly and steadily", "warn", "dials", of_cluster=links.latency),
+        Check("network.wifi", "the node is on a cable", "warn", "network", of_node=interfaces.wifi),
+        Check("network.speed", f"the cable runs at {interfaces.SLOW_LINK_MBIT} Mbit/s or more", "warn", "network", of_node=interfaces.speed),
+        Check("network.mtu", "all nodes send packets of the same size", "warn", "network", of_node=interfaces.mtu),
+        Check("network.subnets", "only one interface is in the LAN's subnet", "warn", "network", of_node=interfaces.subnets),
+        Check("network.virtual", "the node's place on the LAN is no tunnel and no bridge of containers", "warn", "network", of_node=interfaces.virtual),
+        Check("network.name", "the node's own name does not mean 127.x on itself", "warn", "network", of_node=name),
+        Check("network.controller", f"the node is within {SLOW_CONTROLLER_MS:.0f} ms of this machine", "warn", "login", of_node=controller),
+    ),
+    _summary,
+)  # fmt: skip

@@ -1,20 +1,167 @@
-"""power: a laptop on battery throttles its GPU, and sleeps."""
+"""power: a node that sleeps, restarts or ends our processes takes the whole run with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homelab.checks.commands import answered
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import as_root, listed, on_node, written_as_root
+from homelab.checks.evidence import Evidence
+from homelab.config.cluster import Node
+from homelab.facts import Facts, SleepFacts
 
-ID = "power"
+DAY_S = 86400.0
+# What logind may do that a run does not survive (logind.conf(5)), and the systemd targets that it goes through.
+_THROUGH = {
+    "suspend": "suspend.target", "hibernate": "hibernate.target", "hybrid-sleep": "hybrid-sleep.target",
+    "suspend-then-hibernate": "suspend-then-hibernate.target", "sleep": "sleep.target",
+}  # fmt: skip
+_ENDS = ("poweroff", "reboot", "halt", "kexec", "soft-reboot")
+_MASK = "systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target suspend-then-hibernate.target"
+_APT_FILE = "/etc/apt/apt.conf.d/99homelab"
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
+def battery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn on battery."""
-    for node, facts in answered(evidence):
-        if facts.power == "battery":
-            hint = f"plug it in, then: homelab preflight --only {ID}"
-            yield Finding(ID, node.name, "warn", "runs on battery: it will throttle, and may sleep", hint)
-        else:
-            yield Finding(ID, node.name, "ok", "on mains" if facts.power == "mains" else "no battery")
+    if facts.power == "battery":
+        hint = "plug it in, then: homelab preflight --only power"
+        yield Problem("warn", "runs on battery: it will throttle, and may sleep", hint)
+
+
+def sleep(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for a node that logind sends to sleep, or switches off, when nobody types or when the lid is shut."""
+    policy = facts.sleep
+    if policy is None:
+        return
+    reasons = []
+    if _happens(policy.idle_action, policy):
+        reasons.append(f"when nobody types (IdleAction={policy.idle_action})")
+    if policy.lid and _happens(policy.lid_action, policy):
+        reasons.append(f"when the lid is shut (HandleLidSwitch: {policy.lid_action})")
+    if not reasons:
+        return
+    actions = {
+        action
+        for action, shown in ((policy.idle_action, True), (policy.lid_action, policy.lid))
+        if shown and _happens(action, policy)
+    }
+    if actions & set(_ENDS):
+        lines = ["[Login]", "IdleAction=ignore", "HandleLidSwitch=ignore", "HandleLidSwitchExternalPower=ignore"]
+        fix = _logind(node, facts, lines)
+    else:
+        fix = as_root(node, facts, _MASK)
+    yield Problem("warn", f"it goes to sleep {' and '.join(reasons)}, and the run hangs", fix=fix)
+
+
+def suspended(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for a node that was asleep within the last day: whatever sent it there may do so again. Silent where nobody knows when."""
+    seen = facts.suspended
+    if (
+        seen is None
+        or seen.asleep_s < 1
+        or (facts.sleep is not None and {"sleep.target", "suspend.target"} & set(facts.sleep.masked))
+    ):
+        return
+    if seen.ago_s is not None and seen.ago_s < DAY_S:
+        when = f"{_duration(seen.ago_s)} ago"
+    elif seen.ago_s is None and seen.up_s < DAY_S:
+        when = f"since it started {_duration(seen.up_s)} ago"
+    else:
+        return
+    message = f"it was asleep within the last day ({when}; {_duration(seen.asleep_s)} in all since its start)"
+    forbid = as_root(node, facts, _MASK)
+    yield Problem("warn", message, f"if nobody shut it by hand: {forbid}", forbid)
+
+
+def reboot(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for a restart that waits: until then libraries and kernel are of two versions."""
+    if facts.reboot_required is None:
+        return
+    names = facts.reboot_required
+    shown = f" ({listed(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" if names else ""
+    yield Problem(
+        "warn",
+        f"an upgrade waits for a restart{shown}",
+        f"when no run is alive there: {as_root(node, facts, 'reboot')}",
+    )
+
+
+def updates(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for unattended upgrades that restart the node, or that exchange NVIDIA's libraries under a running driver."""
+    seen = facts.updates
+    if seen is None:
+        return
+    if seen.reboots:
+        line = 'Unattended-Upgrade::Automatic-Reboot "false";'
+        write = on_node(node, written_as_root(facts, [line], _APT_FILE + "-reboot"))
+        when = "at once" if seen.reboot_time == "now" else f"at {seen.reboot_time}"
+        yield Problem("warn", f"unattended upgrades restart it by themselves ({when})", fix=write)
+    if seen.driver_packages and (node.gpus or facts.gpus):
+        line = 'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "linux-modules-nvidia-"; };'
+        write = on_node(node, written_as_root(facts, [line], _APT_FILE + "-nvidia"))
+        message = f"unattended upgrades may exchange {seen.driver_packages[0]} under the running driver: nvidia-smi and CUDA then fail until a restart"
+        yield Problem("warn", message, fix=write)
+
+
+def linger(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where logind ends all processes of a login that ends: the run is one of them, lingering or not."""
+    if facts.sleep is not None and facts.sleep.kills_processes:
+        message = (
+            f"it ends all processes of {facts.user} when the login ends (KillUserProcesses=yes), and the run with them"
+        )
+        yield Problem("fail", message, fix=_logind(node, facts, ["[Login]", "KillUserProcesses=no"], "91-homelab.conf"))
+
+
+def _happens(action: str, policy: SleepFacts) -> bool:
+    if action in _THROUGH:
+        return not {"sleep.target", _THROUGH[action]} & set(policy.masked)
+    return action in _ENDS
+
+
+def _logind(node: Node, facts: Facts, lines: list[str], name: str = "90-homelab.conf") -> str:
+    """The command that writes a drop-in and has logind read it (SIGHUP: it ends no session)."""
+    folder = "/etc/systemd/logind.conf.d"
+    sudo = "" if facts.user == "root" else "sudo "
+    steps = (
+        f"{sudo}mkdir -p {folder}",
+        written_as_root(facts, lines, f"{folder}/{name}"),
+        f"{sudo}systemctl kill -s HUP systemd-logind",
+    )
+    return on_node(node, " && ".join(steps))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    return "on mains" if facts.power == "mains" else "no battery"
+
+
+SUBJECT = Subject(
+    "power",
+    "the node stays awake until the run has ended",
+    (
+        Check("power.battery", "a laptop is plugged in", "warn", "power", of_node=battery),
+        Check(
+            "power.sleep",
+            "the node does not go to sleep when it is idle or its lid is shut",
+            "warn",
+            "power",
+            of_node=sleep,
+        ),
+        Check("power.suspended", "the node was not asleep within the last day", "warn", "power", of_node=suspended),
+        Check("power.reboot", "no upgrade waits for a restart", "warn", "power", of_node=reboot),
+        Check(
+            "power.updates",
+            "unattended upgrades leave the driver alone and do not restart the node",
+            "warn",
+            "power",
+            of_node=updates,
+        ),
+        Check("power.linger", "what a login starts goes on when the login ends", "fail", "power", of_node=linger),
+    ),
+    _summary,
+)

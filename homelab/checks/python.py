@@ -1,167 +1,236 @@
-"""python: the worker's interpreter and packages are there, and the same on all nodes."""
+"""python: the worker's interpreter and packages are there, and the same on all nodes; and the code of ours is whole."""
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from homelab.checks.commands import WORKER_PACKAGES, answered, create_environment, listed, pip_install
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks import differences
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import answered, create_environment, listed, on_node, path_word, pip_install
+from homelab.checks.differences import common_versions, numbers, packages_compared, packages_needed, plain
+from homelab.checks.evidence import Evidence, Level
 from homelab.config.cluster import Node
-from homelab.config.recipe import Recipe
 from homelab.facts import Facts
 
-ID = "python"
 OLDEST = (3, 11)
-# Compared between nodes where they are there, though the worker does not import all of them by name.
-_ALSO_COMPARED = ("safetensors", "tokenizers")
 
 
-def judge(evidence: Evidence) -> Iterator[Finding]:
-    """The interpreter, then what is missing, then what differs between nodes.
+def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where nothing is at the configured path and the agent was started with another Python."""
+    if differences.is_fallback(node, facts):
+        message = f"there is no Python at {node.python}; {facts.python_executable} answered in its place"
+        yield Problem("fail", message, fix=create_environment(node, _wanted(evidence)))
 
-    A version that differs is a fail (the same step could compute something else); another build of the same version
-    (2.13.0+cu128 beside 2.13.0+cpu) is a warning.
+
+def version(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail for a Python that is too old for the worker, warn for another x.y than most nodes have (patches do not matter)."""
+    if differences.is_fallback(node, facts) or not facts.python_version:
+        return
+    oldest = ".".join(map(str, OLDEST))
+    if numbers(facts.python_version)[:2] < OLDEST and not _is_script(evidence):
+        message = f"Python {facts.python_version} at {node.python}: the worker needs {oldest} or newer"
+        yield Problem("fail", message, _new_environment(evidence, node, oldest))
+        return
+    others = {
+        name: numbers(seen.python_version)[:2]
+        for name, seen in differences.usable(evidence).items()
+        if seen.python_version
+    }
+    counts = Counter(others.values())
+    common = max(counts, key=lambda pair: (counts[pair], pair))
+    if others[node.name] != common:
+        wanted = ".".join(map(str, common))
+        message = f"Python is {facts.python_version} here, {wanted} on {listed(name for name, pair in others.items() if pair == common)}"
+        yield Problem("warn", message, _new_environment(evidence, node, wanted))
+
+
+def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail for packages that the recipe's training imports and that are not there."""
+    if differences.is_fallback(node, facts):
+        return
+    names = [name for name in packages_needed(evidence.recipe) if not facts.packages.get(name)]
+    if names:
+        verb = "are" if len(names) > 1 else "is"
+        fix = pip_install(node, _pinned(names, _common(evidence)))
+        yield Problem("fail", f"{listed(names)} {verb} not installed in {node.python}", fix=fix)
+
+
+def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail for another version than most nodes have: the same step could compute something else, or not even begin (NCCL).
+
+    Without a recipe, warn for packages that some recipes need.
     """
-    needed = packages_needed(evidence.recipe)
-    usable = {node.name: facts for node, facts in answered(evidence) if not _is_fallback(node, facts)}
-    common = _common_versions(usable, _compared(evidence.recipe, needed))
-    for node, facts in answered(evidence):
-        if node.name not in usable:
-            message = f"there is no Python at {node.python}; {facts.python_executable} answered in its place"
-            yield Finding(ID, node.name, "fail", message, create_environment(node, _pinned(needed, common)))
-            continue
-        found = [
-            *_old_python(node, facts, evidence.recipe, _pinned(needed, common)),
-            *_missing(node, facts, needed, common),
-            *_different(node, facts, usable, common),
+    if differences.is_fallback(node, facts):
+        return
+    yield from _other_versions("fail", evidence, node, facts, packages_compared(evidence.recipe))
+    if evidence.recipe is None:
+        yield from _other_versions("warn", evidence, node, facts, differences.PERHAPS_NEEDED)
+    common = _common_field(evidence, node, "nccl")
+    # NCCL comes with torch: where torch differs, that is what has to be mended.
+    if common and facts.nccl and facts.nccl != common and not _torch_differs(evidence, facts):
+        message = f"NCCL is {facts.nccl} here, {common} on {_holding(evidence, 'nccl', common)}: they do not talk with each other"
+        major = (facts.torch_cuda or "12").partition(".")[0]
+        yield Problem("fail", message, fix=pip_install(node, [f"nvidia-nccl-cu{major}=={common}"]))
+
+
+def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for another build of the same version (2.13.0+cu128 beside 2.13.0+cu126): its kernels may round otherwise.
+
+    Nodes with and without GPUs are compared among themselves: they need different builds.
+    """
+    if differences.is_fallback(node, facts):
+        return
+    common, peers = _common(evidence), _alike(evidence, node)
+    found = {}
+    for name in common:
+        mine = facts.packages.get(name)
+        builds = [
+            entry
+            for other in peers.values()
+            if (entry := other.packages.get(name)) and plain(entry) == plain(common[name])
         ]
-        yield from found or [Finding(ID, node.name, "ok", _summary(facts, needed))]
+        if mine and plain(mine) == plain(common[name]) and mine != (most := differences.common_build(iter(builds))):
+            found[name] = most
+    if found:
+        shown = "; ".join(
+            f"{name} is {facts.packages[name]} here, {most} on {_holders(peers, name, most)}"
+            for name, most in found.items()
+        )
+        yield Problem("warn", f"another build of the same version: {shown}", fix=_install_build(node, found))
+        return
+    cuda = _common_field(evidence, node, "torch_cuda")
+    if (
+        cuda
+        and facts.torch_cuda
+        and facts.torch_cuda != cuda
+        and plain(facts.packages.get("torch") or "") == plain(common.get("torch", ""))
+    ):
+        message = (
+            f"torch is built for CUDA {facts.torch_cuda} here, for {cuda} on {_holding(evidence, 'torch_cuda', cuda)}"
+        )
+        build = f"cu{cuda.replace('.', '')}"
+        yield Problem("warn", message, fix=_install_build(node, {"torch": f"{plain(common['torch'])}+{build}"}))
 
 
-def packages_needed(recipe: Recipe | None) -> tuple[str, ...]:
-    """Packages without which this recipe cannot train; without a recipe, those of every run of the built-in worker."""
-    if recipe is None:
-        return WORKER_PACKAGES
-    if recipe.script is not None:
-        return ("torch",)
-    needed = list(WORKER_PACKAGES)
-    if (recipe.method and recipe.method.kind == "qlora") or (recipe.train and recipe.train.optimizer != "adamw"):
-        needed.append("bitsandbytes")
-    if recipe.data and any((name or "").startswith("hub:") for name in (recipe.data.train, recipe.data.eval)):
-        needed.append("datasets")
-    if recipe.method and recipe.method.backend == "unsloth":
-        needed.append("unsloth")
-    if recipe.tracking.tensorboard:
-        needed.append("tensorboard")
-    return tuple(needed)
+def code(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where the agent runs from other files than those that were shipped."""
+    if not evidence.code_hash or not facts.code_hash or facts.code_hash == evidence.code_hash:
+        return
+    remove = on_node(node, f"rm -r {path_word(f'{node.workdir}/code/{evidence.code_hash}')}")
+    message = "homelab's code on the node was changed or is damaged"
+    if facts.runs_alive:  # it runs from that folder
+        yield Problem(
+            "fail", message, f"when run {listed(facts.runs_alive)} has ended: {remove} (it is shipped anew then)"
+        )
+    else:
+        yield Problem("fail", message, f"{remove} (it is shipped anew then)", fix=remove)
 
 
-def _compared(recipe: Recipe | None, needed: tuple[str, ...]) -> tuple[str, ...]:
-    return needed if recipe is not None and recipe.script is not None else (*needed, *_ALSO_COMPARED)
+def _other_versions(
+    level: Level, evidence: Evidence, node: Node, facts: Facts, names: tuple[str, ...]
+) -> Iterator[Problem]:
+    usable = differences.usable(evidence)
+    common = common_versions(usable, names)
+    other = {name: mine for name in common if (mine := facts.packages.get(name)) and plain(mine) != plain(common[name])}
+    if other:
+        shown = "; ".join(
+            f"{name} is {mine} here, {common[name]} on {_holders(usable, name, common[name])}"
+            for name, mine in other.items()
+        )
+        yield Problem(level, shown, fix=pip_install(node, [f"{name}=={plain(common[name])}" for name in other]))
 
 
-def _is_fallback(node: Node, facts: Facts) -> bool:
-    """True when the agent was started with `python3` because nothing is at the configured path.
+def _new_environment(evidence: Evidence, node: Node, wanted: str) -> str:
+    """venv keeps the Python of a folder that is there already, so the old environment has to go first."""
+    return f"install Python {wanted} there, move the old environment away, then: {create_environment(node, _wanted(evidence), f'python{wanted}')}"
 
-    The interpreter's own name tells it from a wrapper script at that path, which ends in another executable too.
-    """
-    if not facts.python_executable:
-        return False
-    configured = posixpath.normpath(re.sub(r"^~(?=/|$)", lambda _: facts.home, node.python))
-    return (
-        posixpath.normpath(facts.python_executable) != configured
-        and _version_free(facts.python_executable) == "python3"
+
+def _install_build(node: Node, builds: Mapping[str, str]) -> str:
+    """Local builds of torch lie in one index each; other packages' do not have a place that is known."""
+    build = builds["torch"].partition("+")[2] if list(builds) == ["torch"] else ""
+    if re.fullmatch(r"cu\d+|cpu|rocm[\d.]+|xpu", build):
+        return pip_install(
+            node, [f"torch=={builds['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} "
+        )
+    return pip_install(
+        node, [f"{name}=={plain(wanted)}" for name, wanted in builds.items()], "--force-reinstall --no-deps "
     )
 
 
-def _version_free(executable: str) -> str:
-    return re.sub(r"^python3(\.\d+)?$", "python3", posixpath.basename(executable))
+def _common(evidence: Evidence) -> dict[str, str]:
+    return common_versions(differences.usable(evidence), packages_compared(evidence.recipe))
 
 
-def _old_python(node: Node, facts: Facts, recipe: Recipe | None, requirements: list[str]) -> Iterator[Finding]:
-    numbers = _numbers(facts.python_version)[:2]
-    if numbers >= OLDEST or (recipe is not None and recipe.script is not None):
-        return
-    wanted = ".".join(map(str, OLDEST))
-    message = f"Python {facts.python_version} at {node.python}: the worker needs {wanted} or newer"
-    yield Finding(ID, node.name, "fail", message, create_environment(node, requirements, f"python{wanted}"))
+def _alike(evidence: Evidence, node: Node) -> dict[str, Facts]:
+    """The nodes that have GPUs as this one does, or none as this one."""
+    usable = differences.usable(evidence)
+    return {
+        other.name: usable[other.name]
+        for other, _ in answered(evidence)
+        if other.name in usable and bool(other.gpus) == bool(node.gpus)
+    }
 
 
-def _missing(node: Node, facts: Facts, needed: tuple[str, ...], common: Mapping[str, str]) -> Iterator[Finding]:
-    missing = [name for name in needed if not facts.packages.get(name)]
-    if missing:
-        verb = "are" if len(missing) > 1 else "is"
-        hint = pip_install(node, _pinned(missing, common))
-        yield Finding(ID, node.name, "fail", f"{listed(missing)} {verb} not installed in {node.python}", hint)
+def _common_field(evidence: Evidence, node: Node, field: str) -> str | None:
+    """The value that most nodes like this one have; of equally frequent ones the newest."""
+    values = Counter(str(value) for facts in _alike(evidence, node).values() if (value := getattr(facts, field)))
+    return max(values, key=lambda value: (values[value], numbers(value)), default=None)
 
 
-def _common_versions(usable: Mapping[str, Facts], names: tuple[str, ...]) -> dict[str, str]:
-    """The version of each package that most nodes have; of equally frequent ones the newest."""
-    common = {}
-    for name in names:
-        versions = [version for facts in usable.values() if (version := facts.packages.get(name))]
-        if versions:
-            plain = Counter(_plain(version) for version in versions)
-            best = max(plain, key=lambda version: (plain[version], _numbers(version), version))
-            builds = Counter(version for version in versions if _plain(version) == best)
-            common[name] = max(builds, key=lambda version: builds[version])
-    return common
+def _torch_differs(evidence: Evidence, facts: Facts) -> bool:
+    common = _common(evidence).get("torch")
+    return facts.packages.get("torch") != common
 
 
-def _different(node: Node, facts: Facts, usable: Mapping[str, Facts], common: Mapping[str, str]) -> Iterator[Finding]:
-    versions: list[str] = []
-    builds: list[str] = []
-    for name, wanted in common.items():
-        mine = facts.packages.get(name)
-        if mine and mine != wanted:
-            (versions if _plain(mine) != _plain(wanted) else builds).append(name)
-    for names, level in ((versions, "fail"), (builds, "warn")):
-        if not names:
-            continue
-        shown = "; ".join(
-            f"{name} is {facts.packages[name]} here, {common[name]} on {_holders(usable, name, common[name])}"
-            for name in names
-        )
-        if level == "fail":
-            yield Finding(
-                ID, node.name, "fail", shown, pip_install(node, [f"{name}=={_plain(common[name])}" for name in names])
-            )
-        else:
-            yield Finding(
-                ID, node.name, "warn", f"another build of the same version: {shown}", _same_build(node, names, common)
-            )
+def _holding(evidence: Evidence, field: str, value: str) -> str:
+    return listed(name for name, facts in differences.usable(evidence).items() if getattr(facts, field) == value)
 
 
-def _same_build(node: Node, names: list[str], common: Mapping[str, str]) -> str:
-    """Local builds of torch lie in one index each; other packages' do not have a place that is known."""
-    build = common["torch"].partition("+")[2] if names == ["torch"] else ""
-    if re.fullmatch(r"cu\d+|cpu|rocm[\d.]+|xpu", build):
-        return pip_install(
-            node, [f"torch=={common['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} "
-        )
-    return pip_install(node, [f"{name}=={_plain(common[name])}" for name in names], "--force-reinstall --no-deps ")
+def _holders(usable: Mapping[str, Facts], name: str, wanted: str) -> str:
+    return listed(other for other, facts in usable.items() if facts.packages.get(name) == wanted)
 
 
-def _holders(usable: Mapping[str, Facts], name: str, version: str) -> str:
-    return listed(other for other, facts in usable.items() if facts.packages.get(name) == version)
+def _wanted(evidence: Evidence) -> list[str]:
+    return _pinned(packages_needed(evidence.recipe), _common(evidence))
 
 
 def _pinned(names: tuple[str, ...] | list[str], common: Mapping[str, str]) -> list[str]:
-    return [f"{name}=={_plain(common[name])}" if name in common else name for name in names]
+    return [f"{name}=={plain(common[name])}" if name in common else name for name in names]
 
 
-def _plain(version: str) -> str:
-    """Without the local build: 2.13.0 for 2.13.0+cpu (PEP 440)."""
-    return version.partition("+")[0]
+def _is_script(evidence: Evidence) -> bool:
+    return evidence.recipe is not None and evidence.recipe.script is not None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", _plain(version)))
-
-
-def _summary(facts: Facts, needed: tuple[str, ...]) -> str:
-    shown = [name for name in ("torch", "transformers") if name in needed]
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    shown = [name for name in ("torch", "transformers") if name in packages_needed(evidence.recipe)]
     return ", ".join(f"{name} {facts.packages[name]}" for name in shown)
+
+
+SUBJECT = Subject(
+    "python",
+    "the worker's Python and packages are there, and the same everywhere",
+    (
+        Check("python.interpreter", "there is a Python where cluster.toml says", "fail", "python", of_node=interpreter),
+        Check(
+            "python.version",
+            f"Python is {'.'.join(map(str, OLDEST))} or newer, and the same x.y on all nodes",
+            "fail",
+            "python",
+            of_node=version,
+        ),
+        Check(
+            "python.packages", "every package that the training imports is installed", "fail", "python", of_node=missing
+        ),
+        Check(
+            "python.same", "the packages and NCCL have the same versions on all nodes", "fail", "python", of_node=same
+        ),
+        Check(
+            "python.same_build", "torch is the same build on all nodes of a kind", "warn", "python", of_node=same_build
+        ),
+        Check("python.code", "homelab's code on the node is what was shipped there", "fail", "python", of_node=code),
+    ),
+    _summary,
+)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from homelab.checks.check import Subject
 from homelab.checks.evidence import Finding, Level
 
 _ORDER: dict[Level, int] = {"ok": 0, "warn": 1, "fail": 2}
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _MARKS: dict[Level, str] = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _MOST_NODES_WITH_TEXT = 4  # with more, the columns only have room for the marks
+_MOST_COLUMNS = 10  # with more, a row counts its nodes instead
+Differences = Sequence[tuple[str, Mapping[str, str]]]  # what differs -> node -> its value
 
 
 def worst(findings: Iterable[Finding]) -> Level:
@@ -22,19 +25,21 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def as_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """[{"check", "node", "level", "message", "hint"}], in the order of the checks; node "" is the cluster or this machine."""
+    """[{"check", "node", "level", "message", "hint", "fix"}], in the order of the checks; node "" is the cluster or this machine."""
     return [finding.as_dict() for finding in findings]
 
 
-def table(findings: Sequence[Finding], nodes: Sequence[str]) -> RenderableType:
-    """Checks x nodes, then what is not about one node, then what to mend: node, what, fix (failures first).
+def table(findings: Sequence[Finding], nodes: Sequence[str], differences: Differences = ()) -> RenderableType:
+    """Subjects x nodes, what is not about one node, what differs between nodes, then what to mend: failures first, with their fix.
 
     Fits 80 columns. Printed with `soft_wrap=True`, the commands of the fixes stay in one line and can be pasted.
     """
-    parts: list[RenderableType] = [_grid(findings, nodes)]
+    parts: list[RenderableType] = [_counts(findings, nodes) if len(nodes) > _MOST_COLUMNS else _grid(findings, nodes)]
     notes = _notes(findings)
     if notes:
         parts += [Text(), *notes]
+    if differences:
+        parts += [Text(), Text("What differs", style="bold"), _differences(differences, nodes)]
     for level, title in (("fail", "To mend"), ("warn", "Worth mending")):
         chosen = [finding for finding in findings if finding.level == level]
         if chosen:
@@ -44,17 +49,56 @@ def table(findings: Sequence[Finding], nodes: Sequence[str]) -> RenderableType:
     return Group(*parts)
 
 
+def listing(subjects: Sequence[Subject]) -> str:
+    """All checks as a Markdown table: what the README shows and `homelab preflight --list` prints."""
+    lines = ["| check | what is true when all is well | otherwise |", "|---|---|---|"]
+    lines += [f"| `{check.id}` | {check.title} | {check.worst} |" for subject in subjects for check in subject.checks]
+    return "\n".join(lines) + "\n"
+
+
+def _differences(differences: Differences, nodes: Sequence[str]) -> Table:
+    """Only what differs; nodes that agree with each other share one cell's text, so nothing has to be compared by eye."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("")
+    holders = [node for node in nodes if any(node in values for _, values in differences)]
+    for node in holders:
+        shown.add_column(Text(node), overflow="fold")
+    for what, values in differences:
+        common = max(values.values(), key=list(values.values()).count)
+        cells = [Text(values.get(node, "-"), style="dim" if values.get(node) == common else "yellow") for node in holders]
+        shown.add_row(Text(what), *cells)
+    return shown
+
+
+def _counts(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
+    """One row per subject: how many nodes are well, and the names of the others."""
+    counted = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("check", "ok", "warn", "FAIL"):
+        counted.add_column(name, no_wrap=name == "check", overflow="fold")
+    for subject in dict.fromkeys(finding.subject for finding in findings if finding.node in nodes):
+        levels: dict[str, Level] = {}
+        for finding in findings:
+            if finding.subject == subject and finding.node in nodes:
+                levels[finding.node] = max(levels.get(finding.node, "ok"), finding.level, key=_ORDER.__getitem__)
+        named = {level: [node for node in nodes if levels.get(node) == level] for level in _ORDER}
+        counted.add_row(
+            subject, Text(f"{len(named['ok'])} of {len(nodes)}", style=_STYLES["ok"]),
+            *(Text(", ".join(named[level]), style=_STYLES[level]) for level in ("warn", "fail")),
+        )  # fmt: skip
+    return counted
+
+
 def _grid(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
     with_text = len(nodes) <= _MOST_NODES_WITH_TEXT
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=with_text)
-    found.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.check) for finding in findings)]))
+    found.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.subject) for finding in findings)]))
     for node in nodes:
         found.add_column(Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if with_text else None)
-    for check in dict.fromkeys(finding.check for finding in findings):
-        mine = [finding for finding in findings if finding.check == check]
+    for subject in dict.fromkeys(finding.subject for finding in findings):
+        mine = [finding for finding in findings if finding.subject == subject]
         if any(finding.node in nodes for finding in mine):
             found.add_row(
-                check, *(_cell([finding for finding in mine if finding.node == node], len(nodes)) for node in nodes)
+                subject, *(_cell([finding for finding in mine if finding.node == node], len(nodes)) for node in nodes)
             )
     return found
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homelab.checks.commands import answered, listed
-from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.check import Check, Problem, Subject
+from homelab.checks.commands import listed
+from homelab.checks.evidence import Evidence
+from homelab.config.cluster import Node
+from homelab.facts import Facts
 from homelab.planning.command import quote_words
 
-ID = "runs"
 
-
-def judge(evidence: Evidence) -> Iterator[Finding]:
+def alive(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """A live run: fail where it holds GPUs (two runs do not fit), warn on a CPU node (both only become slower)."""
-    for node, facts in answered(evidence):
-        if not facts.runs_alive:
-            yield Finding(ID, node.name, "ok", "no run is alive")
-            continue
+    if facts.runs_alive:
         several = len(facts.runs_alive) > 1
         message = f"{'runs' if several else 'run'} {listed(facts.runs_alive)} {'are' if several else 'is'} alive here"
         hint = " && ".join(quote_words(["homelab", "stop", run]) for run in facts.runs_alive)
-        yield Finding(ID, node.name, "fail" if node.gpus else "warn", message, hint)
+        yield Problem("fail" if node.gpus else "warn", message, hint)
+
+
+def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
+    return "no run is alive"
+
+
+SUBJECT = Subject(
+    "runs",
+    "no other run is alive",
+    (Check("runs.alive", "no other run of ours is alive on the node", "fail", "runs", of_node=alive),),
+    _summary,
+)

@@ -1,4 +1,4 @@
-"""What torch makes of the cards: is it a CUDA build, does the driver suit it, has it kernels for them, does a matmul work?"""
+"""What torch makes of the cards: is it a CUDA build, does the driver suit it, has it kernels for them, does it compute?"""
 
 from __future__ import annotations
 
@@ -6,58 +6,93 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from homelab.checks.commands import on_node, path_word, pip_install
+from homelab import hardware
+from homelab.checks.check import Check, OfNode, Problem
+from homelab.checks.commands import as_root, on_node, path_word, pip_install
+from homelab.checks.evidence import Evidence
+from homelab.checks.gpu_driver import install_driver
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
 
-Problem = tuple[str, str]  # message, hint
+KERNELS, COMPUTE, BF16, TORCH = "gpu.kernels", "gpu.compute", "gpu.bf16", "gpu.torch"
 
 
-def problems(recipe: Recipe | None, node: Node, facts: Facts, driver_hint: str) -> Iterator[Problem]:
-    """What keeps torch from computing on this node's cards. The first cause only: the others would follow from it."""
+def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tuple[str, Problem]]:
+    """(id of a check, what it found) of what keeps torch from computing on this node's cards.
+
+    The first cause only: the others would follow from it.
+    """
     torch = facts.packages.get("torch")
-    if not torch:
-        return  # the python check says so
-    if facts.torch_cuda is None and not re.search(r"\+(cu|rocm)\d", torch) and not _sees_cards(facts):
-        yield f"torch {torch} is a build without CUDA", _install_cuda_build(node, facts)
+    if not torch or not facts.gpus:
+        return  # the python check and the inventory say so
+    driver_hint = install_driver(node, facts)
+    if not facts.torch_cuda and not re.search(r"\+(cu|rocm)\d", torch) and not _sees_cards(facts):
+        fix = _install_cuda_build(node, facts)
+        yield TORCH, Problem("fail", f"torch {torch} is a build without CUDA", fix=fix)
         return
     probe = facts.gpu_probe
     if probe is None:
         question = f"{path_word(node.python)} -c 'import torch; print(torch.randn(2, 2, device=\"cuda\"))'"
-        yield "torch did not answer when it was asked for the GPUs", on_node(node, question)
+        message = "torch did not answer when it was asked for the GPUs"
+        yield TORCH, Problem("fail", message, on_node(node, question))
         return
     devices: list[dict[str, Any]] = list(probe.get("devices") or [])
     found = list(_kernels(node, facts, probe, devices))
     failed = [device for device in devices if not device.get("matmul_ok")]
     if not found and (failed or not probe.get("cuda_available")) and driver_is_older(facts):
-        found = [
-            (
-                f"the driver ({facts.driver_version}) goes up to CUDA {facts.driver_cuda}, torch {torch} wants {facts.torch_cuda}",
-                driver_hint,
-            )
-        ]
+        message = f"the driver ({facts.driver_version}) goes up to CUDA {facts.driver_cuda}, torch {torch} wants {facts.torch_cuda}"
+        found = [(TORCH, Problem("fail", message, driver_hint))]
     if not found and not probe.get("cuda_available"):
-        found = [(f"torch {torch} sees no GPU, though nvidia-smi does", driver_hint)]
+        found = [(TORCH, Problem("fail", f"torch {torch} sees no GPU, though nvidia-smi does", driver_hint))]
     if not found and len(devices) < len(facts.gpus):
         message = f"torch sees {len(devices)} of {len(facts.gpus)} GPUs"
-        found = [(message, f"look for CUDA_VISIBLE_DEVICES: {on_node(node, 'env | grep CUDA')}")]
+        hint = f"look for CUDA_VISIBLE_DEVICES: {on_node(node, 'env | grep CUDA')}"
+        found = [(TORCH, Problem("fail", message, hint))]
     if not found:
         for device in failed:
             why = device.get("error") or "its result was wrong"
-            found.append((f"a small matmul failed on {device.get('name')}: {why}", on_node(node, "nvidia-smi")))
+            message = f"a small matmul failed on {device.get('name')}: {why}"
+            found.append((COMPUTE, Problem("fail", message, _mend_compute(node, facts))))
+    if not found and recipe and recipe.method and recipe.method.kind == "qlora":
+        found = list(_four_bit(node, facts, devices))
     yield from found
     if not found and recipe and recipe.train and recipe.train.precision == "bf16":
         for device in devices:
             if not device.get("bf16"):
-                yield f"{device.get('name')} has no bf16", 'edit the recipe: [train] precision = "auto" (or "fp16")'
+                hint = 'edit the recipe: [train] precision = "auto" (or "fp16")'
+                yield BF16, Problem("fail", f"{device.get('name')} has no bf16", hint)
+
+
+def _mend_compute(node: Node, facts: Facts) -> str:
+    """A card in another compute mode than "Default" refuses a second process; else somebody has to look."""
+    closed = [card.index for card in facts.gpus if card.compute_mode not in (None, "Default")]
+    return as_root(node, facts, f"nvidia-smi -i {closed[0]} -c 0") if closed else on_node(node, "nvidia-smi")
+
+
+def _four_bit(node: Node, facts: Facts, devices: list[dict[str, Any]]) -> Iterator[tuple[str, Problem]]:
+    """Cards on which a 4-bit layer of bitsandbytes did not run. Not tried (an older answer, no bitsandbytes at all) is no finding."""
+    version = facts.packages.get("bitsandbytes")
+    for device in devices:
+        if version and device.get("four_bit_ok") is False:
+            why = device.get("four_bit_error") or "its result was no number"
+            message = f"a 4-bit layer of bitsandbytes {version} failed on {device.get('name')}: {why}"
+            yield (
+                COMPUTE,
+                Problem(
+                    "fail", message, fix=pip_install(node, ["bitsandbytes"], "--upgrade --force-reinstall --no-deps ")
+                ),
+            )
+            return  # one installation, one fault
 
 
 def _sees_cards(facts: Facts) -> bool:
     return bool(facts.gpu_probe and facts.gpu_probe.get("cuda_available"))
 
 
-def _kernels(node: Node, facts: Facts, probe: dict[str, Any], devices: list[dict[str, Any]]) -> Iterator[Problem]:
+def _kernels(
+    node: Node, facts: Facts, probe: dict[str, Any], devices: list[dict[str, Any]]
+) -> Iterator[tuple[str, Problem]]:
     """Cards for which this build holds no kernels: torch's own architecture list against the cards' capability."""
     architectures = [str(entry) for entry in probe.get("arch_list") or []]
     seen = set()
@@ -71,7 +106,7 @@ def _kernels(node: Node, facts: Facts, probe: dict[str, Any], devices: list[dict
         seen.add((major, minor))
         version = probe.get("torch") or facts.packages.get("torch")
         message = f"torch {version} has no kernels for {device.get('name')} (sm_{major}{minor})"
-        yield message, _install_cuda_build(node, facts)
+        yield KERNELS, Problem("fail", message, fix=_install_cuda_build(node, facts))
 
 
 def has_kernels(architectures: list[str], major: int, minor: int) -> bool:
@@ -105,8 +140,14 @@ def driver_is_older(facts: Facts) -> bool:
 
 
 def _install_cuda_build(node: Node, facts: Facts) -> str:
-    """CUDA 12.8 builds know every card from Turing to Blackwell; CUDA 13 builds need a driver that knows CUDA 13."""
+    """CUDA 12.8 builds know every card from Turing to Blackwell; CUDA 13 builds need a driver that knows CUDA 13.
+
+    Cards before Turing (sm_75) have kernels only in builds for CUDA 12.6: since torch 2.8 the later ones leave them out.
+    """
     build = "cu130" if facts.driver_cuda and _numbers(facts.driver_cuda) >= (13, 0) else "cu128"
+    known = [hardware.lookup(card.name) for card in facts.gpus]
+    if any(card is not None and card.compute_capability < (7, 5) for card in known):
+        build = "cu126"
     # The old version may not exist for the newer CUDA; which one does is pip's to find.
     return pip_install(
         node, ["torch"], f"--upgrade --force-reinstall --index-url https://download.pytorch.org/whl/{build} "
@@ -115,3 +156,31 @@ def _install_cuda_build(node: Node, facts: Facts) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _judge_of(id: str) -> OfNode:
+    """The judge of one of torch's checks: only the first cause is named, by the check that it belongs to."""
+
+    def judge(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+        if node.gpus and facts.nvidia_smi == "ok":
+            for cause, problem in first_cause(evidence.recipe, node, facts):
+                if cause == id:
+                    yield problem
+
+    return judge
+
+
+CHECKS = (
+    Check(
+        TORCH,
+        "torch is a CUDA build that suits the driver, and sees all cards",
+        "fail",
+        "gpu",
+        of_node=_judge_of(TORCH),
+    ),
+    Check(KERNELS, "torch has kernels for the cards", "fail", "gpu", of_node=_judge_of(KERNELS)),
+    Check(
+        COMPUTE, "a matmul, and for QLoRA a 4-bit layer, works on every card", "fail", "gpu", of_node=_judge_of(COMPUTE)
+    ),
+    Check(BF16, "the cards have bf16 where the recipe wants it", "fail", "gpu", of_node=_judge_of(BF16)),
+)

@@ -5,7 +5,22 @@ from __future__ import annotations
 import typer
 
 import homelab
-from homelab.cli import chat, lab, launch, logs, plan, preflight, recover, runs, status, stop, trust
+from homelab.cli import (
+    chat,
+    doctor,
+    explain,
+    lab,
+    launch,
+    logs,
+    plan,
+    preflight,
+    recover,
+    runs,
+    status,
+    stop,
+    trust,
+    why,
+)
 
 app = typer.Typer(
     name="homelab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -22,6 +37,6 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-for command in (preflight, plan, launch, status, logs, stop, recover, runs, chat, trust):
+for command in (preflight, doctor, plan, launch, status, logs, stop, recover, why, explain, runs, chat, trust):
     app.command(name=command.__name__.rsplit(".", 1)[-1])(command.command)
 app.add_typer(lab.app, name="lab")

@@ -2,53 +2,192 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from homelab.control.preflight import Look
+
+_AGAIN_S = 2.0  # between two looks of --watch
+
 
 def command(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="Also check what this recipe needs: model, data, packages.", show_default=False),
+        typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False),
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    only: Annotated[list[str], typer.Option("--only", help="Judge only this check (repeatable).")] = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).")] = [],  # noqa: B006
     skip: common.SkipOption = [],  # noqa: B006
+    deep: Annotated[bool, typer.Option("--deep", help="Also let all nodes compute together: a real all-reduce, timed.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that mend what was found.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask. What needs sudo is left out.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until nothing fails.")] = False,
+    list_checks: Annotated[bool, typer.Option("--list", help="Print all checks and end.")] = False,
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
     from rich.console import Console
 
-    from homelab.checks import registry, report
+    from homelab.checks import differences, registry, report
     from homelab.config.load import load_recipe
-    from homelab.control import gather, material
-    from homelab.errors import EXIT_UNREACHABLE
+    from homelab.control import launch, material, preflight
     from homelab.remote.fanout import Fleet
 
+    if list_checks:
+        typer.echo(report.listing(registry.SUBJECTS), nl=False)
+        return 0
+    _refuse_combinations(fix, yes, watch, as_json)
     loaded = common.load_cluster(cluster, nodes)
     skipped = registry.skipped(only=only, skip=skip)
     wanted = load_recipe(recipe) if recipe else None
-    items = material.of_recipe(wanted, recipe) if wanted and recipe else []
-    port = wanted.parallel.port if wanted else 29500
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        seen = gather.evidence(fleet, recipe=wanted, material=items, port=port, say=say)
-    findings = registry.judge_all(seen, skip=skipped)
-    failed = report.worst(findings) == "fail"
-    if as_json:
-        common.print_json({"cluster": loaded.name, "ok": not failed, "findings": report.as_json(findings)})
-    else:
-        console = Console()
-        console.print(report.table(findings, [node.name for node in loaded.nodes]), soft_wrap=True)
-        options = common.same_options(cluster)
-        console.print(
-            f"Mend what is marked fail, then run again: homelab preflight{options}" if failed else f"Fit to train. Next: homelab plan RECIPE{options}",
-            soft_wrap=True, markup=False, highlight=False,
-        )  # fmt: skip
-    if any(error.exit_code == EXIT_UNREACHABLE for error in seen.unreachable.values()):
+    names = [node.name for node in loaded.nodes]
+    options = common.same_options(cluster)
+    console = Console()
+
+    with Fleet(loaded) as fleet:
+
+        def look(say: Callable[[str], None]) -> Look:
+            items = material.of_recipe(wanted, recipe) if wanted and recipe else []
+            return preflight.look(
+                fleet, wanted, items, skip=skipped, test_collective="always" if deep else "never", say=say,
+                plan_on=lambda seen, settled: launch.make_plan(
+                    seen, settled, items, run="preflight", attempt=1, port=settled.parallel.port, resume_step=0
+                ),
+            )  # fmt: skip
+
+        def drawn(found: Look) -> RenderableType:
+            return report.table(found.findings, names, differences.table(found.evidence))
+
+        def looked() -> Look:
+            with common.progress(as_json) as say:
+                return look(say)
+
+        found = _watch(look, drawn, console) if watch else looked()
+        if as_json:
+            common.print_json(_document(loaded.name, found, sorted(skipped), differences.table(found.evidence)))
+            return _code(found)
+        if not watch:
+            console.print(drawn(found), soft_wrap=True)
+        if fix and _mend(found, console, cluster, ask=not yes):
+            found = looked()
+            console.print(drawn(found), soft_wrap=True)
+    console.print(_next(found, options, recipe, fix), soft_wrap=True, markup=False, highlight=False)
+    return _code(found)
+
+
+def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> None:
+    import sys
+
+    from homelab.errors import InputError
+
+    if as_json and (fix or watch):
+        option = "--fix" if fix else "--watch"
+        raise InputError(f"{option} talks with a person, --json with a program", where=f"{option} --json", hint="leave one of them out")
+    if fix and watch:
+        raise InputError("--fix asks, --watch does not wait", where="--fix --watch", hint="run --fix in one terminal and --watch in another")
+    if yes and not fix:
+        raise InputError("--yes answers what --fix asks, and there is no --fix", where="--yes", hint="add --fix")
+    if fix and not yes and not sys.stdin.isatty():
+        raise InputError("--fix asks before each command, and nobody can answer here", where="stdin is no terminal", hint="add --yes")
+
+
+def _watch(look: Callable[[Callable[[str], None]], Look], drawn: Callable[[Look], RenderableType], console: object) -> Look:
+    """Look until nothing fails; the table is drawn anew each time. Ctrl-C ends it."""
+    import time
+
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from homelab.checks import report
+
+    assert isinstance(console, Console)
+    with Live(Text("looking"), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            found = look(lambda text: None)
+            fine = report.worst(found.findings) != "fail"
+            note = "" if fine else f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this"
+            live.update(Group(drawn(found), Text(note, style="dim")), refresh=True)
+            if fine:
+                return found
+            time.sleep(_AGAIN_S)
+
+
+def _mend(found: Look, console: object, cluster: Path, *, ask: bool) -> bool:
+    """Run the fixes that the person agrees to; whether any was run. What no command can mend is named."""
+    import os
+    import subprocess
+    import sys
+
+    from rich.console import Console
+
+    from homelab.checks import fixes
+
+    assert isinstance(console, Console)
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    # The commands may be ours too: the same homelab, for the same cluster.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "HOMELAB_CLUSTER": str(cluster)}
+    ran = False
+    for offer in fixes.offered(found.findings):
+        say(f"\n{offer.title}")
+        say(f"  {offer.command}")
+        if offer.needs_root:
+            say("  this asks for the rights of root (sudo) on that machine")
+        if not ask and offer.needs_root:
+            say("  not run: --yes leaves out what needs sudo")
+            continue
+        if ask and not typer.confirm("  run it?", default=False):
+            continue
+        ran = True
+        done = subprocess.run(["/bin/sh", "-c", offer.command], env=environment, check=False)
+        say("  done" if done.returncode == 0 else f"  it ended with exit code {done.returncode}")
+    left = fixes.by_hand(found.findings)
+    if left:
+        say("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in left)))
+    return ran
+
+
+def _document(name: str, found: Look, skipped: list[str], differences: list[tuple[str, dict[str, str]]]) -> dict[str, object]:
+    from homelab.checks import registry, report
+
+    return {
+        "cluster": name,
+        "ok": report.worst(found.findings) != "fail",
+        "checks": [check.id for check in registry.CHECKS if check.id not in skipped],
+        "skipped": skipped,
+        "findings": report.as_json(found.findings),
+        "differences": {what: values for what, values in differences},
+    }
+
+
+def _code(found: Look) -> int:
+    from homelab.checks import report
+    from homelab.errors import EXIT_UNREACHABLE
+
+    if any(error.exit_code == EXIT_UNREACHABLE for error in found.evidence.unreachable.values()):
         return EXIT_UNREACHABLE
-    return 1 if failed else 0
+    return 1 if report.worst(found.findings) == "fail" else 0
+
+
+def _next(found: Look, options: str, recipe: Path | None, fix: bool) -> str:
+    import shlex
+
+    from homelab.checks import fixes, report
+
+    name = f" {shlex.quote(str(recipe))}" if recipe else ""
+    if report.worst(found.findings) != "fail":
+        return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
+    runnable = not fix and fixes.offered(found.findings)
+    return f"Mend what is marked fail, then run again: homelab preflight{name}{' --fix' if runnable else ''}{options}"

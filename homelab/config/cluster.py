@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 # A node's name becomes a folder and a table heading on every machine; anything beyond this would only cause trouble there.
 _NAME = re.compile(r"[^\W_][\w.-]*")
@@ -113,6 +113,12 @@ class Node(Strict):
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = ()
     speed: float | None = Field(default=None, gt=0)
+    _known_hosts: str | None = PrivateAttr(default=None)
+
+    @property
+    def known_hosts(self) -> str | None:
+        """The cluster's own known_hosts file, which commands for people must name too; None: ssh's own."""
+        return self._known_hosts
 
     @model_validator(mode="before")
     @classmethod
@@ -137,6 +143,11 @@ class Cluster(Strict):
     nodes: tuple[Node, ...]
     left_out: tuple[str, ...] = ()
     """Nodes of the file that do not take part now (--nodes, or not reachable); never written by a person."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Each node knows the file that its host key lies in."""
+        for node in self.nodes:
+            node._known_hosts = self.known_hosts
 
     def node(self, name: str) -> Node:
         """The node of this name; KeyError when there is none."""

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import homelab
-from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
-from homelab.control import gather, interrupts, material, start
+from homelab.control import gather, interrupts, material, preflight, start
 from homelab.control.material import Material
 from homelab.errors import HomelabError
 from homelab.facts import Facts
-from homelab.planning import batch
 from homelab.planning import plan as planning
 from homelab.planning.model import Plan
 from homelab.planning.outlook import Throughputs
@@ -54,19 +52,16 @@ def prepare(
     not there.
     """
     items = material.of_recipe(recipe, recipe_path)
-    seen = gather.evidence(fleet, recipe=recipe, material=items, port=recipe.parallel.port, say=say)
-    findings = registry.judge_all(seen, skip=skip)
-    plan, refused = None, None
-    if seen.facts:
-        answers, _ = fleet.ask("runs", names=list(seen.facts))
-        run = name_beside({entry["name"] for answer in answers.values() for entry in answer["runs"]})
-        try:
-            recipe, plan = batch.settle(
-                recipe, lambda wanted: make_plan(seen, wanted, items, run=run, attempt=1, port=wanted.parallel.port, resume_step=0)
-            )
-        except HomelabError as error:
-            refused = error
-    return Prepared(recipe, recipe_path, items, seen, findings, plan, refused)
+    named: list[str] = []
+
+    def plan_on(seen: Evidence, wanted: Recipe) -> Plan:
+        if not named:
+            answers, _ = fleet.ask("runs", names=list(seen.facts))
+            named.append(name_beside({entry["name"] for answer in answers.values() for entry in answer["runs"]}))
+        return make_plan(seen, wanted, items, run=named[0], attempt=1, port=wanted.parallel.port, resume_step=0)
+
+    found = preflight.look(fleet, recipe, items, skip=skip, test_collective="when-changed", plan_on=plan_on, say=say)
+    return Prepared(found.recipe or recipe, recipe_path, items, found.evidence, found.findings, found.plan, found.refused)
 
 
 def make_plan(
@@ -95,6 +90,8 @@ def plan_of(
 def refuse_on_failure(prepared: Prepared) -> None:
     """Raises the error of a preflight that failed, or of a plan that cannot be; unreachable nodes give exit code 3."""
     failed = [finding for finding in prepared.findings if finding.level == "fail"]
+    if prepared.refused:  # says in its own words what the check of the fit says of each node
+        failed = [finding for finding in failed if finding.subject != "fit"]
     if failed:
         first = failed[0]
         more = f" (and {len(failed) - 1} more, in the table above)" if len(failed) > 1 else ""

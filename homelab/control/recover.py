@@ -10,7 +10,7 @@ from typing import Any
 
 from homelab.checks import registry
 from homelab.checks.evidence import Evidence
-from homelab.control import find, gather, launch, start, watch
+from homelab.control import diagnosed, find, gather, launch, start, watch
 from homelab.control.material import Material, sha256
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError, InputError, UnreachableError
@@ -51,6 +51,8 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
             hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
         )
     diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in ("stopped", "planned") else None)
+    if diagnosis is not None and seen.state not in ("stopped", "planned"):
+        diagnosed.keep(paths, seen.attempt, diagnosis, watcher.unreachable)
     return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from homelab.config.cluster import Node
-from homelab.control import find, stop
+from homelab.control import diagnosed, find, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -63,6 +63,8 @@ class Watcher:
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             store.event(self._paths, seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
+        if seen.state == "failed" and seen.diagnosis is not None:
+            diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
 
     def diagnosis(self) -> cause.Diagnosis | None:

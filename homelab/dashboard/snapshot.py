@@ -297,10 +297,10 @@ def _rank_rows(
 def _events(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tuple[EventRow, ...]:
     """What the controller wrote down, and the rows that the ranks moved among themselves, in order of time."""
     moved = [EventRow(time=line.time, text=line.message) for line in lines if line.kind == "shares"]
-    return tuple(sorted([*(_event(event) for event in events), *moved], key=lambda row: row.time))
+    return tuple(sorted([*(event_row(event) for event in events), *moved], key=lambda row: row.time))
 
 
-def _event(event: Mapping[str, Any]) -> EventRow:
+def event_row(event: Mapping[str, Any]) -> EventRow:
     """One line of events.jsonl: {"time", "what", and details}."""
     details = " · ".join(
         f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"

@@ -17,13 +17,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from homelab.diagnose import endings
+from homelab.diagnose import endings, topics
+from homelab.diagnose.rules import RULES
 from homelab.diagnose.suspects import Suspect, first_line, of_node, silent
 from homelab.planning.model import Frozen
 from homelab.runs.reply import Reply
 from homelab.runs.state import newest_attempt
 
 _MEMORY_FULL = 0.92
+_REASONS = {rule.id for rule in (*RULES, *endings.ENDINGS) if rule.role == "cause" and rule.specificity >= 50}
 
 
 class Victim(Frozen):
@@ -35,7 +37,8 @@ class Victim(Frozen):
 
 
 class Diagnosis(Frozen):
-    """Why an attempt failed. `cause` is the rule's id; `hint` is the command or the edit that mends it.
+    """Why an attempt failed. `cause` is the rule's id; `hint` is the command or the edit that mends it; `topic`, where there is
+    one, is what `homelab explain` has more about.
 
     `retryable` means that starting again from the newest checkpoint can help. It says nothing of how often: a cause
     that comes back at the same place is no accident.
@@ -52,6 +55,12 @@ class Diagnosis(Frozen):
     hint: str
     retryable: bool
     victims: tuple[Victim, ...] = ()
+    topic: str = ""
+
+    @property
+    def names_a_reason(self) -> bool:
+        """False where it is only known that something went wrong, or who waited in vain."""
+        return self.cause in _REASONS
 
 
 def diagnose(
@@ -137,6 +146,7 @@ def _explain(
             because.append(f"{full:.0%} of the memory of {first.node} is in use")
     victims = {(other.node, other.rank): other for other in others if other.tier > first.tier and other.tier >= 3}
     victims.pop((first.node, first.rank), None)
+    topic = topics.of_rule(first.rule.id, first.saw)
     return Diagnosis(
         cause=first.rule.id,
         title=re.sub(r"\brank None on ", "", first.rule.title.format_map(values)),
@@ -149,17 +159,20 @@ def _explain(
         hint=first.own_hint or first.rule.hint.format_map(values),
         retryable=first.rule.retryable,
         victims=tuple(Victim(node=v.node, rank=v.rank, saw=first_line(v.saw)) for v in victims.values()),
+        topic=topic.id if topic else "",
     )
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """One box: what happened, why that is believed, what mends it, and who only suffered from it."""
+    """One box: what happened, why that is believed, what mends it, who only suffered from it, and where more is said."""
     parts: list[RenderableType] = [Text(diagnosis.title, style="bold")]
     parts += [_labelled("because" if number == 0 else "", line, "") for number, line in enumerate(diagnosis.because)]
     parts.append(_labelled("fix", diagnosis.hint, "bold"))
     if diagnosis.victims:
         ranks = ", ".join(_person(victim.node, victim.rank) for victim in diagnosis.victims)
         parts.append(_labelled("victims", f"{ranks}: failed only because of it", "dim"))
+    if diagnosis.topic:
+        parts.append(_labelled("more", f"homelab explain {diagnosis.topic}", ""))
     return Panel(
         Group(*parts), title="why it failed", title_align="left", border_style="red", box=ROUNDED, padding=(0, 1)
     )

@@ -31,6 +31,12 @@ def rate_bits_per_s(rate: str) -> float:
     return float(found.group(1)) * _UNITS[found.group(2)]
 
 
+def rate_limit(rate: str) -> tuple[str, ...]:
+    """The words for `tc` that limit what an interface sends. The burst holds 2 ms and one 64 KiB packet. Raises InputError."""
+    burst_bytes = max(65536 + 14, round(rate_bits_per_s(rate) / 8 * 0.002))
+    return ("tbf", "rate", rate, "burst", str(burst_bytes), "latency", "50ms")
+
+
 def free_network() -> str:
     """A /24 that no route of this machine covers, e.g. "10.213.0.0/24". Raises HomelabError when there is none."""
     taken = []
@@ -66,18 +72,20 @@ def uplink(lab: str) -> str:
     return f"hl{lab}"
 
 
-def _switch(state: LabState) -> str:
+def switch_namespace(state: LabState) -> str:
+    """The network namespace that holds the bridge."""
     # A plus sign cannot be part of a node's name, so no node can be called like this.
     return f"homelab-{state.id}+switch"
 
 
-def _port(node: LabNode) -> str:
+def switch_port(node: LabNode) -> str:
+    """The name of the switch's end of the node's cable, in that namespace."""
     return f"port{node.number}"
 
 
 def create_switch(state: LabState) -> None:
     """The bridge, and the controller's way to it."""
-    switch, interface = _switch(state), uplink(state.id)
+    switch, interface = switch_namespace(state), uplink(state.id)
     call("ip", "netns", "add", switch)
     call("ip", "-n", switch, "link", "add", "lan", "type", "bridge")
     call("ip", "-n", switch, "link", "set", "lan", "up")
@@ -91,42 +99,40 @@ def create_switch(state: LabState) -> None:
 
 def connect(state: LabState, node: LabNode) -> None:
     """A new network namespace for the node, wired to the bridge; the cable is as `node.cable` says."""
-    switch, space = _switch(state), node.network_namespace
+    switch, space = switch_namespace(state), node.network_namespace
     # A machine keeps its hardware address over a power cycle, and so do the neighbours' tables.
     hardware = f"02:{state.id[0:2]}:{state.id[2:4]}:{state.id[4:6]}:00:{node.number:02x}"
     call("ip", "netns", "add", space)
     call(
-        *("ip", "-n", switch, "link", "add", _port(node), "type", "veth"),
+        *("ip", "-n", switch, "link", "add", switch_port(node), "type", "veth"),
         *("peer", "name", INTERFACE, "address", hardware, "netns", space),
     )
-    call("ip", "-n", switch, "link", "set", _port(node), "master", "lan")
+    call("ip", "-n", switch, "link", "set", switch_port(node), "master", "lan")
     call("ip", "-n", space, "link", "set", "lo", "up")
     call("ip", "-n", space, "address", "add", f"{node.host}/24", "dev", INTERFACE)
     if state.rate is not None:
-        # Each end limits what it sends, so each direction is limited once. The burst holds 2 ms and one 64 KiB packet.
-        burst_bytes = max(65536 + 14, round(rate_bits_per_s(state.rate) / 8 * 0.002))
-        for where, device in ((switch, _port(node)), (space, INTERFACE)):
-            limits = ("rate", state.rate, "burst", str(burst_bytes), "latency", "50ms")
-            call("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", *limits)
+        # Each end limits what it sends, so each direction is limited once.
+        for where, device in ((switch, switch_port(node)), (space, INTERFACE)):
+            call("tc", "-n", where, "qdisc", "add", "dev", device, "root", *rate_limit(state.rate))
     call("ip", "-n", space, "link", "set", INTERFACE, "up")
     set_cable(state, node)
 
 
 def set_cable(state: LabState, node: LabNode) -> None:
     """Make the switch's end of the cable what `node.cable` says: the node sees its carrier come and go."""
-    call("ip", "-n", _switch(state), "link", "set", _port(node), "up" if node.cable == "plugged" else "down")
+    call("ip", "-n", switch_namespace(state), "link", "set", switch_port(node), "up" if node.cable == "plugged" else "down")
 
 
 def silence(state: LabState, node: LabNode) -> None:
     """From now on nothing reaches the node or leaves it: a machine without power says goodbye to nobody."""
     with contextlib.suppress(HomelabError):  # it has no port when it is off already
-        call("ip", "-n", _switch(state), "link", "set", _port(node), "down")
+        call("ip", "-n", switch_namespace(state), "link", "set", switch_port(node), "down")
 
 
 def is_plugged(state: LabState, node: LabNode) -> bool | None:
     """Whether the node has a carrier; None when it has no network (it is off)."""
     try:
-        links = json.loads(call("ip", "-j", "-n", _switch(state), "link", "show", "dev", _port(node)))
+        links = json.loads(call("ip", "-j", "-n", switch_namespace(state), "link", "show", "dev", switch_port(node)))
     except HomelabError:
         return None
     return "UP" in links[0]["flags"]
@@ -135,7 +141,7 @@ def is_plugged(state: LabState, node: LabNode) -> bool | None:
 def disconnect(state: LabState, node: LabNode) -> None:
     """Remove the node's port and namespace, whatever of them exists."""
     with contextlib.suppress(HomelabError):
-        call("ip", "-n", _switch(state), "link", "delete", _port(node))
+        call("ip", "-n", switch_namespace(state), "link", "delete", switch_port(node))
     if (NAMESPACES / node.network_namespace).exists():
         call("ip", "netns", "delete", node.network_namespace)
 

@@ -79,10 +79,14 @@ def _answer(verb, request):
         from homelab.node import ports
 
         return {"port": ports.free_port(int(request.get("low", 29501)))}
-    if verb in ("listen", "dial"):
+    if verb == "meet":
         from homelab.node import dials
 
-        return getattr(dials, verb)(request)
+        return dials.meet(request)
+    if verb in ("collective", "collective-look", "collective-end", "collective-keep"):
+        from homelab.node import collective
+
+        return getattr(collective, verb.rpartition("-")[2])(request)
     if verb in ("has-file", "checkpoints", "verify-checkpoint"):
         from homelab.node import transfer
 
@@ -91,6 +95,10 @@ def _answer(verb, request):
         from homelab.node import transfer
 
         return getattr(transfer, verb.replace("-", "_"))(request, sys.stdin.buffer)
+    if verb == "sample-data":
+        from homelab.node import sample
+
+        return sample.sample_data(request, sys.stdin.buffer)
     if verb in ("send-checkpoint", "send-final"):
         from homelab.node import transfer
 

@@ -2,8 +2,9 @@
 
 import csv
 import os
-import subprocess
 import time
+
+from homelab.node import programs
 
 _GPU_FIELDS = (
     "index",
@@ -68,26 +69,32 @@ def _cpu_times():
 def gpus(timeout_s=10.0):
     """(state, cards): state is "ok", "missing" or nvidia-smi's own error; memory in bytes, `[N/A]` fields are None.
 
-    Field names: `nvidia-smi --help-query-gpu`.
+    Field names: `nvidia-smi --help-query-gpu`. Drivers before 510 refuse the whole question for a field they do not know
+    (compute_cap): they are asked again without it.
     """
-    try:
-        answer = subprocess.run(
-            ["nvidia-smi", "--query-gpu=" + ",".join(_GPU_FIELDS), "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError:
+    program = programs.path_of("nvidia-smi")
+    if program is None:
         return "missing", []
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "nvidia-smi did not answer: %s" % error, []
-    if answer.returncode != 0:
-        return (answer.stdout + answer.stderr).strip()[:500] or "nvidia-smi ended with %d" % answer.returncode, []
+    for fields in (_GPU_FIELDS, _GPU_FIELDS[:-1]):
+        try:
+            words = [program, "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+            code, output, errors = programs.answer_of(words, timeout_s)
+        except TimeoutError:
+            return "nvidia-smi did not answer within %d s" % timeout_s, []
+        except OSError as error:
+            return "nvidia-smi could not be started: %s" % error, []
+        if code == 0 or "not a valid field" not in output + errors:
+            break
+    if code != 0:
+        return (output + errors).strip()[:500] or "nvidia-smi ended with %d" % code, []
+    return "ok", parse_gpus(output)
+
+
+def parse_gpus(text):
+    """The cards of nvidia-smi's CSV answer: the fields above, with or without the last. Other lines are left out."""
     cards = []
-    for row in csv.reader(answer.stdout.splitlines(), skipinitialspace=True):
-        if len(row) != len(_GPU_FIELDS) or not row[0].strip().isdigit():
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) not in (len(_GPU_FIELDS), len(_GPU_FIELDS) - 1) or not row[0].strip().isdigit():
             continue
         numbers = [_number(field) for field in row]
         cards.append(
@@ -99,10 +106,10 @@ def gpus(timeout_s=10.0):
                 "temperature_c": numbers[4],
                 "utilization_percent": numbers[5],
                 "power_w": numbers[6],
-                "compute_capability": row[7].strip() if numbers[7] is not None else None,
+                "compute_capability": row[7].strip() if len(row) > 7 and numbers[7] is not None else None,
             }
         )
-    return "ok", cards
+    return cards
 
 
 def _number(text):

@@ -37,6 +37,11 @@ def speeds_file(workdir, model, kind):
     return os.path.join(expand(workdir), "speeds", name)
 
 
+def collective_file(workdir):
+    """The record of the newest collective test that passed."""
+    return os.path.join(expand(workdir), "collective.json")
+
+
 def attempt_dir(run_folder, attempt):
     """Folder of one start of torchrun."""
     return os.path.join(run_folder, "attempts", str(int(attempt)))

@@ -1,5 +1,6 @@
 """Interfaces, routes and ports of this node."""
 
+import array
 import fcntl
 import os
 import socket
@@ -7,28 +8,30 @@ import struct
 
 from homelab.node import processes
 
-_SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8915, 0x891B, 0x8921  # linux/sockios.h
-_VIRTUAL = ("docker", "br-", "virbr", "veth", "tailscale", "wg", "tun", "tap", "cni", "flannel", "podman", "zt")
+_SIOCGIFCONF, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x891B, 0x8921  # linux/sockios.h
+_IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
+_NETWORKS = "/sys/class/net"
+# Bridges of containers and virtual machines, and tunnels: a place on the LAN only for those who ask for it.
+_VIRTUAL = (
+    "docker", "br-", "virbr", "veth", "vnet", "vmnet", "vboxnet", "lxc", "lxd", "incus", "cni", "cali", "flannel", "podman", "dummy",
+    "tailscale", "wg", "tun", "tap", "zt", "nebula", "ppp", "ipsec", "utun", "nordlynx", "proton",
+)  # fmt: skip
 
 
 def interfaces():
     """All interfaces with their IPv4 addresses (types: `homelab.facts.Interface`). By ioctl: `ip` need not be there."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        addresses = _addresses(probe)
         for _, name in socket.if_nameindex():
-            address, mask = _ioctl_address(probe, name, _SIOCGIFADDR), _ioctl_address(probe, name, _SIOCGIFNETMASK)
             mtu = _ioctl(probe, name, _SIOCGIFMTU)
-            addresses = []
-            if address:
-                prefix = bin(struct.unpack("!I", socket.inet_aton(mask or "255.255.255.255"))[0]).count("1")
-                addresses.append("%s/%d" % (address, prefix))
-            speed = _read("/sys/class/net/%s/speed" % name)
+            speed = _read("%s/%s/speed" % (_NETWORKS, name))
             found.append(
                 {
                     "name": name,
-                    "up": _read("/sys/class/net/%s/operstate" % name) in ("up", "unknown"),
-                    "addresses": addresses,
-                    "kind": _kind(name),
+                    "up": _read("%s/%s/operstate" % (_NETWORKS, name)) in ("up", "unknown"),
+                    "addresses": addresses.get(name, []),
+                    "kind": kind(name),
                     "mtu": struct.unpack("i", mtu[16:20])[0] if mtu else None,
                     "speed_mbit": int(speed) if speed and speed.isdigit() else None,
                 }
@@ -36,12 +39,50 @@ def interfaces():
     return found
 
 
-def _kind(name):
+def _addresses(probe):
+    """{interface: ["192.168.1.5/24", ...]}, the second address of an interface too."""
+    room = array.array("B", bytes(_IFREQ_BYTES * 1024))
+    place, _ = room.buffer_info()
+    try:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, struct.pack("iP", len(room), place))
+    except OSError:
+        return {}
+    found = {}
+    for start in range(0, struct.unpack("iP", answer)[0], _IFREQ_BYTES):
+        entry = room[start : start + _IFREQ_BYTES].tobytes()
+        label = entry[:16].split(b"\0")[0]
+        try:
+            # The address goes along with the question: an interface may have several, each with its own mask.
+            mask = fcntl.ioctl(probe.fileno(), _SIOCGIFNETMASK, entry.ljust(256, b"\0"))[20:24]
+        except OSError:
+            mask = b"\xff" * 4
+        prefix = bin(struct.unpack("!I", mask)[0]).count("1")
+        name = label.decode("utf-8", "replace").split(":")[0]  # "eth0:1" is an address of eth0
+        found.setdefault(name, []).append("%s/%d" % (socket.inet_ntoa(entry[20:24]), prefix))
+    return found
+
+
+def kind(name, networks=_NETWORKS):
+    """ "loopback", "wifi", "virtual" or "physical", as `homelab.facts.Interface` has it; a bond, a VLAN or a bridge over a cable is physical."""
     if name == "lo":
         return "loopback"
-    if os.path.isdir("/sys/class/net/%s/wireless" % name):
+    place = os.path.join(networks, name)
+    if os.path.isdir(os.path.join(place, "wireless")) or os.path.exists(os.path.join(place, "phy80211")):
         return "wifi"
-    return "virtual" if name.startswith(_VIRTUAL) else "physical"
+    if name.startswith(_VIRTUAL) or os.path.exists(os.path.join(place, "tun_flags")):
+        return "virtual"
+    if "DEVTYPE=wireguard" in (_read(os.path.join(place, "uevent")) or ""):
+        return "virtual"
+    return "virtual" if _is_empty_bridge(place, networks) else "physical"
+
+
+def _is_empty_bridge(place, networks):
+    """A bridge on which only containers and virtual machines are: no port of it is a device that one can touch."""
+    try:
+        members = os.listdir(os.path.join(place, "brif"))
+    except OSError:
+        return False
+    return not any(os.path.exists(os.path.join(networks, member, "device")) for member in members)
 
 
 def _ioctl(probe, name, request):
@@ -51,16 +92,11 @@ def _ioctl(probe, name, request):
         return None
 
 
-def _ioctl_address(probe, name, request):
-    answer = _ioctl(probe, name, request)
-    return socket.inet_ntoa(answer[20:24]) if answer else None
-
-
 def _read(path):
     try:
         with open(path) as stream:
             return stream.read().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
 
 
@@ -74,7 +110,8 @@ def own_name_addresses():
 
 def routes(peers):
     """{peer: {"interface", "source"}} as the kernel would route; connecting a UDP socket sends nothing."""
-    by_address = {entry["addresses"][0].split("/")[0]: entry["name"] for entry in interfaces() if entry["addresses"]}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        by_address = {own.split("/")[0]: name for name, all_own in _addresses(probe).items() for own in all_own}
     found = {}
     for peer in peers:
         try:

@@ -31,6 +31,14 @@ def is_alive(pid):
         return False
 
 
+def run_of(pid):
+    """The run a process belongs to; None for a stranger's, and for one whose environment this user may not read."""
+    for entry in _environment(pid):
+        if entry.startswith(b"HOMELAB_RUN="):
+            return entry[12:].decode("utf-8", "replace")
+    return None
+
+
 def of_runs(node):
     """All live processes of any run on this node: {run name: [pid, ...]}."""
     found = {}

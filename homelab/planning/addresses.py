@@ -9,6 +9,8 @@ from homelab.config.cluster import Cluster, Node
 from homelab.facts import Facts, Interface
 from homelab.planning.model import Choice
 
+_TUNNELS = ("tailscale", "wg", "zt", "tun", "tap", "nebula")
+
 
 def peers_of(cluster: Cluster, name: str) -> list[str]:
     """Addresses of the other nodes as far as cluster.toml says them: what a node is asked for its routes to."""
@@ -24,7 +26,8 @@ def lan_of(cluster: Cluster, node: Node, facts: Facts | None) -> tuple[str, str,
     """(address, interface, reason) of a node on the LAN, or None when nothing fits.
 
     In this order: what cluster.toml says, the cluster's network, the address SSH uses, the route to the other nodes, the
-    only physical interface that is up. Docker's, bridges' and tunnels' interfaces are taken only when cluster.toml names them.
+    only physical interface that is up. Docker's, bridges' and tunnels' interfaces are taken only when cluster.toml names them, or
+    (tunnels alone) a network that nothing else is in.
     """
     interfaces = facts.interfaces if facts else ()
     if node.lan_address:
@@ -38,9 +41,12 @@ def lan_of(cluster: Cluster, node: Node, facts: Facts | None) -> tuple[str, str,
         address = _address_on(interfaces, node.interface)
         return (address, node.interface, "cluster.toml names the interface") if address else None
     usable = [entry for entry in interfaces if entry.kind in ("physical", "wifi") and entry.up]
+    usable.sort(key=lambda entry: entry.kind == "wifi")  # a laptop with both is on the LAN by its cable
     if cluster.network:
         network = ipaddress.ip_network(cluster.network)
-        for entry in usable:
+        # A tunnel is asked for by a network that only it is in; a bridge of containers never is.
+        tunnels = [entry for entry in interfaces if entry.up and entry.name.startswith(_TUNNELS)]
+        for entry in [*usable, *tunnels]:
             for address in entry.addresses:
                 if ipaddress.ip_interface(address).ip in network:
                     return _plain(address), entry.name, f"in the cluster's network {cluster.network}"

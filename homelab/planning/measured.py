@@ -110,9 +110,10 @@ def _read(facts: Facts) -> Measured | str:
 def _mismatch(file: Measured, recipe: Recipe, facts: Facts, device: str, precision: str) -> str | None:
     """Why the file says nothing about this plan; None when it does."""
     assert recipe.model and recipe.method and recipe.train
-    age_days = (facts.time - file.measured_at) / _DAY_S  # both by the node's own clock
-    if age_days > OLD_DAYS:
-        return f"they are {age_days:.0f} days old"
+    if facts.time is not None:
+        age_days = (facts.time - file.measured_at) / _DAY_S  # both by the node's own clock
+        if age_days > OLD_DAYS:
+            return f"they are {age_days:.0f} days old"
     method, train = recipe.method, recipe.train
     adapters = method.kind != "full"
     compared = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from homelab.checks.commands import on_node, path_word
@@ -11,11 +13,17 @@ from homelab.errors import HomelabError
 from homelab.planning.command import ANSWER_MARK, agent_command, unpack_command
 from homelab.remote import answers, ship
 from homelab.remote.session import Completed, Session, Stream
-from homelab.runs.reply import plain_lines
+from homelab.runs.reply import plain, plain_lines
 
 _MARK = ANSWER_MARK.encode() + b"\n"
 _OPEN_TIMEOUT_S = 20.0
+_MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ranks, has some hundred kilobytes
+# A run's own file, which must not change; texts that whoever shows them makes harmless (`homelab.runs.reply`).
+_AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
+_NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "File exists", "No such file or directory: '")
+# How a Python ends that finds other files than those that were shipped.
+_OF_DAMAGED_CODE = re.compile(r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab")
 
 
 def connect(cluster: Cluster, node: Node) -> Agent:
@@ -82,13 +90,29 @@ class Agent:
         self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
     ) -> Completed:
         command, head = self._command(verb), self._request(request)
-        done = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
+        done = self._run_once(command, head, body, timeout_s, into)
         if done.returncode == _CODE_MISSING:
             self._ship(timeout_s)
             if not isinstance(body, bytes):
                 body.seek(0)  # nothing was read by the command that found no code; what was sent to it is sent again
-            done = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
+            done = self._run_once(command, head, body, timeout_s, into)
         return done
+
+    def _run_once(
+        self, command: str, head: bytes, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
+    ) -> Completed:
+        """Into memory where no file is given, but not more than an answer can have: a shell may print without end."""
+        if into is not None:
+            return self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
+        said = _AtMost(_MOST_ANSWER_BYTES, self._endless)
+        done = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=cast(BinaryIO, said))
+        return Completed(done.returncode, bytes(said.bytes), done.stderr)
+
+    def _endless(self) -> HomelabError:
+        return HomelabError(
+            f"it sends more than {_MOST_ANSWER_BYTES >> 20} MiB where an answer should be", where=self._where(),
+            hint=f"what does its shell print on start? {on_node(self.node, 'true')}",
+        )  # fmt: skip
 
     def _ship(self, timeout_s: float) -> None:
         command = unpack_command(self.node.python, ship.code_dir(self.node.workdir))
@@ -99,6 +123,8 @@ class Agent:
     def _answer(self, verb: str, done: Completed) -> dict[str, Any]:
         if done.returncode == _PYTHON_MISSING:
             raise self._error("no Python", done)
+        if _MARK not in done.stdout and done.returncode >= 0:
+            raise self._not_begun(done)
         # A shell that greets on start has printed before the mark.
         try:
             answer = json.loads(done.stdout.partition(_MARK)[2])
@@ -115,12 +141,14 @@ class Agent:
                 hint=f"is this your machine? To have the agent shipped anew: {self._on_node('rm -r', '/code')}",
             )
         assert isinstance(answer, dict)
-        return answer
+        return answer if verb in _AS_IT_IS else cast(dict[str, Any], _harmless(answer))
 
     def _refusal(self, error: dict[str, Any]) -> HomelabError:
         message = plain_lines(str(error["message"]))
         if error["kind"] == "full":
             return self._full(f": {message}")
+        if error["kind"] == "internal" and _OF_DAMAGED_CODE.search(message):
+            return self._damaged(message)
         hint = f"homelab preflight --nodes {self.node.name}; by hand: {self._on_node('ls -l')}"
         where = plain_lines(str(error.get("where") or ""))
         return HomelabError(
@@ -133,9 +161,25 @@ class Agent:
             hint=f"make room: {self._on_node('df -h')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
         )  # fmt: skip
 
+    def _not_begun(self, done: Completed) -> HomelabError:
+        """The login shell itself did something else than the command it was given."""
+        said = plain_lines(b"\n".join([done.stdout[-2000:], done.stderr[-2000:]]).decode("utf-8", "replace"))
+        last = ([line for line in said.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
+        return HomelabError(
+            f"its shell did not get as far as homelab's agent (exit code {done.returncode}): {last}", where=self._where(),
+            hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; else look at what its shell reads on start "
+            "(~/.bashrc, ~/.profile, ~/.config/fish/config.fish, ~/.cshrc) for an exit or an exec, and at the account's login shell",
+        )  # fmt: skip
+
+    def _damaged(self, last: str) -> HomelabError:
+        return HomelabError(
+            f"homelab's code on this node was changed or is damaged: {last}", where=self._where(),
+            hint=f"{on_node(self.node, f'rm -r {path_word(ship.code_dir(self.node.workdir))}')} (it is shipped anew then)",
+        )  # fmt: skip
+
     def _error(self, message: str, done: Completed) -> HomelabError:
         text = plain_lines(done.stderr.decode("utf-8", "replace"))
-        last = text.splitlines()[-1] if text else "it said nothing"
+        last = text.splitlines()[-1][:300] if text else "it said nothing"
         if done.returncode == _PYTHON_MISSING:
             return HomelabError(
                 f"there is no Python at {self.node.python}, and no python3 either",
@@ -154,12 +198,14 @@ class Agent:
                 "the agent was killed while it answered (out of memory?)", where=self._where(),
                 hint=on_node(self.node, "free -h; sudo dmesg | tail"),
             )  # fmt: skip
+        if done.returncode == 1 and _OF_DAMAGED_CODE.search(last):
+            return self._damaged(last)
         if done.returncode in (126, 127):  # what a shell says when it cannot start a program
             return HomelabError(
                 f"the Python of this node does not start: {last}", where=f"{self._where()}, python = {self.node.python}",
                 hint=f"{on_node(self.node, f'{path_word(self.node.python)} --version')}; or edit cluster.toml: python = ...",
             )  # fmt: skip
-        if any(words in last for words in ("Permission denied", "Read-only file system", "Not a directory", "File exists")):
+        if any(words in last for words in _NOT_WRITABLE):
             return HomelabError(
                 f"the workdir cannot be written: {last}",
                 where=f"{self._where()}, workdir = {self.node.workdir}",
@@ -173,6 +219,33 @@ class Agent:
     def _on_node(self, command: str, below: str = "") -> str:
         """The text that runs a command on a path of the workdir, for a hint."""
         return on_node(self.node, f"{command} {path_word(self.node.workdir + below)}")
+
+
+def _harmless(value: Any) -> Any:
+    """A node's words without what a terminal would obey, or could not show at all (half of a surrogate pair)."""
+    if isinstance(value, str) and not value.isprintable():
+        text = value.encode("utf-8", "replace").decode()
+        return "\n".join(plain(line) for line in text.split("\n"))
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_harmless(entry) for entry in value]
+    return value
+
+
+class _AtMost:
+    """Keeps what is written to it, up to a number of bytes."""
+
+    def __init__(self, most: int, refusal: Callable[[], HomelabError]) -> None:
+        self.bytes = bytearray()
+        self._most, self._refusal = most, refusal
+
+    def write(self, block: bytes) -> int:
+        """As a file's `write`. Raises the refusal."""
+        self.bytes += block
+        if len(self.bytes) > self._most:
+            raise self._refusal()
+        return len(block)
 
 
 class _AfterMark:

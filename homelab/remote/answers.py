@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from homelab.checks.sample_result import SampleResult
 from homelab.facts import Facts, Loose
-from homelab.runs.reply import Exit, Reply
+from homelab.runs.reply import Exit, Line, Reply
 from homelab.runs.store import USABLE_NAME
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class KnownRun(Loose):
@@ -53,18 +55,23 @@ class Port(Loose):
 
 
 class Dial(Loose):
-    """One dial of `dial`."""
+    """One dial of `meet`, or what it measured of one pair (`homelab.checks.evidence.Link` has the fields)."""
 
     node: str
     address: str
     port: int
-    latency_ms: float | None = None
+    latency_ms: Milliseconds | None = None
+    median_ms: Milliseconds | None = None
+    worst_ms: Milliseconds | None = None
     throughput_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    error: str | None = None
+    stalled: Line | None = None
+    carried_bytes: int | None = None
+    lost_bytes: int | None = None
+    error: Line | None = None
 
 
 class Dials(Loose):
-    """`dial`."""
+    """A line of `meet`."""
 
     links: tuple[Dial, ...]
 
@@ -103,9 +110,53 @@ class DryRuns(Loose):
     results: tuple[DryRunResult, ...]
 
 
+class CollectiveRank(Loose):
+    """What one rank of the collective smoke test wrote down. `results` are checked where they are read."""
+
+    stage: Annotated[str, Field(max_length=100)] = "starting"
+    error: Annotated[str, Field(max_length=4000)] | None = None
+    results: tuple[dict[str, Any], ...] | None = None
+    stack: tuple[str, ...] = ()
+
+
+Ranks = dict[Annotated[int, Field(ge=0)], CollectiveRank]
+
+
+class CollectiveEnded(Loose):
+    """How torchrun ended on a node, and what is left of it."""
+
+    returncode: int | None = None
+    left: tuple[int, ...] = ()
+    log: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+class CollectiveLine(Loose):
+    """One line of `collective`."""
+
+    phase: Annotated[str, Field(max_length=100)]
+    ranks: Ranks
+    ended: CollectiveEnded | None = None
+
+
+class CollectiveLook(Loose):
+    """`collective-look`."""
+
+    phase: Annotated[str, Field(max_length=100)]
+    ranks: Ranks
+    log: tuple[str, ...]
+
+
+class SampleOfData(Loose):
+    """`sample-data`: None where nothing is kept and nothing was to be read."""
+
+    sample: SampleResult | None
+
+
 SHAPES: dict[str, type[BaseModel]] = {
-    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "free-port": Port, "dial": Dials,
-    "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns,
+    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "free-port": Port, "meet": Dials,
+    "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
+    "collective-look": CollectiveLook, "collective-end": Stopped,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import subprocess
 import time
@@ -59,15 +60,29 @@ class LocalSession:
 class _ProcessStream:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
+        self._buffer = bytearray()
 
     def readline(self, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-        return self._process.stdout.readline().rstrip(b"\n")
+            # Read past the file object: two lines that come at once would leave one in its buffer, where no selector sees it.
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                block = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not block:
+                    break
+                self._buffer += block
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line
+
+    def write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
 
     def close(self) -> None:
         assert self._process.stdin is not None

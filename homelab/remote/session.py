@@ -22,6 +22,10 @@ class Stream(Protocol):
         """Its next line of stdout; b"" at the end. Raises TimeoutError."""
         ...
 
+    def write(self, line: bytes) -> None:
+        """Bytes for its stdin. Raises OSError when it has ended."""
+        ...
+
     def close(self) -> None:
         """End it. Idempotent."""
         ...

@@ -11,7 +11,7 @@ from pathlib import Path
 import homelab
 
 _ROOT = Path(homelab.__file__).parent
-_SHIPPED = ("node", "worker")
+_SHIPPED = ("node", "node/probes", "worker")
 
 
 @functools.cache

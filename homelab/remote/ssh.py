@@ -15,6 +15,7 @@ from homelab.remote import connect
 from homelab.remote.session import Completed, Stream
 
 _BLOCK = 1 << 16
+_ERRORS_KEPT_BYTES = 1 << 20  # of stderr, the end: what a command says last is why it ended
 
 
 class SshSession:
@@ -124,6 +125,9 @@ class _ChannelStream:
         self._buffer = bytearray(rest)
         return line
 
+    def write(self, line: bytes) -> None:
+        self._channel.sendall(line)
+
     def close(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.shutdown_write()
@@ -148,3 +152,5 @@ def _drain(receive: Any, into: bytearray) -> None:
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         while block := receive(_BLOCK):
             into += block
+            if len(into) > 2 * _ERRORS_KEPT_BYTES:
+                del into[:-_ERRORS_KEPT_BYTES]

@@ -75,6 +75,10 @@ class RunPaths:
         """Who computes what in this attempt."""
         return self.attempt(number) / "plan.json"
 
+    def diagnosis_json(self, number: int) -> Path:
+        """Why this attempt failed, as far as the controller learned it; absent where it did not."""
+        return self.attempt(number) / "diagnosis.json"
+
     def node(self, number: int, node: str) -> Path:
         """What one node left in this attempt: exit.json, out.log, err.log."""
         return self.attempt(number) / "nodes" / node

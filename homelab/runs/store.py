@@ -29,7 +29,7 @@ preflight.json   the checks this run was started with, and which were skipped
 events.jsonl     what happened, one JSON object per line
 state.json       the state as this controller last saw it (the truth is on the nodes)
 metrics.jsonl    the metrics of all ranks, gathered from the nodes by `homelab status`
-attempts/<n>/    one start of torchrun on all nodes; recovery makes the next
+attempts/<n>/    one start of torchrun on all nodes (diagnosis.json: why it failed); recovery makes the next
 code/            the recipe (and script) as it was at launch
 
 On the nodes, <workdir>/runs/<this name>/ also holds attempts/<n>/nodes/<node>/ (torchrun's and every rank's logs),

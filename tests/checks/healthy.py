@@ -9,6 +9,8 @@ from homelab.checks.evidence import Evidence, Finding, Link
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
+from homelab.planning.memory import HELD
+from homelab.planning.model import MemoryEstimate, MemoryItem, Plan, RankPlan
 
 NAMES = ("tower", "laptop", "oldtower")
 MIB = 2**20
@@ -28,6 +30,11 @@ CARDS = {  # name as nvidia-smi answers, MiB in total, compute capability, name 
     "tower": ("NVIDIA GeForce RTX 5070 Ti", 16303, [12, 0], "RTX 5070 Ti", 16),
     "laptop": ("NVIDIA GeForce RTX 4070 Laptop GPU", 8188, [8, 9], "RTX 4070 Laptop", 8),
     "oldtower": ("NVIDIA GeForce RTX 3070 Ti", 8192, [8, 6], "3070ti", 8),
+}
+CODE_HASH = "0123456789abcdef"
+MODEL_FILES = {
+    "model.safetensors": {"size_bytes": 266_000_000, "sampled": "11" * 32, "sha256": None},
+    "tokenizer.json": {"size_bytes": 3_500_000, "sampled": None, "sha256": "22" * 32},
 }
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
@@ -114,6 +121,23 @@ def bad(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level != "ok"]
 
 
+def plan(ranks: list[dict[str, Any]]) -> Plan:
+    """A plan with these ranks: {"node", "need_gib", "held_gib", "total_gib", "micro_batch", "token_cap"}; without total_gib nobody knows it."""
+    planned = []
+    for number, one in enumerate(ranks):
+        items = [MemoryItem(name="base weights", size_bytes=round(one["need_gib"] * GIB))]
+        items.append(MemoryItem(name=HELD, size_bytes=round(one.get("held_gib", 0.0) * GIB)))
+        total = round(one["total_gib"] * GIB) if "total_gib" in one else None
+        planned.append(RankPlan(
+            rank=number, node=one["node"], local_rank=0, device_name="RTX 3070 Ti", share=4, micro_batch=one.get("micro_batch", 1),
+            token_cap=one.get("token_cap"), memory=MemoryEstimate(items=tuple(items), available_bytes=total),
+        ))  # fmt: skip
+    return Plan(
+        run="lora", attempt=1, world_size=len(planned), backend="nccl", device="cuda", precision="bf16", strategy="ddp", head=NAMES[0],
+        master_address="192.168.1.100", master_port=PORT, resume_step=0, ranks=tuple(planned), nodes=(),
+    )  # fmt: skip
+
+
 def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> Evidence:
     nodes = []
     for number, name in enumerate(names):
@@ -140,6 +164,7 @@ def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> 
         facts={name: _facts(name, address[name], with_gpus, of) for name in names},
         clock_offsets_s={name: 0.0 for name in names}, latencies_ms={name: 0.4 for name in names}, links=links,
         lan={name: (address[name], f"eth{number}") for number, name in enumerate(names)}, recipe=of, data=on_nodes,
+        code_hash=CODE_HASH,
     )  # fmt: skip
 
 
@@ -159,16 +184,19 @@ def _facts(name: str, address: str, with_gpus: bool, of: Recipe | None) -> Facts
             {"name": f"eth{NAMES.index(name)}", "addresses": [f"{address}/24"], "mtu": 1500, "speed_mbit": 1000},
         ],
         "own_name_addresses": [address], "disk_free_bytes": 20 * 10**9, "disk_total_bytes": 100 * 10**9,
-        "port": {"free": True},
+        "port": {"free": True}, "code_hash": CODE_HASH,
     }  # fmt: skip
     if of is not None and of.model is not None:
-        facts["model"] = {"found": True, "path": "/home/me/models/smol", "config": LLAMA, "size_bytes": 270_000_000}
+        facts["model"] = {
+            "found": True, "path": "/home/me/models/smol", "config": LLAMA, "size_bytes": 270_000_000,
+            "files": MODEL_FILES, "has_chat_template": True,
+        }  # fmt: skip
     if of is not None and of.data is not None:
         facts["data"] = {"train": {"path": of.data.train, "found": True, "size_bytes": 5_000_000, "sha256": "ab" * 32}}
     if with_gpus:
         product, mebibytes, capability, _, _ = CARDS[name]
         facts |= {
-            "torch_cuda": "12.8", "nvidia_smi": "ok", "driver_version": "575.64", "driver_cuda": "12.9",
+            "torch_cuda": "12.8", "nccl": "2.27.3", "nvidia_smi": "ok", "driver_version": "575.64", "driver_cuda": "12.9",
             "gpus": [{
                 "index": 0, "name": product, "memory_total_bytes": mebibytes * MIB, "memory_used_bytes": 300 * MIB,
                 "compute_capability": f"{capability[0]}.{capability[1]}",

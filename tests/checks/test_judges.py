@@ -31,6 +31,8 @@ from tests.checks.healthy import (
 
 pytestmark = pytest.mark.timeout(20)
 
+SUBJECTS = {subject.id for subject in registry.SUBJECTS}
+
 
 def wires(slow: dict[tuple[str, str], float]) -> Evidence:
     """Nodes without GPUs, where these pairs have so many bytes per second and all others 1 Gbit/s."""
@@ -41,7 +43,7 @@ def wires(slow: dict[tuple[str, str], float]) -> Evidence:
 def judged(evidence: Evidence, check: str) -> list[Finding]:
     """The findings of one check, which must not break."""
     found = [
-        finding for finding in registry.judge_all(evidence, skip=set(registry.IDS) - {check}) if finding.check == check
+        finding for finding in registry.judge_all(evidence, skip=SUBJECTS - {check}) if finding.subject == check
     ]
     assert not any("broke" in finding.message for finding in found), found
     return found
@@ -62,7 +64,7 @@ def one(evidence: Evidence, check: str) -> Finding:
 def test_a_healthy_cluster_is_ok_once_per_check_and_node(build: Callable[..., Evidence], of: object) -> None:
     findings = registry.judge_all(build(of))
     assert bad(findings) == []
-    for check in registry.IDS:
+    for check in SUBJECTS:
         nodes = [finding.node for finding in findings if finding.check == check]
         assert nodes in (list(NAMES), [""]), check
     assert all(finding.message for finding in findings)
@@ -268,7 +270,7 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "vram_gb = 16",
     ),
     "held by a desktop": (
-        lambda: healthy.card(gpu(), "tower", memory_used_bytes=4 * GIB, holders=("Xorg", "firefox")),
+        lambda: healthy.card(gpu(), "tower", memory_used_bytes=4 * GIB, holders=({"program": "Xorg"}, {"program": "firefox"})),
         "gpu",
         "tower",
         "warn",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from homelab.checks import registry
+from homelab.checks.check import Check, OfCluster, Problem
 from homelab.checks.evidence import Evidence, Finding
 from homelab.errors import InputError, UnreachableError
 from tests.checks.healthy import bad, cpu, unreachable, with_facts
@@ -14,10 +15,11 @@ from tests.checks.healthy import bad, cpu, unreachable, with_facts
 pytestmark = pytest.mark.timeout(20)
 
 
-def test_ids_differ_and_findings_carry_the_id_of_their_check() -> None:
+def test_ids_differ_and_begin_with_their_subject() -> None:
     assert len(set(registry.IDS)) == len(registry.IDS)
-    for check in registry.CHECKS:
-        assert {finding.check for finding in registry.judge_one(check, cpu())} == {check.id}
+    for subject in registry.SUBJECTS:
+        assert all(check.subject == subject.id and check.title for check in subject.checks)
+        assert all((check.of_node is None) != (check.of_cluster is None) for check in subject.checks)
 
 
 def test_a_skipped_check_is_said_and_not_judged() -> None:
@@ -27,7 +29,11 @@ def test_a_skipped_check_is_said_and_not_judged() -> None:
 
 
 def test_only_skips_all_the_others() -> None:
-    assert registry.skipped(only=["disk", "gpu"], skip=["gpu"]) == frozenset(registry.IDS) - {"disk"}
+    ids = {check.id for check in registry.CHECKS}
+    assert registry.skipped(only=["disk", "gpu"], skip=["gpu"]) == {check for check in ids if not check.startswith("disk.")}
+    assert registry.skipped(only=["disk"], skip=["disk.room"]) >= {"disk.room", "gpu.memory"}
+    assert "disk.writable" not in registry.skipped(only=["disk"], skip=["disk.room"])
+    assert registry.skipped(only=["disk.room"], skip=[]) == ids - {"disk.room"}
     assert registry.skipped(only=[], skip=[]) == frozenset()
 
 
@@ -36,9 +42,29 @@ def test_an_unknown_id_is_refused_with_the_list(only: list[str], skip: list[str]
     with pytest.raises(InputError) as caught:
         registry.skipped(only=only, skip=skip)
     assert 'Did you mean "network"?' in caught.value.message
-    assert all(check in caught.value.hint for check in registry.IDS)
+    assert all(subject.id in caught.value.hint for subject in registry.SUBJECTS)
     with pytest.raises(InputError):
         registry.judge_all(cpu(), skip=[*only, *skip])
+
+
+def test_one_check_of_a_subject_can_be_skipped_and_the_others_are_judged() -> None:
+    evidence = with_facts(cpu(), "laptop", disk_free_bytes=10, workdir_writable=False)
+    found = [finding for finding in registry.judge_all(evidence, skip=["disk.room"]) if finding.subject == "disk"]
+    assert [finding.check for finding in bad(found)] == ["disk.writable"]
+    assert Finding("disk.room", "", "ok", registry.SKIPPED) in found
+
+
+def test_the_most_pressing_thing_of_a_node_comes_first() -> None:
+    evidence = with_facts(cpu(), "laptop", workdir_writable=False, disk_free_bytes=900_000_000)
+    found = [finding for finding in registry.judge_all(evidence) if finding.subject == "disk" and finding.node == "laptop"]
+    assert [finding.level for finding in found] == ["fail", "warn"]
+
+
+def test_what_a_broken_probe_would_have_seen_is_not_judged_and_said() -> None:
+    evidence = with_facts(cpu(), "laptop", broken={"power": "KeyError: 'x'"}, power="battery")
+    found = [finding for finding in bad(registry.judge_all(evidence)) if finding.node == "laptop"]
+    assert [(finding.check, finding.level) for finding in found] == [("ssh.probes", "warn")]
+    assert "KeyError" in found[0].message
 
 
 def test_nothing_left_to_judge_is_refused() -> None:
@@ -52,18 +78,32 @@ def test_a_node_that_did_not_answer_fails_even_where_ssh_is_skipped() -> None:
     assert (found.node, found.level, found.message) == ("laptop", "fail", "off")
 
 
-def _breaks(evidence: Evidence) -> Iterator[Finding]:
-    yield Finding("disk", "tower", "ok", "seen before it broke")
+def _breaks(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    yield "tower", Problem("warn", "seen before it broke", "look")
     raise KeyError("laptop")
 
 
-def _without_hint(evidence: Evidence) -> Iterator[Finding]:
-    yield Finding("disk", "tower", "fail", "full")
+def _without_hint(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    yield "tower", Problem("fail", "full")
 
 
-@pytest.mark.parametrize("judge", [_breaks, _without_hint])
-def test_a_check_that_breaks_is_a_failure_and_no_traceback(judge: object) -> None:
-    findings = registry.judge_one(registry.Check("disk", "", judge), cpu())  # type: ignore[arg-type]
+@pytest.mark.parametrize(("judge", "kept"), [(_breaks, 1), (_without_hint, 0)])
+def test_a_check_that_breaks_is_a_failure_and_no_traceback(judge: OfCluster, kept: int) -> None:
+    findings = registry.judge_one(Check("disk.room", "", "fail", "room", of_cluster=judge), cpu())
+    assert len(findings) == kept + 1
     assert (findings[-1].level, findings[-1].node) == ("fail", "")
     assert findings[-1].message.startswith("this check broke")
-    assert "--skip disk" in findings[-1].hint
+    assert "--skip disk.room" in findings[-1].hint
+
+
+def test_a_summary_that_breaks_is_no_traceback() -> None:
+    evidence = with_facts(cpu(), "laptop", disk_free_bytes=None)
+    assert [finding for finding in registry.judge_all(evidence) if finding.subject == "disk"]
+
+
+def test_a_hint_is_the_fix_where_there_is_no_other() -> None:
+    def judge(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+        yield "tower", Problem("fail", "full", fix="rm x")
+
+    (found,) = Check("disk.room", "", "fail", "room", of_cluster=judge).judge(cpu())
+    assert (found.hint, found.fix) == ("rm x", "rm x")

@@ -30,7 +30,9 @@ def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:
     good = [json.dumps(row) for row in harness.chat_rows(20)]
     (desk.folder / "chats.jsonl").write_text("\n".join([*good[:2], line, *good[2:]]) + "\n", encoding="latin-1")
     desk.write("broken.toml", LAW.replace("/nowhere/model", str(model)))
-    desk.homelab("launch", "broken.toml", "--wait", code=1, timeout_s=120)
+    refused = desk.homelab("launch", "broken.toml", code=1, timeout_s=120)
+    assert words in refused.stderr and "data.parses" in refused.stderr, "the look before the launch finds it too, in the same words"
+    desk.homelab("launch", "broken.toml", "--wait", "--skip", "data.parses", code=1, timeout_s=120)
     seen = desk.json("status", code=1)
     assert seen["state"] == "failed"
     said = json.dumps(seen["diagnosis"], ensure_ascii=False)

@@ -55,9 +55,9 @@ def ssh(desk: Desk, node: str, command: str) -> str:
 def test_a_node_that_does_not_answer(desk: Desk) -> None:
     edit(desk, "node2", port=1)
     (found,) = findings(desk, code=3)
-    assert (found["check"], found["node"]) == ("ssh", "node2") and "port 1" in found["message"]
+    assert (found["check"], found["node"]) == ("ssh.login", "node2") and "port 1" in found["message"]
     shown = desk.homelab("preflight", code=3).stdout
-    assert f"FAIL node2, ssh: {found['message']}" in shown and f"fix: {found['hint']}" in shown
+    assert f"FAIL node2, ssh.login: {found['message']}" in shown and f"fix: {found['hint']}" in shown
     error = complaint(desk, "launch", "script.toml", code=3)
     assert "node2" in error["where"] and "port 1" in error["message"]
     assert "node2 did not answer" in desk.homelab("plan", "script.toml", code=0).stdout
@@ -119,8 +119,7 @@ def fake_python(desk: Desk, node: str, name: str, patch: str) -> str:
     """A Python on the node that runs everything as this one, after `patch`."""
     file = home(desk, node) / name
     file.write_text(f"""#!{sys.executable}
-import importlib.metadata as metadata, platform, runpy, sys
-true_version = metadata.version
+import platform, runpy, sys
 {patch}
 option, what, *rest = sys.argv[1:]
 sys.argv = [option, *rest]
@@ -136,16 +135,18 @@ else:
 @pytest.mark.parametrize(
     ("patch", "code", "check", "words"),
     [
-        ('sys.version_info = (3, 6, 0, "final", 0)', 1, "ssh", "needs 3.9 or newer"),
-        ('platform.python_version = lambda: "3.10.1"', 1, "python", "the worker needs 3.11"),
-        ("def version(name):\n    if name in ('torch', 'peft'):\n        raise metadata.PackageNotFoundError(name)\n    return true_version(name)\n"
-         "metadata.version = version", 1, "python", "torch and peft are not installed"),
-        ("metadata.version = lambda name: '4.0.0' if name == 'transformers' else true_version(name)", 1, "python", "transformers is 4.0.0 here"),
+        ('sys.version_info = (3, 6, 0, "final", 0)', 1, "ssh.login", "needs 3.9 or newer"),
+        ('platform.python_version = lambda: "3.10.1"', 1, "python.version", "the worker needs 3.11"),
+        ("sys.path[:] = [folder for folder in sys.path if 'site-packages' not in folder]", 1, "python.packages", "torch, transformers, peft"),
+        ("sys.path.insert(0, OTHER)", 1, "python.same", "transformers is 4.0.0 here"),
     ],
     ids=["too old", "old", "packages missing", "other versions"],
 )  # fmt: skip
 def test_a_python_that_will_not_do(desk: Desk, patch: str, code: int, check: str, words: str) -> None:
-    edit(desk, "node2", python=fake_python(desk, "node2", "python with a space", patch))
+    other = home(desk, "node2") / "other"
+    (other / "transformers-4.0.0.dist-info").mkdir(parents=True, exist_ok=True)
+    (other / "transformers-4.0.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0.0\n")
+    edit(desk, "node2", python=fake_python(desk, "node2", "python with a space", patch.replace("OTHER", repr(str(other)))))
     (found,) = findings(desk, code=code)
     assert (found["node"], found["check"]) == ("node2", check) and words in found["message"], found
     assert "pip install" in found["hint"] or "cluster.toml" in found["hint"] or "-m venv" in found["hint"]
@@ -156,7 +157,7 @@ def test_a_python_that_will_not_do(desk: Desk, patch: str, code: int, check: str
 def test_a_node_without_the_python_of_cluster_toml(desk: Desk) -> None:
     edit(desk, "node2", python="~/.homelab/env/bin/python")
     (found,) = findings(desk, code=1)
-    assert found["check"] == "python" and "there is no Python at ~/.homelab/env/bin/python" in found["message"]
+    assert found["check"] == "python.interpreter" and "there is no Python at ~/.homelab/env/bin/python" in found["message"]
     assert "-m venv" in found["hint"]
 
 
@@ -187,21 +188,22 @@ def test_a_stranger_on_the_rendezvous_port(desk: Desk) -> None:
 
 
 def test_data_that_is_missing_on_a_node_or_another_there(desk: Desk) -> None:
+    row = json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}) + "\n"
     name = "my data $(touch pwned) it's.jsonl"
     desk.write("on-node.toml", LAW.replace('"chats.jsonl"', json.dumps(f"~/{name}")))
     for node in ("node1", "node2"):
         (home(desk, node) / name).unlink(missing_ok=True)
-    found = findings(desk, "on-node.toml", "--only", "data", code=1)
+    found = findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=1)
     assert len(found) == 2 and all("No such file" in entry["message"] and name in entry["message"] for entry in found)
-    (home(desk, "node1") / name).write_text("{}\n")
-    (found_one,) = findings(desk, "on-node.toml", "--only", "data", code=1)
+    (home(desk, "node1") / name).write_text(row)
+    (found_one,) = findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=1)
     assert found_one["node"] == "node2" and "scp" in found_one["hint"]
-    (home(desk, "node2") / name).write_text("{}\n\n")
-    (found_other,) = findings(desk, "on-node.toml", "--only", "data", code=1)
+    (home(desk, "node2") / name).write_text(row + "\n")
+    (found_other,) = findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=1)
     assert "is not the one of node1" in found_other["message"]
     complaint(desk, "launch", "on-node.toml", "--skip", "model", code=1)
-    (home(desk, "node2") / name).write_text("{}\n")
-    findings(desk, "on-node.toml", "--only", "data", code=0)
+    (home(desk, "node2") / name).write_text(row)
+    findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=0)
 
 
 def test_a_model_folder_that_is_none(desk: Desk) -> None:
@@ -257,7 +259,7 @@ def test_a_disk_that_cannot_be_written(desk: Desk) -> None:
 def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
     with small_disk(desk, "node2", "size=1m"):
         (found,) = findings(desk, code=1)
-        assert found["check"] == "disk" and "free" in found["message"]
+        assert found["check"] == "disk.room" and "free" in found["message"]
         desk.write("train.py", "pass\n" + "#" * 2_000_000)
         error = complaint(desk, "launch", "script.toml", "--skip", "disk", code=1, as_json=False)
         assert "the disk is full" in error["message"] and "node2" in error["where"]

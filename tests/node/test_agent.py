@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from homelab.node import facts, files, paths, poll, ports, processes, watch
+from homelab.node.probes import speeds
 from homelab.remote import answers
 from homelab.runs.store import USABLE_NAME
 
@@ -266,22 +267,6 @@ def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports.state(ports.free_port())["free"]
 
 
-def test_listen_and_dial() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "homelab.node", "listen"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-    ) as process:  # fmt: skip
-        assert process.stdin and process.stdout
-        process.stdin.write(json.dumps({"address": "127.0.0.1", "seconds": 20}) + "\n")
-        process.stdin.flush()
-        ready = json.loads(process.stdout.readline())
-        targets = [{"node": "a", "address": "127.0.0.1", "port": number} for number in [*ready["ports"], 1]]
-        answer = ask("dial", {"targets": targets, "timeout_s": 2})
-        assert answers.fault("dial", answer) is None
-        assert [entry.get("error") for entry in answer["links"]] == [None, None, "Connection refused"]
-        process.stdin.close()
-        assert process.wait(10) == 0, "it ends with its input"
-
-
 def test_rows_and_speeds_are_in_the_facts(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}')
@@ -307,11 +292,11 @@ def test_damaged_speeds_are_a_problem_and_no_crash(tmp_path: Path, content: byte
     file = tmp_path / "speeds" / "m-full.json"
     file.parent.mkdir()
     file.write_bytes(content)
-    found = facts._speeds(str(tmp_path), "m", {"kind": "full"})
+    found = speeds._speeds(str(tmp_path), "m", {"kind": "full"})
     assert found["found"] and found["content"] is None and problem in found["problem"]
     file.unlink()
     file.mkdir()
-    assert facts._speeds(str(tmp_path), "m", {"kind": "full"})["problem"]
+    assert speeds._speeds(str(tmp_path), "m", {"kind": "full"})["problem"]
 
 
 @pytest.mark.parametrize(

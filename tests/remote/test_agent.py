@@ -44,7 +44,7 @@ def home(lab: Lab, name: str) -> Path:
 def ask_everything(agent: Agent) -> None:
     """The three ways to talk with an agent: a question, raw bytes, and a verb that stays."""
     assert agent.ask("facts", {"peers": []})["node"] == agent.node.name
-    stream = agent.open("listen", {"address": "127.0.0.1", "seconds": 5})
+    stream = agent.open("meet", {"address": "127.0.0.1", "seconds": 5})
     assert len(json.loads(stream.readline(10))["ports"]) == 2
     stream.close()
     run = "2026-01-01-0000-raw"
@@ -183,7 +183,7 @@ printf '%s\\n' {shlex.quote(answer)}
 
 @pytest.mark.parametrize(
     "answer",
-    ["", "garbage", "[1, 2]", "null", '"text"', "{}", '{"error": 5}', '{"node": "node1"}', "[" * 100000, '{"time": NaN}', "{'a': 1}", "\x1b[31mred"],
+    ["", "garbage", "[1, 2]", "null", '"text"', "{}", '{"error": 5}', '{"node": 1}', "[" * 100000, '{"time": NaN}', "{'a': 1}", "\x1b[31mred"],
 )  # fmt: skip
 def test_a_node_that_answers_garbage(cluster: Cluster, remote_lab: Lab, answer: str) -> None:
     error = error_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer)))

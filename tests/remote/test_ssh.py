@@ -58,7 +58,8 @@ def test_twenty_megabytes_come_back_as_they_were_sent(session: SshSession) -> No
     done = session.run("tee /dev/stderr | cat", stdin=io.BytesIO(MEGABYTES_20), stdout=into, timeout_s=30)
     assert done.returncode == 0 and done.stdout == b""
     assert into.getvalue() == MEGABYTES_20
-    assert done.stderr == MEGABYTES_20, "both streams full at once is no deadlock"
+    # Both streams full at once is no deadlock. Of stderr the end is kept: what a command says last is why it ended.
+    assert MEGABYTES_20.endswith(done.stderr) and len(done.stderr) >= 1 << 20
 
 
 def test_a_command_may_leave_its_input_unread(session: SshSession, tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""What is not the same on all nodes: versions of packages, drivers and files, as rows of a table with the cells that differ."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from homelab.checks.commands import WORKER_PACKAGES, answered
+from homelab.checks.evidence import Evidence
+from homelab.config.cluster import Node
+from homelab.config.recipe import Recipe
+from homelab.facts import Facts
+
+# Compared between nodes where they are there, though the worker does not import all of them by name.
+ALSO_COMPARED = ("safetensors", "tokenizers")
+# Compared where nobody has said yet what will be trained: the recipe may need them.
+PERHAPS_NEEDED = ("trl", "bitsandbytes", "unsloth", "datasets")
+NOT_THERE = "not there"
+
+Row = tuple[str, dict[str, str]]
+
+
+def table(evidence: Evidence) -> list[Row]:
+    """(what, {node: value}) of everything that is not the same on the nodes that answered; nothing for nodes that do not know it."""
+    rows: list[Row] = [
+        ("python", _python(evidence)),
+        *((name, _package(evidence, name)) for name in _all_packages(evidence)),
+        ("torch's CUDA", _field(evidence, "torch_cuda")),
+        ("NCCL", _field(evidence, "nccl")),
+        ("NVIDIA driver", _field(evidence, "driver_version")),
+        ("driver's CUDA", _field(evidence, "driver_cuda")),
+        ("homelab's code", _field(evidence, "code_hash")),
+        ("model", _model(evidence)),
+        *((f"data, {role}", _data(evidence, role)) for role in ("train", "eval")),
+    ]
+    return [(what, cells) for what, cells in rows if len({_compared_as(what, cell) for cell in cells.values()}) > 1]
+
+
+def packages_needed(recipe: Recipe | None) -> tuple[str, ...]:
+    """Packages without which this recipe cannot train; without a recipe, those of every run of the built-in worker."""
+    if recipe is None:
+        return WORKER_PACKAGES
+    if recipe.script is not None:
+        return ("torch",)
+    needed = list(WORKER_PACKAGES)
+    if (recipe.method and recipe.method.kind == "qlora") or (recipe.train and recipe.train.optimizer != "adamw"):
+        needed.append("bitsandbytes")
+    if recipe.data and any((name or "").startswith("hub:") for name in (recipe.data.train, recipe.data.eval)):
+        needed.append("datasets")
+    if recipe.method and recipe.method.backend == "unsloth":
+        needed.append("unsloth")
+    if recipe.tracking.tensorboard:
+        needed.append("tensorboard")
+    return tuple(needed)
+
+
+def packages_compared(recipe: Recipe | None) -> tuple[str, ...]:
+    """Packages whose versions must not differ between nodes."""
+    needed = packages_needed(recipe)
+    return needed if recipe is not None and recipe.script is not None else (*needed, *ALSO_COMPARED)
+
+
+def usable(evidence: Evidence) -> dict[str, Facts]:
+    """The nodes whose configured Python answered: the packages of another one say nothing."""
+    return {node.name: facts for node, facts in answered(evidence) if not is_fallback(node, facts)}
+
+
+def is_fallback(node: Node, facts: Facts) -> bool:
+    """True when the agent was started with `python3` because nothing is at the configured path.
+
+    The interpreter's own name tells it from a wrapper script at that path, which ends in another executable too.
+    """
+    if not facts.python_executable:
+        return False
+    configured = posixpath.normpath(re.sub(r"^~(?=/|$)", lambda _: facts.home, node.python))
+    basename = re.sub(r"^python3(\.\d+)?$", "python3", posixpath.basename(facts.python_executable))
+    return posixpath.normpath(facts.python_executable) != configured and basename == "python3"
+
+
+def common_versions(facts_of: Mapping[str, Facts], names: tuple[str, ...]) -> dict[str, str]:
+    """The version of each package that most nodes have; of equally frequent ones the newest."""
+    common = {}
+    for name in names:
+        versions = [version for facts in facts_of.values() if (version := facts.packages.get(name))]
+        if versions:
+            counts = Counter(plain(version) for version in versions)
+            best = max(counts, key=lambda version: (counts[version], numbers(version), version))
+            common[name] = common_build(version for version in versions if plain(version) == best)
+    return common
+
+
+def common_build(versions: Iterator[str]) -> str:
+    """The most frequent of several builds of a version."""
+    builds = Counter(versions)
+    return max(builds, key=lambda version: builds[version])
+
+
+def plain(version: str) -> str:
+    """Without the local build: 2.13.0 for 2.13.0+cpu (PEP 440)."""
+    return version.partition("+")[0]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(2, 13, 0) for 2.13.0+cpu."""
+    return tuple(int(number) for number in re.findall(r"\d+", plain(version)))
+
+
+def _compared_as(what: str, value: str) -> str:
+    """Patches of the same Python are the same."""
+    return ".".join(map(str, numbers(value)[:2])) if what == "python" else value
+
+
+def _python(evidence: Evidence) -> dict[str, str]:
+    return {name: facts.python_version for name, facts in usable(evidence).items() if facts.python_version}
+
+
+def _all_packages(evidence: Evidence) -> list[str]:
+    names = {name for facts in evidence.facts.values() for name in facts.packages}
+    known = (*packages_compared(evidence.recipe), *PERHAPS_NEEDED)
+    return sorted(names & set(known), key=lambda name: (name not in WORKER_PACKAGES, known.index(name)))
+
+
+def _package(evidence: Evidence, name: str) -> dict[str, str]:
+    return {
+        node: facts.packages[name] or NOT_THERE for node, facts in usable(evidence).items() if name in facts.packages
+    }
+
+
+def _field(evidence: Evidence, field: str) -> dict[str, str]:
+    return {node.name: str(value) for node, facts in answered(evidence) if (value := getattr(facts, field, None))}
+
+
+def _model(evidence: Evidence) -> dict[str, str]:
+    """By digest where the nodes made one, else by size."""
+    cells = {}
+    for node, facts in answered(evidence):
+        if facts.model is not None and not facts.model.found:
+            cells[node.name] = NOT_THERE
+        elif facts.model is not None:
+            digest = getattr(facts.model, "digest", None)
+            size = facts.model.size_bytes
+            cells[node.name] = str(digest)[:12] if digest else f"{size} bytes" if size is not None else ""
+    return {name: cell for name, cell in cells.items() if cell}
+
+
+def _data(evidence: Evidence, role: str) -> dict[str, str]:
+    cells = {}
+    for node, facts in answered(evidence):
+        file = facts.data.get(role)
+        if file is not None and (file.sha256 or not file.found):
+            cells[node.name] = (file.sha256 or "")[:12] if file.found else NOT_THERE
+    return cells

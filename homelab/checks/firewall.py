@@ -1,0 +1,63 @@
+"""The line that lets the LAN, and only the LAN, through a node's firewall."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+from homelab.checks.commands import as_root
+from homelab.checks.evidence import Evidence
+from homelab.facts import Facts
+from homelab.planning.command import quote_words
+
+
+class Opening(NamedTuple):
+    """`hint` for a person; `fix`, one shell line, where it is known which firewall the node has."""
+
+    hint: str
+    fix: str
+
+
+def opening(evidence: Evidence, name: str) -> Opening:
+    """How to let in the LAN on all ports: NCCL and gloo listen on ephemeral ones. Only the line that fits, where that is known."""
+    node = evidence.cluster.node(name)
+    facts = evidence.facts[name]
+    network = lan_network(evidence, name)
+    ufw = as_root(node, facts, quote_words(["ufw", "allow", "from", network]))
+    if facts.firewall == "ufw":
+        return Opening(ufw, ufw)
+    if facts.firewall == "firewalld":
+        add = quote_words(["firewall-cmd", "--permanent", f"--add-source={network}", "--zone=trusted"])
+        sudo = "" if facts.user == "root" else "sudo "
+        line = as_root(node, facts, f"{add} && {sudo}firewall-cmd --reload")
+        return Opening(line, line)
+    if facts.firewall == "nftables" and facts.firewall_chains:
+        line = as_root(node, facts, _nft(facts, network))
+        return Opening(f"{line} (until it restarts: write the rule to /etc/nftables.conf too)", line)
+    nft = as_root(
+        node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"])
+    )
+    return Opening(f"{ufw}; without ufw: {nft}", "")
+
+
+def _nft(facts: Facts, network: str) -> str:
+    """A packet must pass every base chain of the hook: one rule for each that can drop it."""
+    sudo = "" if facts.user == "root" else "sudo "
+    lines = [
+        quote_words(["nft", "insert", "rule", *chain.split(), "ip", "saddr", network, "accept"])
+        for chain in facts.firewall_chains
+    ]
+    return f" && {sudo}".join(lines)
+
+
+def lan_network(evidence: Evidence, name: str) -> str:
+    """The LAN as CIDR: the cluster's, or that of the node's own interface."""
+    if evidence.cluster.network:
+        return evidence.cluster.network
+    address, interface = evidence.lan[name]
+    facts = evidence.facts.get(name)
+    for entry in facts.interfaces if facts else ():
+        for own in entry.addresses:
+            if entry.name == interface and own.split("/")[0] == address and "/" in own:
+                return str(ipaddress.ip_interface(own).network)
+    return address  # dials start from an address that was found on an interface: a fallback that lets in nobody else

@@ -1,0 +1,48 @@
+"""Secrets are never shown: what looks like one is replaced before facts are printed for a bug report."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+HIDDEN = "***"
+_KEYS = re.compile(r"token|secret|passw|credential|api_?key|private_?key|authorization", re.IGNORECASE)
+# "the tokenizer is there" and counts of tokens are no secrets.
+_HARMLESS_KEYS = re.compile(r"tokeniz|tokens(_|$)|token_(there|id)|vocab|(bos|eos|pad|unk|sep|cls|mask|image)_token", re.IGNORECASE)
+_VALUES = re.compile(
+    r"""
+    \bhf_[A-Za-z0-9]{8,}                         # Hugging Face
+    | \b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}          # OpenAI and others
+    | \bgh[pousr]_[A-Za-z0-9]{16,}               # GitHub
+    | \bgithub_pat_[A-Za-z0-9_]{16,}
+    | \bglpat-[A-Za-z0-9_-]{16,}                 # GitLab
+    | \bAKIA[0-9A-Z]{16}\b                       # AWS
+    | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+   # a JSON web token
+    | -----BEGIN[ A-Z]*PRIVATE[ ]KEY-----.*?(?:-----END[ A-Z]*PRIVATE[ ]KEY-----|\Z)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# password=..., --api-key ..., TOKEN: ...: the name stays, the value goes.
+_NAMED = re.compile(r"(?i)((?:[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key))(?:\s*[=:]\s*|\s+))(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
+# user:password@ in an address
+_IN_ADDRESS = re.compile(r"(?<=://)([^/\s:@]*):([^/\s@]+)@")
+
+
+def text(value: str) -> str:
+    """The same text without what looks like a secret."""
+    value = _VALUES.sub(HIDDEN, value)
+    value = _IN_ADDRESS.sub(rf"\1:{HIDDEN}@", value)
+    return _NAMED.sub(rf"\1{HIDDEN}", value)
+
+
+def tree(value: Any, key: str = "") -> Any:
+    """The same JSON value: texts without secrets, and nothing at all of a key that names one."""
+    if isinstance(value, dict):
+        return {name: tree(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [tree(inner, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if _KEYS.search(key) and not _HARMLESS_KEYS.search(key):
+        return HIDDEN
+    return text(value)

@@ -1,0 +1,62 @@
+"""What a look into the training data found, on one node and with the model's own tokenizer (`homelab.worker.sample`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from homelab.runs.reply import plain_lines
+
+Count = Annotated[int, Field(ge=0)]
+Words = Annotated[
+    str, Field(max_length=2000), AfterValidator(plain_lines)
+]  # a node's, and from a file: they reach a terminal
+
+
+class BadRow(BaseModel):
+    """A row that the worker would refuse: its place (file and line), what is wrong with it, and what mends it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    where: Words
+    message: Words
+    hint: Words = ""
+
+
+class FileSample(BaseModel):
+    """One data file. `unread` says why nothing of it was read; `whole`: all its rows were, not only its beginning.
+
+    Of the rows read, `tokens_sampled` were tokenized, spread evenly; 0 where there was no tokenizer. `rows_longer` of those have more
+    than seq_len tokens, `rows_silent` have no token that carries loss, `kept_tokens` is the sum of what is left of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    unread: Words | None = None
+    whole: bool = False
+    rows_read: Count = 0
+    rows_bad: tuple[BadRow, ...] = ()
+    form: str = ""  # chat | prompt-completion | text
+    needs_chat_template: bool = False
+    tokens_sampled: Count = 0
+    rows_longer: Count = 0
+    rows_silent: Count = 0
+    longest_tokens: Count = 0
+    median_tokens: Count = 0
+    kept_tokens: Count = 0
+
+
+class SampleResult(BaseModel):
+    """What `homelab.control.sample.look` brings back. `refused` says why no node could look; `files` are by role ("train", "eval").
+
+    `tokenizer` says what is wrong with the model's tokenizer, where something is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    node: str = ""
+    refused: Words | None = None
+    tokenizer: BadRow | None = None
+    files: dict[str, FileSample] = {}
+    seconds: float = 0.0

@@ -1,0 +1,133 @@
+"""What goes through between the nodes: whether large packets arrive, and how many bytes per second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homelab.checks.blame import Pair, address_of, blame, others_of, some
+from homelab.checks.check import Problem
+from homelab.checks.commands import as_root, on_node
+from homelab.checks.evidence import Evidence
+from homelab.planning.command import quote_words
+
+SLOW_BYTES_PER_S = 30e6  # a quarter of 1 Gbit/s; below it a pair is compared with the others
+SLOW_AGAINST_BEST = 3.0
+FLOOR_BYTES_PER_S = 3e6  # 10 Mbit/s carry 1.2 MB/s: where no pair has more, there is nothing to compare with
+GRADIENT_BYTES = 17e6  # LoRA r=16 of a 7B model in bf16
+ETHERNET_MTU = 1500
+
+
+def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where large packets vanish between two nodes although connections open: the first gradient would hang."""
+    lost = {(link.source, link.target): link for link in evidence.links if link.lost_bytes is not None}
+    for node, pairs in blame(lost, evidence.head).items():
+        size = max(lost[pair].lost_bytes or 0 for pair in pairs)
+        carried = min((lost[pair].carried_bytes or 0 for pair in pairs), default=0)
+        message = (
+            f"packets of {size} bytes {_direction(node, pairs)} vanish on the way, those of {carried} bytes arrive: connections open, "
+            f"and hang at the first large message"
+        )
+        yield node, _smaller(evidence, node, message, size, carried)
+    stalled = {
+        (link.source, link.target): link.stalled
+        for link in evidence.links
+        if link.stalled and link.carried_bytes is None and (link.source, link.target) not in lost
+    }
+    for node, pairs in blame(stalled, evidence.head).items():
+        message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
+        look = on_node(
+            evidence.cluster.node(node), f"ping -M do -s 1472 -c 3 {address_of(evidence, others_of(node, pairs)[0])}"
+        )
+        yield node, Problem("fail", message, f"does its MTU fit the switch or the VPN between? {look}")
+
+
+def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: int) -> Problem:
+    """The MTU that arrives is set on the blamed node; TCP tells it to the other end of every connection."""
+    facts = evidence.facts.get(node)
+    if facts is None or node not in evidence.lan:
+        return Problem("fail", message, f"set the MTU of {node} to {carried}")
+    interface = evidence.lan[node][1]
+    wanted = ETHERNET_MTU if size > ETHERNET_MTU and carried >= ETHERNET_MTU else carried
+    fix = as_root(
+        evidence.cluster.node(node), facts, quote_words(["ip", "link", "set", "dev", interface, "mtu", str(wanted)])
+    )
+    why = (
+        "the switch passes no jumbo frames"
+        if size > ETHERNET_MTU
+        else "a VPN, a bridge or a switch on the way carries less than its interface"
+    )
+    return Problem("fail", message, f"{why}: {fix} (until the next start; then in its network settings)", fix)
+
+
+def _direction(node: str, pairs: list[Pair]) -> str:
+    """'to laptop', 'from laptop', or 'between it and laptop'."""
+    sources = sorted({source for source, target in pairs if target == node})
+    targets = sorted({target for source, target in pairs if source == node})
+    if sources and targets:
+        return f"between it and {some(others_of(node, pairs))}"
+    return f"from {some(sources)}" if sources else f"to {some(targets)}"
+
+
+def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where bytes do not arrive at all, warn where a wire is far slower than another one, or all are as slow as 10 Mbit/s."""
+    stalled = {
+        (link.source, link.target): link.stalled
+        for link in evidence.links
+        if link.stalled and link.carried_bytes is not None and link.lost_bytes is None
+    }
+    for node, pairs in blame(stalled, evidence.head).items():
+        message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}"
+        yield node, Problem("fail", message, _offload(evidence, node))
+    for node, pairs in blame(thin(evidence.throughputs), evidence.head).items():
+        yield node, _slow_wire(evidence, node, pairs)
+    best = max(evidence.throughputs.values(), default=0.0)
+    if 0 < best < FLOOR_BYTES_PER_S:
+        count = len(evidence.lan)
+        seconds = 2 * (count - 1) / max(1, count) * GRADIENT_BYTES / best
+        message = f"no pair of nodes has more than {best / 1e6:.2g} MB/s, as on wires of 10 Mbit/s: a gradient of {GRADIENT_BYTES / 1e6:.0f} MB takes {seconds:.0f} s in every step"
+        first = next(iter(evidence.lan), evidence.head)
+        yield (
+            "",
+            Problem(
+                "warn", message, f"change the switch or the cables, or is all of it Wi-Fi? {_look(evidence, first)}"
+            ),
+        )
+
+
+def _offload(evidence: Evidence, node: str) -> str:
+    """What swallows data and lets the handshake through: a card's driver that puts segments together wrongly, or a firewall that looks into them."""
+    facts = evidence.facts.get(node)
+    if facts is None or node not in evidence.lan:
+        return "homelab preflight --only network"
+    words = ["ethtool", "-K", evidence.lan[node][1], "tso", "off", "gso", "off", "gro", "off"]
+    return f"does a firewall look into the packets, or does the card's offloading spoil them? {as_root(evidence.cluster.node(node), facts, quote_words(words))}"
+
+
+def thin(measured: dict[Pair, float]) -> set[Pair]:
+    """Pairs whose wire is slow and far slower than another one of this cluster: every step of the training waits for the slowest."""
+    best = max(measured.values(), default=0.0)
+    return {pair for pair, rate in measured.items() if rate < SLOW_BYTES_PER_S and rate * SLOW_AGAINST_BEST < best}
+
+
+def _slow_wire(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
+    rates = evidence.throughputs
+    slowest = min(pairs, key=lambda pair: (rates[pair], pair))
+    message = f"{rates[slowest] / 1e6:.2g} MB/s between it and {some(others_of(node, pairs))}"
+    back = [
+        rates[target, source] for source, target in pairs if (target, source) in rates and (target, source) not in pairs
+    ]
+    if len(back) == len(pairs):  # every one of them is well in the other direction
+        message = (
+            f"{rates[slowest] / 1e6:.2g} MB/s {_direction(node, pairs)}, and {min(back) / 1e6:.3g} MB/s the other way"
+        )
+    message += f"; the best pair has {max(rates.values()) / 1e6:.3g} MB/s, and all wait for the slowest"
+    return Problem(
+        "warn",
+        message,
+        f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {_look(evidence, node)}",
+    )
+
+
+def _look(evidence: Evidence, node: str) -> str:
+    interface = evidence.lan[node][1] if node in evidence.lan else "eth0"
+    return on_node(evidence.cluster.node(node), quote_words(["cat", f"/sys/class/net/{interface}/speed"]))

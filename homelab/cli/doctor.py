@@ -1,0 +1,69 @@
+"""`homelab doctor`: everything one node says of itself, for a bug report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    node: Annotated[str, typer.Argument(help="The node's name.", show_default=False)],
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Print all facts of one node, secrets masked, ready to be pasted into a bug report."""
+    import platform
+    import sys
+
+    import homelab
+    from homelab.checks import masking
+    from homelab.control import gather
+    from homelab.errors import InputError
+    from homelab.remote import ship
+    from homelab.remote.fanout import Fleet
+
+    loaded = common.load_cluster(cluster, node)
+    if len(loaded.nodes) != 1:
+        raise InputError("a report is of one node", where=f"homelab doctor {node}", hint=f"homelab doctor {loaded.nodes[0].name}")
+    name = loaded.nodes[0].name
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        seen = gather.facts(fleet, recipe=None, material=[], port=29500, say=say)
+    error = seen.unreachable.get(name)
+    facts = seen.facts.get(name)
+    document: dict[str, Any] = {
+        "homelab": homelab.__version__,
+        "code": ship.archive()[0],
+        "controller": {"python": sys.version.split()[0], "system": platform.platform()},
+        "cluster.toml": loaded.nodes[0].model_dump(mode="json", exclude_defaults=True),
+        "answer_seconds": round(seen.answer_seconds[name], 3) if name in seen.answer_seconds else None,
+        "clock_offset_s": round(seen.clock_offsets_s[name], 3) if name in seen.clock_offsets_s else None,
+        "facts": facts.model_dump(mode="json") if facts else None,
+        "error": error.as_dict() if error else None,
+    }
+    masked = masking.tree(document)
+    if as_json:
+        common.print_json(masked)
+    else:
+        for line in _lines(masked):
+            typer.echo(line)
+        typer.echo(f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}")
+    return error.exit_code if error else 0
+
+
+def _lines(value: Any, indent: int = 0, key: str = "") -> list[str]:
+    """JSON as indented lines without quotes and braces: what is empty is left out."""
+    import json
+
+    pad = "  " * indent
+    if isinstance(value, dict):
+        inner = [line for name, entry in value.items() for line in _lines(entry, indent + (1 if key else 0), str(name))]
+        return [f"{pad}{key}:", *inner] if key and inner else inner
+    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        return [line for number, entry in enumerate(value) for line in _lines(entry, indent, f"{key} {number}")]
+    if value in (None, "", [], {}):
+        return []
+    text = ", ".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+    return [f"{pad}{key}: {text}"]

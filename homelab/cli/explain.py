@@ -1,0 +1,112 @@
+"""`homelab explain`: what goes wrong on machines at home, how it looks, why, and what mends it. Asks no node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homelab.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from homelab.diagnose.topic import Topic
+
+
+def command(
+    topic: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A topic, a check (network.mtu), a word, or a line of a log. Default: list all.", show_default=False
+        ),
+    ] = None,
+    as_json: common.JsonOption = False,
+) -> int:
+    """What is seen, why, what to do, and which checks find it. Exit code 2 for a topic that is not known."""
+    from rich.console import Console
+
+    from homelab.diagnose import topics
+
+    wanted = " ".join(topic or []).strip()
+    found = topics.find(wanted) if wanted else topics.TOPICS
+    if wanted and not found:
+        raise _unknown(wanted)
+    if as_json:
+        common.print_json({"topics": [_document(entry) for entry in found]})
+        return 0
+    console = Console()
+    if len(found) == 1:
+        console.print(_page(found[0], console.width), soft_wrap=True)
+        return 0
+    if wanted:
+        console.print(f'{len(found)} topics speak of "{wanted}":', markup=False, highlight=False)
+    console.print(_list(found))
+    console.print(f"\nMore of one: homelab explain {found[0].id}", markup=False, highlight=False)
+    return 0
+
+
+def _unknown(wanted: str) -> Exception:
+    from homelab.diagnose import topics
+    from homelab.errors import InputError, did_you_mean
+
+    near = did_you_mean(wanted.lower(), topics.vocabulary())
+    return InputError(
+        f'there is no topic "{wanted}".{near}',
+        where=f"homelab explain {wanted}",
+        hint="homelab explain lists all topics",
+    )
+
+
+def _document(topic: Topic) -> dict[str, Any]:
+    return {
+        "id": topic.id, "title": topic.title, "seen": list(topic.seen), "cause": topic.cause, "do": list(topic.do),
+        "checks": [*topic.checks, *topic.checks_too], "rules": list(topic.rules),
+    }  # fmt: skip
+
+
+def _list(found: tuple[Topic, ...]) -> RenderableType:
+    """Ids and titles under the headings of their groups."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from homelab.diagnose import topics
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for heading, group in topics.GROUPS.items():
+        shown = [topic for topic in group if topic in found]
+        if shown:
+            table.add_row(Text(heading, style="bold"), "")
+        for topic in shown:
+            table.add_row(Text(f"  {topic.id}"), Text(topic.title))
+    return table
+
+
+def _page(topic: Topic, width: int) -> RenderableType:
+    """One topic. The prose is wrapped to `width`, steps and commands are not, so that they can be copied whole."""
+    import textwrap
+
+    from rich.console import Group
+    from rich.text import Text
+
+    def part(heading: str, lines: Iterable[str]) -> list[Text]:
+        shown = [Text(f"  {line}") for line in lines]
+        return [Text(""), Text(heading, style="dim"), *shown] if shown else []
+
+    return Group(
+        Text.assemble((topic.title, "bold"), (f"  ({topic.id})", "dim")),
+        *part("what is seen", topic.seen),
+        *part("why", textwrap.wrap(topic.cause, max(30, min(width, 120) - 2))),
+        *part("what to do", topic.do),
+        *part("checks that find it", (_command(check) for check in (*topic.checks, *topic.checks_too))),
+    )
+
+
+def _command(check: str) -> str:
+    """What runs this check; some need a recipe, or the real backend."""
+    subject = check.partition(".")[0]
+    needs = " RECIPE" if subject in ("model", "data", "fit") else " --deep" if subject == "collective" else ""
+    return f"homelab preflight{needs} --only {check}"

@@ -1,0 +1,233 @@
+"""The dials between the nodes: every ordered pair, connects first, then packets of full size, then bytes. One process per node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from homelab.checks import wires
+from homelab.checks.blame import Pair, blame
+from homelab.checks.evidence import NOT_DIALLED, Evidence, Link
+from homelab.errors import HomelabError
+from homelab.remote import answers
+from homelab.remote.fanout import Fleet, on_all
+from homelab.remote.session import Stream
+from homelab.runs.reply import plain_lines
+
+_TIMEOUT_S = 2.0  # of one connect: the kernel repeats a lost packet after 1 s
+_OPEN_S = 20.0
+_ANSWER_S = 20.0
+# What is sent from every node to every other one to see how fast the wire is: 70 ms on 1 Gbit/s for three nodes. All that a node
+# sends stays about the same however many nodes there are. A slow wire ends by time.
+_SEND_BYTES_OF_NODE, _SEND_BYTES_LEAST, _SEND_BYTES_MOST = 24 << 20, 1 << 20, 8 << 20
+_SEND_S_OF_NODE, _SEND_S_LEAST, _SEND_S_MOST = 2.0, 0.08, 0.2
+_AT_ONCE = (
+    8  # nodes that send at the same time: more would measure this machine's switch, or its CPU where nodes share one
+)
+_SECOND_LOOKS = 4  # pairs of a node that are measured again before it is called slow
+
+
+def between(fleet: Fleet, seen: Evidence, *, measure_wire: bool) -> tuple[Link, ...]:
+    """Every ordered pair of the nodes with a place on the LAN: the rendezvous port on the head where it is free, and two ephemeral ports.
+
+    Raises nothing for a node that fails: its links say why it was `NOT_DIALLED`. `measure_wire` False: without throughput.
+    """
+    of_head = seen.facts[seen.head].port if seen.head in seen.facts else None
+    head = seen.head if of_head is not None and of_head.free else None
+    meeting = _Meeting(fleet, seen, head)
+    try:
+        links = meeting.dial()
+        return _with_throughput(meeting, links) if measure_wire else links
+    finally:
+        meeting.close()
+
+
+class _Meeting:
+    """One stream to each node that could listen; `silent` says why the others could not."""
+
+    def __init__(self, fleet: Fleet, seen: Evidence, head: str | None) -> None:
+        self.seen = seen
+        self.names = [name for name in seen.lan if name in seen.facts]
+        opened, self.silent = on_all(self.names, lambda name: _open(fleet, seen, name, head))
+        self.streams = {name: stream for name, (stream, _) in opened.items()}
+        self.ready = {name: ready for name, (_, ready) in opened.items()}
+
+    def close(self) -> None:
+        on_all(self.streams, lambda name: self.streams[name].close())
+
+    def ask(self, name: str, request: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """One line to this node's process and its answer. Raises HomelabError."""
+        stream = self.streams[name]
+        try:
+            stream.write(json.dumps(request).encode() + b"\n")
+            answer = json.loads(stream.readline(timeout_s))
+        except (ValueError, TimeoutError, OSError, EOFError) as error:
+            raise _broken(name, f"its agent stopped answering ({error or type(error).__name__})") from error
+        fault = answers.fault("meet", answer)
+        if fault:
+            raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
+        return [entry.model_dump(exclude_none=True) for entry in answers.Dials.model_validate(answer).links]
+
+    def dial(self) -> tuple[Link, ...]:
+        """The links of all pairs."""
+        found, broken = on_all(self.streams, self._dial_from)
+        links = [link for of_node in found.values() for link in of_node]
+        # Put on the node that failed, whoever was to dial: as a target it takes the blame.
+        for name, error in {**self.silent, **broken}.items():
+            links += [
+                Link(other, name, self.seen.lan[name][0], 0, False, error=f"{NOT_DIALLED}{error.message}")
+                for other in self.names
+                if other != name
+            ]
+        return tuple(links)
+
+    def _dial_from(self, source: str) -> list[Link]:
+        # The kernel's own time of each handshake is taken, so a few are enough.
+        often = 5 if len(self.names) <= 8 else 3
+        targets = []
+        for target, ready in self.ready.items():
+            if target != source:
+                ports = {str(port): often if number == 0 else 1 for number, port in enumerate(ready["ports"])}
+                if ready["rendezvous"]:
+                    ports[str(ready["rendezvous"])] = 1
+                targets.append({
+                    "node": target, "address": self.seen.lan[target][0], "ports": ports,
+                    "udp": ready["udp"], "packet_bytes": _packet_bytes(self.seen, source, target),
+                })  # fmt: skip
+        asked = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S}, _ANSWER_S)
+        return [self._link(source, entry) for entry in asked if entry["node"] in self.ready]
+
+    def _link(self, source: str, entry: Mapping[str, Any]) -> Link:
+        target, port = entry["node"], entry["port"]
+        return Link(
+            source=source, target=target, address=self.seen.lan[target][0], port=port,
+            is_rendezvous=port == self.ready[target]["rendezvous"], error=entry.get("error"),
+            latency_ms=entry.get("latency_ms"), median_ms=entry.get("median_ms"), worst_ms=entry.get("worst_ms"),
+            carried_bytes=entry.get("carried_bytes"), lost_bytes=entry.get("lost_bytes"),
+        )  # fmt: skip
+
+
+def _open(fleet: Fleet, seen: Evidence, name: str, head: str | None) -> tuple[Stream, dict[str, Any]]:
+    address = seen.lan[name][0]
+    request = {"address": address, "port": seen.master_port if name == head else None, "seconds": 120}
+    stream = fleet.agent(name).open("meet", request)
+    try:
+        ready = json.loads(stream.readline(_OPEN_S))
+        if not ready["ports"]:
+            raise ValueError(plain_lines(str(ready["error"] or "no port is free")))
+        ports = [int(number) for number in ready["ports"]]
+        rendezvous, udp = (ready[field] and int(ready[field]) for field in ("rendezvous", "udp"))
+        return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp}
+    except (ValueError, KeyError, TypeError, TimeoutError, OSError, EOFError) as error:
+        stream.close()
+        raise _broken(name, f"it could not listen on {address}: {error or type(error).__name__}") from error
+
+
+def _broken(name: str, message: str) -> HomelabError:
+    return HomelabError(message, where=f"node {name}", hint="homelab preflight --only network")
+
+
+def _packet_bytes(seen: Evidence, *pair: str) -> int | None:
+    """The largest packet that this pair will use: TCP agrees on the smaller MTU of the two."""
+    sizes = []
+    for name in pair:
+        interface = seen.lan[name][1]
+        sizes += [entry.mtu for entry in seen.facts[name].interfaces if entry.name == interface and entry.mtu]
+    return min(sizes) if len(sizes) == len(pair) else None
+
+
+def _with_throughput(meeting: _Meeting, links: tuple[Link, ...]) -> tuple[Link, ...]:
+    """The links with the bytes per second of each pair, on the first of its ports, where all of them answered.
+
+    Each node sends to its successor first, then to the next one: those that send at the same time send to different nodes, so
+    no pair shares a wire with another (Ethernet carries both directions at once, as the ring of an all-reduce will).
+    """
+    failed = {(link.source, link.target) for link in links if link.error is not None and not link.is_rendezvous}
+    first = {(link.source, link.target): link for link in reversed(links) if not link.is_rendezvous}
+    # Where full packets vanish, sending would only take its time until it is given up.
+    lost = {(link.source, link.target) for link in links if link.lost_bytes is not None}
+    good = {pair: link for pair, link in first.items() if pair not in failed | lost}
+    names = list(meeting.streams)
+    in_turn = {
+        source: [good[source, target] for target in names[place + 1 :] + names[:place] if (source, target) in good]
+        for place, source in enumerate(names)
+    }
+    measured = _measure(meeting, in_turn, at_once=_AT_ONCE)
+    measured = _second_look(meeting, good, measured)
+    return tuple(
+        replace(link, **measured.get((link.source, link.target), {}))
+        if link is good.get((link.source, link.target))
+        else link
+        for link in links
+    )
+
+
+def _measure(meeting: _Meeting, in_turn: Mapping[str, list[Link]], *, at_once: int) -> dict[Pair, dict[str, Any]]:
+    """{pair: {"throughput_bytes_per_s"} or {"stalled"}}; pairs that were not measured are not in it."""
+    others = max(1, len(meeting.names) - 1)
+    limit_bytes = max(_SEND_BYTES_LEAST, min(_SEND_BYTES_OF_NODE // others, _SEND_BYTES_MOST))
+    limit_s = max(_SEND_S_LEAST, min(_SEND_S_OF_NODE / others, _SEND_S_MOST))
+
+    def send(source: str) -> list[dict[str, Any]]:
+        targets = [{"node": link.target, "address": link.address, "port": link.port} for link in in_turn[source]]
+        if not targets:
+            return []
+        try:
+            return meeting.ask(
+                source, {"send": targets, "bytes": limit_bytes, "seconds": limit_s}, _ANSWER_S + 10 * len(targets)
+            )
+        except HomelabError:
+            return []  # it was dialled well: what is not measured is not known
+
+    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="wire") as pool:
+        answered = dict(zip(in_turn, pool.map(send, in_turn), strict=True))
+    return {
+        (source, entry["node"]): {
+            field: entry[field] for field in ("throughput_bytes_per_s", "stalled") if entry.get(field)
+        }
+        for source, entries in answered.items()
+        for entry in entries
+    }
+
+
+def _second_look(
+    meeting: _Meeting, good: Mapping[Pair, Link], measured: dict[Pair, dict[str, Any]]
+) -> dict[Pair, dict[str, Any]]:
+    """Before a node is called slow, a few of its pairs are measured again while all others are silent; the better value counts.
+
+    Where they turn out well it was the machines that were busy, and nothing is known of its other pairs.
+    """
+    rates = {
+        pair: float(entry["throughput_bytes_per_s"])
+        for pair, entry in measured.items()
+        if "throughput_bytes_per_s" in entry
+    }
+    for pairs in blame(wires.thin(rates), meeting.seen.head).values():
+        chosen = _spread(pairs)
+        for source, target in chosen:
+            again = _measure(meeting, {source: [good[source, target]]}, at_once=1).get((source, target), {})
+            if again.get("throughput_bytes_per_s", 0.0) > rates.get((source, target), 0.0):
+                measured[source, target] = again
+        still = {
+            pair: float(entry["throughput_bytes_per_s"])
+            for pair, entry in measured.items()
+            if "throughput_bytes_per_s" in entry
+        }
+        well = all(pair in still and pair not in wires.thin(still) for pair in chosen)
+        least = min((still[pair] for pair in chosen if pair in still), default=0.0)
+        for pair in pairs:
+            if pair not in chosen and well:
+                measured.pop(pair, None)
+            elif pair not in chosen:  # measured while the wire was still full of what others had sent
+                measured[pair] = {"throughput_bytes_per_s": max(rates[pair], least)}
+    return measured
+
+
+def _spread(pairs: Iterable[Pair]) -> list[Pair]:
+    """A few of the pairs, first and last ones, so that both directions are among them."""
+    found = sorted(pairs)
+    half = _SECOND_LOOKS // 2
+    return found if len(found) <= _SECOND_LOOKS else found[:half] + found[-half:]

@@ -1,0 +1,79 @@
+"""One look at a cluster, judged: facts, dials, a sample of the data, the plan, the collective test. `preflight` shows it, `launch` refuses on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from homelab.checks import collective as collective_checks
+from homelab.checks import registry
+from homelab.checks.evidence import Evidence, Finding
+from homelab.config.recipe import Recipe
+from homelab.control import collective, gather, sample
+from homelab.control.material import Material
+from homelab.errors import HomelabError
+from homelab.planning import batch
+from homelab.planning.model import Plan
+from homelab.remote.fanout import Fleet
+
+DEFAULT_PORT = 29500
+Say = Callable[[str], None]
+# The collective test costs ten seconds: with `--deep` always, before a launch when the cluster has changed since it last passed.
+When = Literal["always", "when-changed", "never"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen and what the checks make of it. `recipe` has its open batch settled; `refused` says why there is no plan."""
+
+    evidence: Evidence
+    findings: list[Finding]
+    recipe: Recipe | None = None
+    plan: Plan | None = None
+    refused: HomelabError | None = None
+
+
+def look(
+    fleet: Fleet, recipe: Recipe | None, items: list[Material], *, skip: Collection[str], test_collective: When,
+    plan_on: Callable[[Evidence, Recipe], Plan], say: Say = lambda text: None,
+) -> Look:  # fmt: skip
+    """Everything of one preflight. Raises nothing for a node that fails: that is a finding.
+
+    `skip` holds ids of checks (`registry.skipped`): what only they would look at is not done either.
+    """
+    port = recipe.parallel.port if recipe else DEFAULT_PORT
+    seen = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=test_collective == "always")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sample") as pool:
+        # The tokenizer takes seconds on one node while the dials keep all wires busy.
+        sampled = None
+        if recipe is not None and seen.facts and any(check.id not in skip for check in registry.CHECKS if check.sees == "sample"):
+            sampled = pool.submit(sample.look, fleet, seen, recipe, items)
+        seen = gather.with_links(fleet, seen, say=say)
+        if sampled is not None:
+            say("reading a sample of the data")
+            seen = replace(seen, sample=sampled.result())
+    plan, refused = None, None
+    if recipe is not None and seen.facts:
+        try:
+            recipe, plan = batch.settle(recipe, lambda wanted: plan_on(seen, wanted))
+        except HomelabError as error:
+            refused = error
+        seen = replace(seen, plan=plan, refused=refused)
+    if _collective_wanted(seen, skip, test_collective):
+        result = collective.run(fleet, seen, say)
+        seen = replace(seen, collective=result)
+        collective.keep(fleet, seen, result)
+    return Look(seen, registry.judge_all(seen, skip), recipe, plan, refused)
+
+
+def _collective_wanted(seen: Evidence, skip: Collection[str], when: When) -> bool:
+    """Not on a cluster where it could only hang (what hinders it is found already), and not where there is nobody to talk to."""
+    if when == "never" or len(seen.lan) < 2 or seen.refused is not None or _all_skipped("collective", skip):
+        return False
+    return (when == "always" or collective_checks.needed(seen)) and not collective_checks.blocked(seen, skip)
+
+
+def _all_skipped(subject: str, skip: Collection[str]) -> bool:
+    return all(check.id in skip or check.subject in skip for check in registry.CHECKS if check.subject == subject)

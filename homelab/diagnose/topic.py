@@ -1,0 +1,28 @@
+"""What a topic of `homelab explain` is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One way a training on machines at home goes wrong.
+
+    `seen` is what a person meets (of a log, as it is printed there). `do` are the steps in the order in which they pay; a command
+    among them stands as it is typed, with NODE, RUN, RECIPE and ADDRESS for the reader's own. `checks` are ids of preflight's checks
+    that are about this (each belongs to one topic), `checks_too` others that may find it; `rules` are ids of `rules` and `endings`
+    that lead here. `words` are further words a person may look it up by. `says` is a regular expression of messages that mean
+    this topic although their rule is a general one.
+    """
+
+    id: str
+    title: str
+    seen: tuple[str, ...]
+    cause: str
+    do: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    checks_too: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    says: str = ""

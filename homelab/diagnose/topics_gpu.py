@@ -1,0 +1,149 @@
+"""Topics: what goes wrong with the cards."""
+
+from __future__ import annotations
+
+from homelab.diagnose.topic import Topic
+
+TOPICS: tuple[Topic, ...] = (
+    Topic(
+        "cuda-out-of-memory",
+        "The card ran out of memory",
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...",
+            "CUBLAS_STATUS_ALLOC_FAILED; Failed to CUDA calloc",
+        ),
+        "What a step needs is more than what is free, on the smallest card. A desktop session, a browser or a stale run may hold "
+        "gigabytes of it. Rows per forward pass decide about activations and logits, and they change nothing in the training: the global "
+        "batch is that of the recipe, and the gradient is the same. One row per pass is not a rule of any library. In QLoRA of a 7B model the "
+        "adapter's optimizer state is tens of MB, so another optimizer saves nothing there.",
+        (
+            "homelab plan RECIPE itemises the bytes of every rank against free memory; --fit writes a copy of the recipe that fits",
+            "[parallel] micro_batch = 1, or [train] seq_len halved, or [train] fused_loss = true (no logits are built)",
+            '[train] gradient_checkpointing = true (the default); [method] kind = "qlora" instead of "lora"',
+            "what else is on the card: ssh NODE nvidia-smi; a stale run of ours: homelab stop RUN",
+            "then: homelab recover RUN",
+        ),
+        checks=("gpu.memory", "fit.memory"),
+        rules=("cuda-out-of-memory",),
+        words=(
+            "oom",
+            "vram",
+            "batch size",
+            "gradient accumulation",
+            "gradient checkpointing",
+            "max_seq_length",
+            "unsloth",
+        ),
+    ),
+    Topic(
+        "no-kernel-image",
+        "This torch has no kernels for the card (RTX 50xx: sm_120)",
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "... with CUDA capability sm_120 is not compatible with the current PyTorch installation",
+        ),
+        "Each build of torch carries machine code for certain generations of cards. RTX 50xx (sm_120) needs one built for CUDA 12.8 or "
+        "newer; a build for CUDA 12.1 or 12.4 cannot drive it, however new the driver is. Builds for the newest CUDA have dropped old "
+        "cards (GTX 10xx and before).",
+        (
+            "homelab preflight --only gpu.kernels names the nodes and offers the command",
+            "on the node: PYTHON -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128",
+            "GTX 10xx: the same with cu126 at the end; and the same version of torch on every node",
+        ),
+        checks=("gpu.kernels", "gpu.compute"),
+        rules=("no-kernel-image",),
+        words=("sm_120", "blackwell", "5070", "5080", "5090", "compute capability", "arch", "cu128"),
+    ),
+    Topic(
+        "driver-mismatch",
+        "The driver does not answer, or does not fit",
+        (
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "CUDA driver version is insufficient; Found no NVIDIA driver; Torch not compiled with CUDA enabled",
+        ),
+        "After an upgrade the running kernel still has the old driver while its libraries are new: only a restart brings them together. "
+        "Else: the kernel was renewed and the module was not built for it, Secure Boot refuses it, the driver is older than torch's CUDA "
+        "needs, or the torch on the node is a build for CPUs.",
+        (
+            "ssh NODE nvidia-smi; where it complains of versions: ssh -t NODE sudo reboot",
+            "homelab preflight --only gpu says which of these it is, and offers the command (--fix)",
+            "keep upgrades away from a training: homelab preflight --only power.updates",
+        ),
+        checks=("gpu.mismatch", "gpu.driver", "gpu.torch"),
+        checks_too=("power.reboot", "power.updates"),
+        rules=("cuda-driver",),
+        words=("nvml", "nvidia-smi", "secure boot", "dkms", "cuda version", "upgrade", "nouveau", "cpu build"),
+        says=r"torch sees no GPU",
+    ),
+    Topic(
+        "gpu-lost",
+        "A card stopped working",
+        (
+            "GPU is lost; has fallen off the bus; Xid 79, 48, 62 in the kernel's log",
+            "CUDA error: unspecified launch failure; uncorrectable ECC error",
+        ),
+        "Heat, a power supply or a cable to the card that gives out under load, a riser, overclocking, or failing memory. Xid is the "
+        "number under which the driver reports it; 13 and 31 are mostly a program's fault, the others the machine's.",
+        (
+            "ssh NODE 'journalctl -k | grep Xid' and homelab preflight --only gpu",
+            "restart the node (the card needs it), then: homelab recover RUN",
+            "if it comes back: less power (sudo nvidia-smi -pl 200), no overclocking, another cable from the power supply",
+        ),
+        checks=("gpu.xid", "gpu.ecc", "gpu.recovery"),
+        rules=("gpu-lost",),
+        words=("xid", "ecc", "bus", "riser", "power supply", "illegal memory access"),
+    ),
+    Topic(
+        "gpu-slow",
+        "A card is slower than it should be",
+        ("a node's tokens/s fall after some minutes", "nvidia-smi shows a low clock or a throttle reason"),
+        "Heat and dust, a laptop on battery, a power limit set long ago, or a slot with few PCIe lanes.",
+        (
+            "homelab preflight --only gpu --only power names the reason",
+            "clean it, plug it in, give it air; a limit: sudo nvidia-smi -pl WATTS on the node",
+            "shares by measured speed carry what is left: homelab explain one-slow-node",
+        ),
+        checks=("gpu.throttle", "gpu.temperature", "gpu.power_limit", "gpu.pcie"),
+        words=("throttle", "heat", "hot", "clock", "fan", "watt", "thermal", "pcie"),
+    ),
+    Topic(
+        "cuda-assert",
+        "An index was out of range on the card",
+        ("CUDA error: device-side assert triggered",),
+        "A token id or a label is larger than the model's vocabulary: the tokenizer is not this model's, special tokens were added, or the "
+        "program computes wrong labels. The line that the traceback names is often a later one, as the card works on its own.",
+        (
+            "homelab preflight RECIPE --only model.tokenizer --only model.same",
+            "in a [script]: set CUDA_LAUNCH_BLOCKING=1 there, and the traceback names the right line",
+        ),
+        checks_too=("model.tokenizer", "model.same"),
+        rules=("cuda-assert",),
+        words=("device-side", "vocabulary", "token id", "label"),
+    ),
+    Topic(
+        "no-bf16",
+        "A card has no bf16",
+        ("bf16 is asked for, and a card is older than Ampere (RTX 20xx, GTX 16xx, T4)",),
+        "All ranks must compute in one precision. With one old card the others can use fp16, which needs loss scaling and rounds differently, "
+        "or fp32, which is slow.",
+        (
+            'leave [train] precision = "auto": homelab plan RECIPE says what it takes and why',
+            "or leave the old card out: homelab plan RECIPE --what-if=-NODE tells what that costs",
+        ),
+        checks=("gpu.bf16",),
+        words=("turing", "fp16", "precision", "half"),
+    ),
+    Topic(
+        "other-cards",
+        "The cards are not those of cluster.toml",
+        ("homelab preflight finds fewer cards, or less memory, than cluster.toml says",),
+        "A card is not seated or not powered, MIG has split it, it is another model than thought (the RTX 5070 Ti has 16 GB, its laptop "
+        "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL.",
+        (
+            "homelab preflight --only gpu, and homelab doctor NODE for all that the node says of itself",
+            "correct gpus = [...] of the node in cluster.toml, or leave the node out with --nodes",
+        ),
+        checks=("gpu.inventory", "gpu.mig", "gpu.amd", "gpu.mixed"),
+        words=("mig", "amd", "radeon", "rocm", "missing card", "laptop gpu"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""What can be asked of a node, one subject a file: `read(request)` returns fields of `homelab.facts.Facts`. Standard library only."""

@@ -1,0 +1,110 @@
+"""The cards: what nvidia-smi says of them, who holds their memory, and what torch can do with them."""
+
+import json
+import os
+import sys
+
+from homelab.node import programs
+from homelab.node.probes import holders, nvidia
+
+_PCI = "/sys/bus/pci/devices"
+_PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts
+
+
+def read(request):
+    """Cards, driver, and torch's own view of them."""
+    answer = nvidia.ask()
+    for card in answer["gpus"]:
+        card["holders"] = holders.named(card.get("holders", ()))
+    if answer["gpus"]:
+        answer["gpu_probe"] = _gpu_probe((request.get("method") or {}).get("kind") == "qlora")
+        answer["nvidia_on_bus"] = None  # not looked for where nvidia-smi answers
+        _add_capability(answer)
+    else:
+        answer["gpu_probe"] = None
+        answer["nvidia_on_bus"] = on_bus(_PCI)
+    return answer
+
+
+def _add_capability(answer):
+    """nvidia-smi's XML does not tell the compute capability; torch, where it sees the same cards, does."""
+    devices = (answer["gpu_probe"] or {}).get("devices") or []
+    if len(devices) == len(answer["gpus"]):
+        for card, device in zip(answer["gpus"], devices):
+            card.setdefault("compute_capability", "%d.%d" % tuple(device["capability"]))
+
+
+def on_bus(folder):
+    """{"cards": NVIDIA cards on the PCI bus, "driver": the kernel driver that has the first of them}; None without a PCI bus."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    cards, driver = 0, None
+    for name in names:
+        device = os.path.join(folder, name)
+        # 0x0300 is a VGA controller, 0x0302 a 3D controller.
+        if _word(device, "vendor") == "0x10de" and _word(device, "class").startswith("0x03"):
+            cards += 1
+            bound = os.path.join(device, "driver")
+            if driver is None and os.path.islink(bound):
+                driver = os.path.basename(os.readlink(bound))
+    return {"cards": cards, "driver": driver} if names else None
+
+
+def _word(*path):
+    try:
+        with open(os.path.join(*path)) as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
+# Each step has its own guard: a card without kernels fails in the matmul, a bitsandbytes without its library in the import.
+_PROBE = """
+import json, sys, torch
+answer = {"torch": torch.__version__, "cuda_available": torch.cuda.is_available(), "arch_list": [], "devices": []}
+
+def first_line(error):
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+def four_bit():
+    import bitsandbytes
+    layer = bitsandbytes.nn.Linear4bit(64, 64, bias=False, quant_type="nf4", compute_dtype=torch.float16).to("cuda")
+    result = layer(torch.randn(4, 64, device="cuda", dtype=torch.float16))
+    return bool(torch.isfinite(result).all())
+
+if answer["cuda_available"]:
+    answer["arch_list"] = torch.cuda.get_arch_list()
+    for index in range(torch.cuda.device_count()):
+        device = {"name": torch.cuda.get_device_name(index), "capability": list(torch.cuda.get_device_capability(index)),
+                  "bf16": False, "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None}
+        try:
+            with torch.cuda.device(index):
+                a = torch.randn(256, 256, device="cuda")
+                device["matmul_ok"] = bool(torch.allclose((a @ a).cpu(), a.cpu() @ a.cpu(), atol=1.0))
+                device["bf16"] = device["capability"][0] >= 8
+        except Exception as error:
+            device["error"] = first_line(error)
+        if "four_bit" in sys.argv and device["matmul_ok"]:
+            try:
+                with torch.cuda.device(index):
+                    device["four_bit_ok"] = four_bit()
+            except Exception as error:
+                device["four_bit_ok"], device["four_bit_error"] = False, first_line(error)
+        answer["devices"].append(device)
+print(json.dumps(answer))
+"""
+
+
+def _gpu_probe(with_four_bit):
+    """torch's own view of the cards: one small matmul on each (a build without kernels for the card fails here, not later).
+
+    The 4-bit layer is tried where a recipe trains with one: importing bitsandbytes takes seconds.
+    """
+    words = [sys.executable, "-c", _PROBE] + (["four_bit"] if with_four_bit else [])
+    try:
+        _, output, _ = programs.answer_of(words, _PROBE_TIMEOUT_S)
+        return json.loads(output.strip().splitlines()[-1])
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return None

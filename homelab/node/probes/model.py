@@ -1,0 +1,141 @@
+"""The base model as it lies on this node: whole, its files' digests, its chat template; where it is not there, the way to the hub."""
+
+import json
+import os
+
+from homelab.node import digests, files, hub
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Beside the weights, what decides how the model computes and how text becomes tokens. config.json is compared key by key.
+_COMPARED = (
+    *_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "vocab.txt",
+    "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
+)  # fmt: skip
+_HEADER_BYTES = 64 << 20  # a safetensors header describes tensors; the largest have a few MB
+_POINTER = b"version https://git-lfs"
+
+
+def read(request):
+    """The model of the recipe, where one was asked for."""
+    if not request.get("model"):
+        return {"model": None}
+    return {"model": _model(request)}
+
+
+def _model(request):
+    name, revision = request["model"], request.get("revision")
+    if name.startswith(("/", "~")):
+        return _model_folder(os.path.expanduser(name), request)
+    snapshots = os.path.join(hub.cache(), "models--" + name.replace("/", "--"), "snapshots")
+    wanted = revision
+    answer = {"found": False, "path": None, "config": None, "size_bytes": None, "problem": "not in the hub cache"}
+    if wanted is None or not os.path.isdir(os.path.join(snapshots, wanted)):
+        try:
+            with open(os.path.join(os.path.dirname(snapshots), "refs", revision or "main")) as stream:
+                wanted = stream.read().strip()
+        except OSError:
+            wanted = None
+    if wanted is not None:
+        answer = _model_folder(os.path.join(snapshots, wanted), request)
+    if not answer["found"] and not answer.get("damaged"):
+        # A token in the controller's environment goes along with the run.
+        answer.update(has_token=bool(request.get("token_sent")) or hub.has_token(), hub=hub.way())
+    return answer
+
+
+def _model_folder(folder, request):
+    answer = {"found": False, "path": folder, "config": None, "size_bytes": None, "problem": None}
+    if not os.path.isdir(folder):
+        answer["problem"] = "there is no such folder" if not os.path.exists(folder) else "this is not a folder"
+        return answer
+    names = os.listdir(folder)
+    answer["config"] = files.read_json(os.path.join(folder, "config.json"))
+    try:
+        weights = _weights(folder, names)
+    except OSError:
+        weights = []
+    if answer["config"] is None:
+        answer["problem"] = "config.json is missing or broken: this is not a model folder"
+    elif not any(name in names for name in _WEIGHTS):
+        answer["problem"] = "no weights (%s)" % " or ".join(_WEIGHTS[:2])
+    elif not any(name in names for name in _TOKENIZERS):
+        answer["problem"] = "no tokenizer (%s)" % " or ".join(_TOKENIZERS)
+    else:
+        answer["found"] = True
+    try:
+        answer["size_bytes"] = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+        if answer["found"]:
+            answer.update(_inside(folder, names, weights, request))
+    except OSError as error:
+        answer["found"], answer["problem"] = False, "a file cannot be read: %s" % error
+    return answer
+
+
+def _inside(folder, names, weights, request):
+    """What the files of a folder that has all it needs by name say."""
+    for name in weights:
+        if name not in names:
+            return {"found": False, "problem": "%s is missing, which the index of the weights names" % name}
+        fault = weights_fault(os.path.join(folder, name))
+        if fault:
+            return {"found": False, "damaged": True, "problem": "%s %s" % (name, fault)}
+    kept = digests.Kept(request["workdir"])
+    found = {
+        name: kept.of(os.path.join(folder, name), deep=bool(request.get("deep")))
+        for name in sorted(set(weights) | {name for name in names if name in _COMPARED or name.endswith(".index.json")})
+        if os.path.isfile(os.path.join(folder, name))
+    }
+    kept.save()
+    return {"files": found, "has_chat_template": has_chat_template(folder, names)}
+
+
+def _weights(folder, names):
+    """The files that transformers loads the weights from: safetensors before .bin, one file before several (modeling_utils.py)."""
+    for one, index in (_WEIGHTS[:2], _WEIGHTS[2:]):
+        if one in names:
+            return [one]
+        if index in names:
+            content = files.read_json(os.path.join(folder, index))
+            parts = content.get("weight_map") if isinstance(content, dict) else None
+            values = parts.values() if isinstance(parts, dict) else ()
+            return sorted({name for name in values if isinstance(name, str) and "/" not in name})
+    return []
+
+
+def weights_fault(path):
+    """What is wrong with a file of weights as far as its first bytes and its size tell, or None."""
+    size_bytes = os.path.getsize(path)
+    with open(path, "rb") as stream:
+        first = stream.read(len(_POINTER))
+        if first == _POINTER:
+            return "is a pointer of Git LFS, not the weights (git clone without git lfs)"
+        length = int.from_bytes(first[:8], "little")
+        if not path.endswith(".safetensors") or len(first) < 8 or length > min(_HEADER_BYTES, size_bytes):
+            return None  # what it is, its loader will say
+        stream.seek(8)
+        try:
+            header = json.loads(stream.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None
+    if size_bytes < expected:
+        return "is cut short: %d of %d bytes" % (size_bytes, expected)
+    return None
+
+
+def has_chat_template(folder, names):
+    """Whether the tokenizer will have a chat template (transformers, tokenization_utils_base.py: files, then tokenizer_config.json).
+
+    None for Mistral's own kind of tokenizer, which needs no template.
+    """
+    if "tekken.json" in names:
+        return None
+    if "chat_template.jinja" in names:
+        return True
+    more = os.path.join(folder, "additional_chat_templates")
+    if os.path.isdir(more) and any(name.endswith(".jinja") for name in os.listdir(more)):
+        return True
+    config = files.read_json(os.path.join(folder, "tokenizer_config.json"))
+    return bool(config.get("chat_template")) if isinstance(config, dict) else False

@@ -1,0 +1,190 @@
+"""What `nvidia-smi -q -x` says: one call, and everything the checks of a card look at. Drivers since 418 are understood.
+
+Tags come and go with the driver: `clocks_throttle_reasons` became `clocks_event_reasons` in 535, `power_readings` became
+`gpu_power_readings` (with `power_draw` as `instant_power_draw`), uncorrected errors were counted together, then as parity and
+SECDED, and before Turing as `double_bit`. A tag that is missing, "N/A", "[N/A]", "[Unknown Error]", "[GPU is lost]" or
+"Requested functionality has been deprecated" is None: not known.
+"""
+
+import re
+
+from homelab.node import load, programs
+
+QUERY = ("nvidia-smi", "-q", "-x")
+# A card without persistence mode is woken by the question: a second or two each, and some machines have eight.
+TIMEOUT_S = 20.0
+
+
+def ask(timeout_s=TIMEOUT_S):
+    """The answer as `parse` gives it; "missing" costs no process. Falls back on the CSV question where the XML cannot be read."""
+    program = programs.path_of(QUERY[0])
+    if program is None:
+        return silent("missing")
+    try:
+        code, output, errors = programs.answer_of((program,) + QUERY[1:], timeout_s)
+    except TimeoutError:
+        return silent("nvidia-smi did not answer within %d s" % timeout_s)
+    except OSError as error:
+        return silent("nvidia-smi could not be started: %s" % error)
+    if code != 0:
+        return silent((output + errors).strip()[:500] or "nvidia-smi ended with %d" % code)
+    try:
+        return parse(output)
+    except ValueError:
+        state, cards = load.gpus(timeout_s)
+        return dict(silent(state), gpus=cards)
+
+
+def silent(state):
+    """The answer where there is none: `state` says why."""
+    return {"nvidia_smi": state, "driver_version": None, "driver_cuda": None, "gpus": []}
+
+
+def parse(text):
+    """{"nvidia_smi": "ok", "driver_version", "driver_cuda", "gpus": [...]} of the XML. Raises ValueError.
+
+    `gpus` are `homelab.facts.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
+    """
+    start = text.find("<nvidia_smi_log")  # a wrapper or a module system may print something first
+    if start < 0:
+        raise ValueError("no <nvidia_smi_log>")
+    from xml.etree import ElementTree  # 6 ms that a node without a card need not spend
+
+    try:
+        log = ElementTree.fromstring(text[start : text.rfind(">") + 1])
+    except ElementTree.ParseError as error:
+        raise ValueError("broken XML: %s" % error) from None
+    return {
+        "nvidia_smi": "ok",
+        "driver_version": _text(log, "driver_version"),
+        "driver_cuda": _text(log, "cuda_version"),
+        "gpus": [_card(index, entry) for index, entry in enumerate(log.findall("gpu"))],
+    }
+
+
+def _card(index, entry):
+    power = _first(entry, "gpu_power_readings", "power_readings")
+    link = "pci/pci_gpu_link_info/link_widths/"
+    return {
+        "index": index,
+        "name": _text(entry, "product_name") or "a card without a name",
+        "uuid": _text(entry, "uuid"),
+        "bus_id": entry.get("id"),
+        "memory_total_bytes": _bytes(entry, "fb_memory_usage/total"),
+        "memory_used_bytes": _bytes(entry, "fb_memory_usage/used"),
+        "temperature_c": _number(entry, "temperature/gpu_temp"),
+        "utilization_percent": _number(entry, "utilization/gpu_util"),
+        "power_w": _either(power, "power_draw", "instant_power_draw", "average_power_draw"),
+        "power_limit_w": _either(power, "current_power_limit", "power_limit", "enforced_power_limit"),
+        "power_limit_default_w": _either(power, "default_power_limit"),
+        "slowed_by": _slowed_by(entry),
+        "pcie_width": _whole(entry, link + "current_link_width"),
+        "pcie_width_max": _whole(entry, link + "max_link_width"),
+        "compute_mode": _text(entry, "compute_mode"),
+        "mig": _yes(entry, "mig_mode/current_mig"),
+        "mig_bytes": [_bytes(device, "fb_memory_usage/total") or 0 for device in entry.findall("mig_devices/mig_device")],
+        "recovery_action": _recovery_action(entry),
+        "errors_now": _uncorrected(entry.find("ecc_errors/volatile")),
+        "errors_ever": _uncorrected(entry.find("ecc_errors/aggregate")),
+        "errors_mended": _mended(entry),
+        "repair_pending": any(
+            _yes(entry, path)
+            for path in (
+                "retired_pages/pending_retirement",
+                "retired_pages/pending_blacklist",
+                "remapped_rows/remapped_row_pending",
+                "ecc_errors/channel_repair_pending",
+            )
+        ),
+        "repair_failed": bool(_yes(entry, "remapped_rows/remapped_row_failure") or _yes(entry, "ecc_errors/unrepairable_memory")),
+        "holders": [_holder(process) for process in entry.findall("processes/process_info")],
+    }  # fmt: skip
+
+
+def _slowed_by(entry):
+    """Why the clocks are below the highest just now, without the tags' prefix: "gpu_idle", "hw_thermal_slowdown", ..."""
+    reasons = _first(entry, "clocks_event_reasons", "clocks_throttle_reasons")
+    names = []
+    for reason in reasons if reasons is not None else ():
+        if (reason.text or "").strip() == "Active":
+            names.append(re.sub(r"^clocks_(event|throttle)_reasons?_", "", reason.tag))
+    return names
+
+
+def _recovery_action(entry):
+    """What the driver asks for ("Reset", "Reboot", ...), since 565 in one word, before that in two."""
+    action = _text(entry, "gpu_recovery_action")
+    if action not in (None, "None"):
+        return action
+    return "Reset" if _yes(entry, "gpu_reset_status/reset_required") else None
+
+
+def _uncorrected(counts):
+    """Uncorrected memory errors, whichever way this driver counts them; None for a card that does not count."""
+    if counts is None:
+        return None
+    found = [_number(counts, "double_bit/total")]
+    found += [_number(counts, count.tag) for count in counts if "uncorrectable" in count.tag]
+    known = [int(number) for number in found if number is not None]
+    return sum(known) if known else None
+
+
+def _mended(entry):
+    """How many places of the memory were taken out of use because of uncorrected errors."""
+    return sum(
+        _whole(entry, path) or 0
+        for path in ("retired_pages/double_bit_retirement/retired_count", "remapped_rows/remapped_row_unc")
+    )
+
+
+def _holder(process):
+    return {
+        "pid": _whole(process, "pid"),
+        "program": _text(process, "process_name") or "",
+        "memory_bytes": _bytes(process, "used_memory"),
+        "type": _text(process, "type") or "",
+    }
+
+
+def _first(entry, *tags):
+    return next((found for found in map(entry.find, tags) if found is not None), None)
+
+
+def _text(entry, path):
+    text = (entry.findtext(path) or "").strip()
+    unknown = not text or text.strip("[]") in (
+        "N/A",
+        "Not Supported",
+        "Unknown",
+        "Insufficient Permissions",
+        "GPU is lost",
+    )
+    return None if unknown or "Unknown Error" in text or text.startswith("Requested functionality") else text
+
+
+def _number(entry, path):
+    """The number before the unit: 8188.0 of "8188 MiB", 16.0 of "16x"."""
+    found = re.match(r"-?\d+(\.\d+)?", _text(entry, path) or "")
+    return float(found.group()) if found else None
+
+
+def _whole(entry, path):
+    number = _number(entry, path)
+    return None if number is None else int(number)
+
+
+def _either(entry, *paths):
+    if entry is None:
+        return None
+    return next((number for number in (_number(entry, path) for path in paths) if number is not None), None)
+
+
+def _bytes(entry, path):
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    number = _number(entry, path)
+    unit = (_text(entry, path) or "").rpartition(" ")[2]
+    return None if number is None else int(number * units.get(unit, 1 << 20))
+
+
+def _yes(entry, path):
+    return _text(entry, path) in ("Yes", "Enabled")

@@ -1,0 +1,39 @@
+"""What runs of the recipe's model and method have measured on this node."""
+
+import json
+import os
+
+from homelab.node import paths
+
+_SPEEDS_BYTES = 1 << 20  # a file of speeds has about one kilobyte
+
+
+def read(request):
+    """The file of speeds, where a recipe asks for one."""
+    if not request.get("method"):
+        return {"speeds": None}
+    return {"speeds": _speeds(paths.expand(request["workdir"]), request["model"], request["method"])}
+
+
+def _speeds(workdir, model, method):
+    """What runs of this model and method have measured here (written by `homelab.worker.speeds`); a damaged file says so."""
+    path = paths.speeds_file(workdir, model, method["kind"])
+    answer = {"path": path, "found": os.path.lexists(path), "problem": None, "content": None}
+    if not answer["found"]:
+        return answer
+    try:
+        if os.path.getsize(path) > _SPEEDS_BYTES:
+            answer["problem"] = "it is far too large for a file of speeds"
+            return answer
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+    except OSError as error:
+        answer["problem"] = error.strerror or str(error)
+    except (ValueError, RecursionError):
+        answer["problem"] = "it is damaged: not JSON"
+    else:
+        if isinstance(content, dict):
+            answer["content"] = content
+        else:
+            answer["problem"] = "it is damaged: not a JSON object"
+    return answer

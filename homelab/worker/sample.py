@@ -1,0 +1,210 @@
+"""python -m homelab.worker.sample: would the worker take these rows, and how long are they? The worker's own reading and rendering,
+without a model and without torch. Reads one JSON object from standard input:
+
+    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true}}, "data": [data of the recipe],
+     "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
+
+and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
+`homelab.checks.sample_result.FileSample`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homelab.worker import records as reading
+from homelab.worker.errors import WorkerError
+from homelab.worker.render import Renderer, detect_format
+
+if TYPE_CHECKING:
+    from homelab.worker.records import Record
+
+MOST_ROWS = 2000  # that are tokenized, spread evenly
+MOST_BAD = 3
+_MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
+_NO_LIMIT = 1 << 30
+
+
+class _AnyTemplate:
+    """Stands in for a tokenizer where only the form of the rows is looked at."""
+
+    chat_template = "any"
+    eos_token = ""
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return ""
+
+
+def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """What is in each file. `tokenizer` None: rows are read and their form is checked, but not counted in tokens."""
+    files = {}
+    for role, file in question["files"].items():
+        files[role] = _look_into(file, question["data"], int(question["seq_len"]), tokenizer)
+    return files
+
+
+def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any) -> dict[str, Any]:
+    if file["path"] is None:
+        return {
+            "unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"
+        }
+    bad: list[dict[str, str]] = []
+    rows = read_rows(Path(file["path"]), settings["split"], bad)
+    found: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
+    if rows:
+        try:
+            form = settings["format"]
+            form = detect_format(rows[0], settings["text_column"]) if form == "auto" else form
+        except WorkerError as error:
+            bad.append(_plain(error))
+        else:
+            found |= _of_rows(rows, form, settings, seq_len, tokenizer, bad)
+    found["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
+    return found
+
+
+def read_rows(path: Path, split: str, bad: list[dict[str, str]]) -> list[Record]:
+    """The rows that can be read; what is wrong with the first others goes to `bad`. The file itself is changed on the way: a
+    line that cannot be read is taken out, so that the ones after it can be."""
+    for _ in range(MOST_BAD):
+        try:
+            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}, split))
+        except WorkerError as error:
+            bad.append(_plain(error))
+            line = re.search(r", line (\d+)$", error.where)
+            if path.suffix != ".jsonl" or line is None:
+                return []
+            lines = path.read_bytes().split(b"\n")
+            number = int(line[1]) - 1
+            if len(bad) == MOST_BAD:
+                lines = lines[:number]
+            else:
+                lines[number] = b""
+            path.write_bytes(b"\n".join(lines))
+    try:
+        return reading.read({"kind": "file", "path": str(path), "sha256": None}, split)
+    except WorkerError:  # no row is left
+        return []
+
+
+def _of_rows(
+    rows: Sequence[Record], form: str, settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
+) -> dict[str, Any]:
+    """The form of all rows, and the tokens of some."""
+    needed = form == "chat" or (
+        form == "prompt-completion"
+        and any(isinstance(row.fields.get(key), list) for row in rows for key in ("prompt", "completion"))
+    )
+    found: dict[str, Any] = {"form": form, "needs_chat_template": needed}
+    form_only = _render(Renderer(_AnyTemplate(), {**settings, "completion_only": False}), form)
+    good = _without_bad(rows, form_only, bad)
+    if tokenizer is None or not good or (needed and not tokenizer.chat_template):
+        return found
+    from homelab.worker.data import Encoder
+
+    settings = {**settings, "format": form}
+    some = _spread(good)
+    try:
+        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(some, "train")
+    except WorkerError:  # a template may refuse what has the right form
+        some = _without_bad(some, _render(Renderer(tokenizer, settings), form), bad)
+        if not some:
+            return found
+        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(some, "train")
+    lengths = [len(row.tokens) for row in encoded]
+    return found | {
+        "tokens_sampled": len(lengths),
+        "rows_longer": sum(length > seq_len for length in lengths),
+        "rows_silent": sum(not any(row.trained[:seq_len]) for row in encoded),
+        "longest_tokens": max(lengths),
+        "median_tokens": round(statistics.median(lengths)),
+        "kept_tokens": sum(min(length, seq_len) for length in lengths),
+    }
+
+
+def _render(renderer: Renderer, form: str) -> Callable[[Record], Any]:
+    return {"chat": renderer.chat, "prompt-completion": renderer.prompt_completion, "text": renderer.text}[form]
+
+
+def _without_bad(rows: Sequence[Record], render: Callable[[Record], Any], bad: list[dict[str, str]]) -> list[Record]:
+    good = []
+    for row in rows:
+        try:
+            render(row)
+            good.append(row)
+        except WorkerError as error:
+            if len(bad) < MOST_BAD:
+                bad.append(_plain(error))
+    return good
+
+
+def _spread(rows: Sequence[Record]) -> list[Record]:
+    """At most `MOST_ROWS` of them, from all over the file, fewer where they are long."""
+    count = min(len(rows), MOST_ROWS)
+    sizes = [len(str(row.fields)) for row in rows[:: max(1, len(rows) // 200)]]
+    count = max(1, min(count, int(_MOST_CHARACTERS / max(1.0, statistics.mean(sizes)))))
+    return [rows[place * len(rows) // count] for place in range(count)]
+
+
+def _plain(error: WorkerError) -> dict[str, str]:
+    return {key: text[:1000] for key, text in error.as_dict().items()}
+
+
+def load(folder: str, revision: str | None) -> Any:
+    """The tokenizer as the worker loads it. Raises WorkerError, also where the worker would for want of offsets."""
+    from transformers import AutoTokenizer
+
+    from homelab.worker.data import Encoder
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    except Exception as error:  # `tokenizers` raises plain Exception for a file that it cannot read
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        hint = "copy the model's folder again, or install what its tokenizer needs on the node"
+        raise WorkerError(f"the tokenizer cannot be loaded: {first}", where=folder, hint=hint) from error
+    Encoder(tokenizer, {}, 8, lambda note: None)
+    return tokenizer
+
+
+def main() -> int:
+    """Read the question, print the answer."""
+    began = time.perf_counter()
+    question = json.load(sys.stdin)
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    with_torch = bool(question.get("with_torch"))
+    if not with_torch:
+        os.nice(10)
+        # A tokenizer does without torch, whose import takes three of four seconds. None is Python's own way to say "not installed".
+        sys.modules.update({"torch": None, "datasets": None})  # type: ignore[dict-item]
+    tokenizer, problem = None, None
+    if question.get("model"):
+        try:
+            tokenizer = load(question["model"], question.get("revision"))
+        except WorkerError as error:
+            if not with_torch:  # was it for want of torch?
+                again = json.dumps({**question, "with_torch": True})
+                return subprocess.run(
+                    [sys.executable, "-m", "homelab.worker.sample"], input=again.encode(), check=False
+                ).returncode
+            problem = _plain(error)
+    files = look(question, tokenizer)
+    print(json.dumps({"tokenizer": problem, "files": files, "seconds": round(time.perf_counter() - began, 3)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

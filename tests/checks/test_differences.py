@@ -1,0 +1,84 @@
+"""The table of what is not the same on all nodes: rows that differ, and only those."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from homelab.checks import differences, registry
+from tests.checks import healthy
+from tests.checks.healthy import cpu, gpu, packages, recipe, with_facts
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize("evidence", [cpu(), gpu(), cpu(recipe()), gpu(recipe()), cpu(names=("tower",))])
+def test_nodes_that_are_alike_have_no_rows(evidence: healthy.Evidence) -> None:
+    assert differences.table(evidence) == []
+
+
+def test_each_thing_that_differs_is_a_row_with_the_value_of_every_node_that_knows_it() -> None:
+    evidence = packages(gpu(recipe()), "laptop", peft="0.17.0", torch="2.12.1+cu126", unsloth="2026.1")
+    evidence = with_facts(
+        evidence, "laptop", python_version="3.12.1", torch_cuda="12.6", nccl="2.26.2", driver_version="550.54", driver_cuda="12.4", code_hash="f" * 16,
+        data={"train": {"path": "/data/train.jsonl", "found": True, "size_bytes": 5_000_000, "sha256": "cd" * 32}}, model={"found": True, "size_bytes": 7},
+    )  # fmt: skip
+    rows = dict(differences.table(evidence))
+    assert list(rows) == [
+        "python",
+        "torch",
+        "peft",
+        "unsloth",
+        "torch's CUDA",
+        "NCCL",
+        "NVIDIA driver",
+        "driver's CUDA",
+        "homelab's code",
+        "model",
+        "data, train",
+    ]
+    assert rows["peft"] == {"tower": "0.19.0", "laptop": "0.17.0", "oldtower": "0.19.0"}
+    assert rows["unsloth"] == {"tower": "not there", "laptop": "2026.1", "oldtower": "not there"}
+    assert rows["data, train"]["laptop"] == "cd" * 6 and rows["model"]["laptop"] == "7 bytes"
+
+
+def test_a_patch_of_python_is_no_difference_and_a_node_that_does_not_know_has_no_cell() -> None:
+    evidence = with_facts(with_facts(gpu(), "laptop", python_version="3.11.2", nccl=None), "tower", nccl="2.28.9")
+    assert differences.table(evidence) == [("NCCL", {"tower": "2.28.9", "oldtower": "2.27.3"})]
+
+
+def test_another_pythons_packages_are_not_compared() -> None:
+    evidence = with_facts(
+        cpu(), "laptop", python_executable="/usr/bin/python3", python_version="3.9.2", packages={"torch": "1.0"}
+    )
+    assert differences.table(evidence) == []
+
+
+def test_a_file_that_one_node_lacks_is_a_difference() -> None:
+    evidence = with_facts(
+        cpu(recipe()), "laptop", data={"train": {"path": "/data/train.jsonl", "found": False}}, model={"found": False}
+    )
+    assert {what: cells["laptop"] for what, cells in differences.table(evidence)} == {
+        "model": "not there",
+        "data, train": "not there",
+    }
+
+
+def test_a_node_that_did_not_answer_has_no_cells() -> None:
+    evidence = packages(cpu(), "laptop", peft="0.17.0")
+    evidence = replace(evidence, facts={name: facts for name, facts in evidence.facts.items() if name != "laptop"})
+    assert differences.table(evidence) == []
+
+
+def test_what_follows_from_another_torch_is_not_said_twice() -> None:
+    """Its NCCL and its CUDA differ because torch does."""
+    evidence = with_facts(packages(gpu(), "laptop", torch="2.12.1+cu126"), "laptop", nccl="2.26.2", torch_cuda="12.6")
+    (found,) = healthy.bad([finding for finding in registry.judge_all(evidence) if finding.subject == "python"])
+    assert (found.check, found.node) == ("python.same", "laptop")
+
+
+def test_nodes_with_and_without_gpus_need_different_builds() -> None:
+    evidence = healthy.with_node(packages(gpu(), "laptop", torch="2.13.0+cpu"), "laptop", gpus=())
+    evidence = with_facts(evidence, "laptop", torch_cuda=None, nccl=None)
+    assert not [finding for finding in healthy.bad(registry.judge_all(evidence)) if finding.subject == "python"]

@@ -1,0 +1,154 @@
+"""`homelab why`: of a run that failed, one that went on, one that did not fail, and with nodes that do not answer any more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homelab.control import diagnosed
+from homelab.control.why import since
+from homelab.diagnose.cause import Diagnosis
+from homelab.lab import Lab
+from homelab.runs.paths import RunPaths
+from tests.cli.conftest import complaint
+from tests.cli.test_nodes import edit
+from tests.diagnose.test_recorded import of
+from tests.e2e.desk import Desk, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+# Rank 1 fails in the first attempt; rank 0 has nothing to do with it. In the second both wait to be stopped.
+SCRIPT = """import os, time
+if os.environ["HOMELAB_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
+    raise KeyError("completion")
+print("here", flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.fixture
+def failed(desk: Desk) -> Iterator[tuple[Desk, str]]:
+    desk.write("train.py", SCRIPT)
+    run = str(desk.json("launch", "script.toml", "--skip", "collective")["run"])
+    wait_until(lambda: desk.json("status", run, code=None)["state"] == "failed", 60)
+    yield desk, run
+    desk.homelab("stop", run, code=None)
+
+
+@pytest.mark.slow
+def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
+    desk, run = failed
+    kept = desk.folder / "runs" / run / "attempts" / "1" / "diagnosis.json"
+    assert json.loads(kept.read_text())["diagnosis"]["cause"] == "python-error", "written down when it was seen"
+
+    said = desk.homelab("why").stdout
+    assert f"attempt 1 of {run} failed; first: rank 1 on node2" in said
+    for wanted in (
+        "KeyError: 'completion'",
+        "│ fix",
+        "homelab explain python-error",
+        f"homelab logs {run}",
+    ):
+        assert wanted in said, wanted
+    assert said.rstrip().endswith(f"Next: homelab recover {run}")
+    found = desk.json("why", run)
+    assert (found["attempt"], found["state"], found["run_state"], found["source"]) == (1, "failed", "failed", "nodes")
+    assert (found["diagnosis"]["first_node"], found["diagnosis"]["first_rank"], found["diagnosis"]["topic"]) == (
+        "node2",
+        1,
+        "python-error",
+    )
+    assert found["diagnosis"]["where"].endswith("train.py:3")
+    assert found["since"] == [] and found["unreachable"] == {} and found["next"] == f"homelab recover {run}"
+
+    desk.homelab("recover", run, "--from-scratch", "--skip", "collective")
+    wait_until(lambda: desk.json("status", run)["state"] in ("starting", "running"), 30)
+    on = desk.homelab("why", run).stdout
+    assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on
+    assert re.search(r"since then\n  \d\d:\d\d:\d\d  attempt 2 goes on after step 0: .*nodes node1, node2", on), on
+    assert on.rstrip().endswith(f"Next: homelab status {run}")
+
+    # The nodes alone know it, too: nothing is kept, and the newest attempt of their answers is another one.
+    kept.unlink()
+    asked = desk.json("why", run, "--attempt", "1")
+    assert (asked["attempt"], asked["newest_attempt"], asked["source"]) == (1, 2, "nodes")
+    assert {**asked["diagnosis"], "because": 0} == {**found["diagnosis"], "because": 0}
+    assert "attempt 2 goes on" in asked["since"][0]["text"]
+
+    well = desk.homelab("why", run, "--attempt", "2").stdout
+    assert f"{run} did not fail: it is " in well and well.rstrip().endswith(f"Next: homelab status {run}")
+    error = complaint(desk, "why", run, "--attempt", "3", code=2)
+    assert "there is no attempt 3" in error["message"] and "attempts 1 to 2" in error["where"]
+    assert desk.json("stop", run)["clean"]
+    assert desk.json("why", run, "--attempt", "2")["diagnosis"] is None, "it was stopped, it did not fail"
+
+
+def test_what_was_kept_when_the_nodes_do_not_answer(failed: tuple[Desk, str]) -> None:
+    desk, run = failed
+    true_cluster = desk.cluster
+    edit(desk, "node2", port=1)
+    found = desk.json("why", run)
+    assert (
+        found["source"] == "kept"
+        and found["diagnosis"]["first_node"] == "node2"
+        and set(found["unreachable"]) == {"node2"}
+    )
+    said = desk.homelab("why", run).stdout
+    assert "KeyError: 'completion'" in said and re.search(
+        r"as it was found on \d{4}-\d\d-\d\d .*: node2 cannot be asked", said
+    ), said
+    kept = desk.folder / "runs" / run / "attempts" / "1" / "diagnosis.json"
+    kept.write_text('{"attempt": 1')
+    desk.homelab("why", run, code=None)
+    desk.cluster = true_cluster
+    assert desk.json("why", run)["source"] == "nodes"
+    assert json.loads(kept.read_text())["diagnosis"]["cause"] == "python-error", "a damaged one is written anew"
+
+
+def test_a_run_that_did_not_fail_and_one_that_nobody_knows(desk: Desk, cli_lab: Lab) -> None:
+    desk.write("train.py", "print('done')\n")
+    desk.homelab("launch", "script.toml", "--nodes", "node1", "--wait")
+    found = desk.json("why")
+    assert (found["state"], found["diagnosis"], found["since"]) == ("done", None, [])
+    assert "did not fail: it is done, attempt 1" in desk.homelab("why").stdout
+    assert "no run is called" in complaint(desk, "why", "nothing", code=2)["message"]
+    complaint(desk, "why", "--attempt", "0", code=2)
+    edit(desk, "node1", port=1)
+    assert desk.json("why", found["run"], code=3)["state"] == "lost"
+
+
+def lines(*texts: str) -> list[dict[str, object]]:
+    return [{"time": float(number), "what": text} for number, text in enumerate(texts)]
+
+
+def test_what_was_done_since() -> None:
+    story = lines(
+        "launched", "attempt 1 started", "running", "failed: the disk is full", "attempt 2 goes on after step 5", "running", "lost",
+        "attempt 3 did not start", "attempt 3 goes on after step 5", "running",
+    )  # fmt: skip
+    assert [row.time for row in since(story, 1)] == [4, 5, 6, 7, 8, 9]
+    assert [row.time for row in since(story, 2)] == [7, 8, 9]
+    assert since(story, 3) == () and since([], 1) == () and since(story, 9) == ()
+    unseen = lines("launched", "attempt 1 started", "attempt 2 goes on after step 5")
+    assert [row.text for row in since(unseen, 1)] == ["attempt 2 goes on after step 5"]
+    assert since([{"time": 1.0}, {"what": 5}], 1) == ()
+
+
+def test_the_one_that_knows_more_is_kept(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    reason, other = of("disk_full"), of("python_error")
+    guess = Diagnosis(cause="connection-lost", title="x", first_node="a", hint="y", retryable=True)
+    assert reason.names_a_reason and not guess.names_a_reason and not of("timeout").names_a_reason
+    assert diagnosed.read(paths, 1) is None
+    assert diagnosed.keep(paths, 1, guess, {}).diagnosis == guess
+    first = diagnosed.keep(paths, 1, reason, {"b": "timed out"})
+    assert diagnosed.read(paths, 1) == first and first.diagnosis == reason, "a reason is better than a guess"
+    assert diagnosed.keep(paths, 1, guess, {}) == first
+    assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).made_at == first.made_at, "nothing new: the time stays"
+    assert diagnosed.keep(paths, 1, other, {}).diagnosis == other, "nobody was missing"
+    assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).diagnosis == other
+    assert diagnosed.read(paths, 2) is None
