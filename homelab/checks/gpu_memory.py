@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homelab import hardware
 from homelab.checks.check import Problem
 from homelab.checks.commands import GIB, binary_size, listed, on_node
 from homelab.checks.evidence import Evidence
@@ -14,6 +15,7 @@ from homelab.planning.command import quote_words
 FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
 DESKTOP_BYTES = GIB  # what a desktop session takes without anybody's asking
 DESKTOP_SHARE = 0.10
+SHARES_THE_MACHINES_MEMORY = ("GB10",)  # nvidia-smi answers [N/A] there, and that is right
 _NAMED = 3  # holders that a message names; a desktop has dozens
 
 
@@ -27,6 +29,7 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     for card in facts.gpus:
         total, used = card.memory_total_bytes, card.memory_used_bytes
         if total is None or used is None:
+            yield from _unknown(node, card)
             continue
         free = total - used
         if used <= max(DESKTOP_BYTES, DESKTOP_SHARE * total) and free >= FEW_FREE_BYTES:
@@ -38,6 +41,15 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             runs = list(facts.runs_alive)  # in a container nvidia-smi names nobody
         fix = " && ".join(quote_words(["homelab", "stop", run]) for run in runs)
         yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, card), fix)
+
+
+def _unknown(node: Node, card: GpuFacts) -> Iterator[Problem]:
+    """A card with memory of its own that does not say how much is wrong; one that shares the machine's has none to say."""
+    known = hardware.lookup(card.name)
+    if known is not None and known.name not in SHARES_THE_MACHINES_MEMORY:
+        message = f"nvidia-smi does not say how much memory of GPU {card.index} ({known.name}) is free: whether the training fits is not known"
+        hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A, a reboot or another driver helps"
+        yield Problem("warn", message, hint)
 
 
 def _said(card: GpuFacts) -> str:

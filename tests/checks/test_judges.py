@@ -743,7 +743,8 @@ def test_an_older_driver_of_the_same_major_version_is_fine_when_a_matmul_works()
 
 def test_a_card_without_memory_figures_is_judged_by_its_name() -> None:
     """DGX Spark answers [N/A] for memory."""
-    evidence = healthy.card(gpu(), "tower", memory_total_bytes=None, memory_used_bytes=None)
+    evidence = with_node(gpu(), "tower", gpus=({"model": "GB10", "vram_gb": 128},))
+    evidence = healthy.card(evidence, "tower", name="NVIDIA GB10", memory_total_bytes=None, memory_used_bytes=None)
     assert bad(judged(evidence, "gpu")) == []
 
 

@@ -94,7 +94,8 @@ def built(case: Case) -> Evidence:
     if facts:
         evidence = healthy.with_facts(evidence, case.node, **facts)
     if case.card:
-        evidence = healthy.card(evidence, case.node, **case.card)
+        known = {key: None if value == "N/A" else value for key, value in case.card.items()}  # TOML has no null
+        evidence = healthy.card(evidence, case.node, **known)
     for field, value in case.evidence.items():
         known: Mapping[str, Any] = getattr(evidence, field)
         evidence = replace(evidence, **{field: {**known, case.node: value}})

@@ -86,7 +86,7 @@ def _torch_cuda():
                 if line.startswith("cuda"):
                     value = line.split("=", 1)[1].strip().strip("'\"")
                     return None if value == "None" else value
-    except (OSError, AttributeError, ValueError, ImportError):
+    except (OSError, AttributeError, TypeError, ValueError, ImportError):  # what pip leaves of a torch that it removed has no file
         return None
     return None
 
@@ -98,7 +98,7 @@ def _nccl():
     try:
         folder = os.path.dirname(os.path.dirname(find_spec("torch").origin))
         return nccl_version(os.listdir(folder), _torch_cuda())
-    except (OSError, AttributeError, ValueError, ImportError):
+    except (OSError, AttributeError, TypeError, ValueError, ImportError):
         return None
 
 
