@@ -18,6 +18,7 @@ from homelab.cli import (
     runs,
     status,
     stop,
+    supervise,
     trust,
     why,
 )
@@ -39,4 +40,6 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 for command in (preflight, doctor, plan, launch, status, logs, stop, recover, why, explain, runs, chat, trust):
     app.command(name=command.__name__.rsplit(".", 1)[-1])(command.command)
+# What launch leaves behind; by hand only after this machine was restarted in mid-run.
+app.command(name="supervise", hidden=True)(supervise.command)
 app.add_typer(lab.app, name="lab")

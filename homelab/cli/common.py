@@ -24,6 +24,13 @@ RunsOption = Annotated[
     Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")
 ]
 SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.")]
+SuperviseOption = Annotated[
+    bool,
+    typer.Option(
+        "--supervise/--no-supervise", envvar="HOMELAB_SUPERVISE",
+        help="Leave a supervisor on this machine that recovers the run by itself, or not.",
+    ),
+]
 RunArgument = Annotated[
     str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the newest.", show_default=False)
 ]

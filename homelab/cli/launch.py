@@ -21,6 +21,7 @@ def command(
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")
     ] = False,
+    supervise: common.SuperviseOption = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")
     ] = False,
@@ -36,7 +37,7 @@ def command(
 
     from homelab.checks import registry, report
     from homelab.config.load import load_recipe
-    from homelab.control import launch, watch
+    from homelab.control import detach, launch, watch
     from homelab.planning import report as plan_report
     from homelab.remote.fanout import Fleet
     from homelab.runs import store
@@ -82,6 +83,8 @@ def command(
             say(f"run {prepared.plan.run}")
             plan_text = plan_report.text(prepared.plan)
             paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
+        if supervise and wanted.recovery.auto:
+            detach.start(paths, cluster, [node.name for node in prepared.plan.nodes])
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
+
+if TYPE_CHECKING:
+    from homelab.runs.paths import RunPaths
 
 
 def command(
@@ -19,6 +22,7 @@ def command(
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")
     ] = False,
+    supervise: common.SuperviseOption = True,
     skip: common.SkipOption = [],  # noqa: B006
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
@@ -27,7 +31,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import registry
-    from homelab.control import find, recover, watch
+    from homelab.control import detach, find, recover, watch
     from homelab.diagnose import cause
     from homelab.remote.fanout import Fleet
 
@@ -37,12 +41,15 @@ def command(
     with Fleet(common.load_cluster(cluster)) as fleet:
         with common.progress(as_json) as say:
             paths = find.run(fleet, runs_dir, run, say)
+            _refuse_supervised(paths, options)
             found = recover.examine(fleet, paths, say)
         if not as_json and found.diagnosis is not None:
             console.print(cause.render(found.diagnosis))
         with common.progress(as_json) as say:
             skipped = registry.skipped(only=[], skip=skip)
-            plan = recover.resume(fleet, paths, found, nodes=wanted, skip=skipped, from_scratch=from_scratch, say=say)
+            scratch: recover.Scratch = "always" if from_scratch else "never"
+            halted = recover.halt(fleet, paths, found, nodes=wanted, from_scratch=scratch, say=say)
+            plan = recover.resume(fleet, paths, found, halted, nodes=wanted, skip=skipped, say=say)
         if as_json:
             common.print_json({
                 "run": paths.name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": [node.name for node in plan.nodes],
@@ -58,6 +65,22 @@ def command(
             console.print(
                 f"  follow   homelab status {paths.name}{options}", markup=False, highlight=False, soft_wrap=True
             )
+        if supervise and find.recipe_of(paths)[1].recovery.auto:
+            detach.start(paths, cluster, wanted)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0
+
+
+def _refuse_supervised(paths: RunPaths, options: str) -> None:
+    """Two that recover the same run would stop each other's attempts."""
+    from homelab.errors import InputError
+    from homelab.runs import lock, store
+
+    if lock.is_held(paths):
+        state = store.read_object(paths.supervisor_json)
+        raise InputError(
+            f"this run has a supervisor that recovers it by itself; now it is {state.get('doing', 'at work')}: {state.get('why', '')}",
+            where=f"{paths.name}, process {state.get('pid', '?')} on this machine",
+            hint=f"homelab status {paths.name}{options}; to do it by hand: kill {state.get('pid', 'PID')}, then once more",
+        )

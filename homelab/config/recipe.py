@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -144,11 +145,40 @@ class Checkpoint(Strict):
     keep: int = Field(default=3, ge=1)
 
 
-class Recovery(Strict):
-    """Bounds of going on after a failure."""
+class LogPolicy(Strict):
+    """What a line in a node's log means to the owner: leave that node out of the next attempt, or stop trying."""
 
+    pattern: str = Field(min_length=1)
+    action: Literal["exclude", "stop"]
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"a regular expression (Python's re): {error}") from error
+        return pattern
+
+
+class Recovery(Strict):
+    """How a run goes on after a failure: by itself or not, how often within an hour, with how few nodes, with which exceptions.
+
+    `rejoin`: when a node that was left out is taken back once it is well again.
+    """
+
+    auto: bool = True
     max_restarts: int = Field(default=5, ge=0)
     min_nodes: int = Field(default=1, ge=1)
+    rejoin: Literal["next-checkpoint", "never"] = "next-checkpoint"
+    log_policies: tuple[LogPolicy, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("log_policies"), list):
+            data = {**data, "log_policies": tuple(data["log_policies"])}
+        return data
 
 
 class Tracking(Strict):

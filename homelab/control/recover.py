@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from homelab.checks import registry
 from homelab.checks.evidence import Evidence
 from homelab.control import diagnosed, find, gather, launch, start, watch
 from homelab.control.material import Material, sha256
+from homelab.diagnose import cause
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.planning import report
-from homelab.planning.model import Plan
+from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
+from homelab.runs.reply import parse_replies
 
 Say = Callable[[str], None]
+# What to do where no checkpoint is left: nothing (a person decides), begin again (a person did), or begin again because none was ever due.
+Scratch = Literal["never", "always", "if-nothing-was-saved"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Examination:
     state: str
     diagnosis: Diagnosis | None
     unreachable: dict[str, str]
+    step: int = 0
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # node -> last lines of all its logs
 
 
 def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
@@ -56,22 +63,47 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
 
 
-def resume(
-    fleet: Fleet, paths: RunPaths, found: Examination, *, nodes: Collection[str], skip: Collection[str],
-    from_scratch: bool, say: Say,
-) -> Plan:  # fmt: skip
-    """Stop what is left, choose the checkpoint and the nodes, replan, start the next attempt on those of `nodes` that are well.
+def examine_failure(
+    fleet: Fleet, paths: RunPaths, plan: Plan, *, silent: Mapping[str, str], silent_ranks: Collection[int], has_failed: bool
+) -> Examination:
+    """What happened in an attempt that is to be ended: asks the nodes that can be heard, and takes `silent` (node -> why) as it is."""
+    names = [node.name for node in plan.nodes if node.name not in silent and node.name in {known.name for known in fleet.cluster.nodes}]
+    answers, errors = fleet.ask("poll", {"run": paths.name, "tail_lines": 200}, names=names, timeout_s=15.0)
+    replies = parse_replies(answers)
+    unreachable = {**silent, **{name: error.message for name, error in errors.items()}}
+    hosts = {node.name: watch.ssh_words(node) for node in fleet.cluster.nodes}
+    of_plan = {name: why for name, why in unreachable.items() if name in {node.name for node in plan.nodes}}
+    diagnosis = cause.diagnose(paths.name, replies, of_plan, hosts=hosts, silent_ranks=silent_ranks) if has_failed else None
+    ranks = {name: list(reply.run.ranks.values()) if reply.run else [] for name, reply in replies.items()}
+    step = max((rank.heartbeat.step for of_node in ranks.values() for rank in of_node if rank.heartbeat), default=plan.resume_step)
+    if diagnosis is not None:
+        diagnosed.keep(paths, plan.attempt, diagnosis, unreachable)
+    logs = {name: [line for rank in of_node for line in (*rank.log_tail.stdout, *rank.log_tail.stderr)] for name, of_node in ranks.items()}
+    return Examination(plan.attempt, "failed", diagnosis, unreachable, step, logs)
+
+
+@dataclass(frozen=True)
+class Halted:
+    """Nothing of the run is left on the nodes that answer. `step`: from where it can go on, 0 for the beginning; `holders` have it whole."""
+
+    names: list[str]
+    unreachable: dict[str, str]
+    step: int
+    holders: list[str]
+
+
+def halt(
+    fleet: Fleet, paths: RunPaths, found: Examination, *, nodes: Collection[str], from_scratch: Scratch, say: Say, grace_s: float = 3.0
+) -> Halted:
+    """Stop what is left of the last attempt everywhere, and choose the newest checkpoint that is whole.
 
     `fleet` is the whole cluster: a node that is not among `nodes` may still run the last attempt, or hold the newest
-    checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when none is well, when no complete
-    checkpoint is left (and not `from_scratch`), or when the data is not what the run began with. Nothing is left running by
-    a failure.
+    checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when a process does not end, or when no
+    complete checkpoint is left and `from_scratch` does not allow to begin again.
     """
-    described, recipe = find.recipe_of(paths)
-    items = _material(paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
-    stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=3.0)
+    stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=grace_s)
     unreachable = found.unreachable | {name: error.message for name, error in silent.items()}
     names = [name for name in stopped if name in nodes]
     if not names:
@@ -82,6 +114,22 @@ def resume(
         )
     _refuse_leftovers({name: stopped[name] for name in names})
     step, holders = _newest_checkpoint(fleet, paths, list(stopped), silent=unreachable, from_scratch=from_scratch, say=say)
+    return Halted(names, unreachable, step, holders)
+
+
+def resume(
+    fleet: Fleet, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
+    lower: Mapping[str, int] = MappingProxyType({}),
+) -> Plan:  # fmt: skip
+    """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
+
+    `lower`: node -> how often its micro-batch is halved.
+    Raises HomelabError when none is well, or when the data is not what the run began with. Nothing is left running by a failure.
+    """
+    described, recipe = find.recipe_of(paths)
+    items = material_of(paths, described)
+    names = [name for name in halted.names if name in nodes]
+    unreachable, step, holders = halted.unreachable, halted.step, halted.holders
     port = _fresh_port(fleet, names, recipe.parallel.port, find.plan_of(paths).master_port)
     seen = gather.evidence(fleet.only(names), recipe=recipe, material=items, port=port, say=say, measure_wire=False)
     findings = registry.judge_all(seen, skip=skip)
@@ -95,11 +143,12 @@ def resume(
             hint=first.hint if first else "homelab preflight",
         )
     _refuse_other_data(described, seen, items)
-    attempt = found.attempt + 1
+    attempt = max(found.attempt, find.plan_of(paths).attempt) + 1  # one that did not come to its start has used its number, too
     only_well = seen.__class__(
         **{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}}
     )
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
+    plan = plan.model_copy(update={"ranks": tuple(_lowered(rank, lower.get(rank.node, 0)) for rank in plan.ranks)})
     unnamed = {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes}
     gone = {name: ill[name].message for name in ill} | unreachable | unnamed
     was = {node.name for node in find.plan_of(paths).nodes}
@@ -130,7 +179,15 @@ def resume(
     return plan
 
 
-def _material(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
+def _lowered(rank: RankPlan, halvings: int) -> RankPlan:
+    """Fewer rows at a time, more passes: the same gradient in less memory."""
+    if not halvings:
+        return rank
+    cap = None if rank.token_cap is None else max(1, rank.token_cap >> halvings)
+    return rank.model_copy(update={"micro_batch": max(1, rank.micro_batch >> halvings), "token_cap": cap})
+
+
+def material_of(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
     """What the run needs, from its own description; the file itself from where it was, or the copy in the run's folder."""
     items = []
     for role, entry in described["data"].items():
@@ -160,10 +217,10 @@ def _refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
 
 
 def _newest_checkpoint(
-    fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Collection[str], from_scratch: bool, say: Say
+    fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Collection[str], from_scratch: Scratch, say: Say
 ) -> tuple[int, list[str]]:
-    """(step, nodes that hold it whole). Step 0 when there is none and the person asked to begin again."""
-    if from_scratch:
+    """(step, nodes that hold it whole). Step 0 when there is none and `from_scratch` allows it."""
+    if from_scratch == "always":
         return 0, []
     say("looking for the newest complete checkpoint")
     answers, errors = fleet.ask("checkpoints", {"run": paths.name}, names=names, timeout_s=120.0)
@@ -173,6 +230,8 @@ def _newest_checkpoint(
             store.event(paths, f"checkpoint {step} on {node} is not used: {why}")
     if best:
         return best, [name for name, answer in answers.items() if best in answer["good"]]
+    if from_scratch == "if-nothing-was-saved":
+        return 0, []
     raise HomelabError(
         "no complete checkpoint is left on the nodes that answer"
         + (f" ({', '.join(dict.fromkeys([*silent, *errors]))} did not)" if silent or errors else ""),

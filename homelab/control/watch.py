@@ -16,8 +16,8 @@ from homelab.dashboard.snapshot import Snapshot
 from homelab.diagnose import cause
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE
 from homelab.remote.fanout import Fleet
+from homelab.runs import lock, store
 from homelab.runs import reply as replies
-from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply
 from homelab.runs.state import FINISHED, newest_attempt
@@ -58,6 +58,7 @@ class Watcher:
             events=store.read_lines(self._paths.events_jsonl),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
+            supervisor=self.supervisor(),
             options=self._options,
         )
         if seen.state != before:
@@ -66,6 +67,14 @@ class Watcher:
         if seen.state == "failed" and seen.diagnosis is not None:
             diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def supervisor(self) -> str:
+        """What the run's supervisor is doing; empty where none is at work on this machine."""
+        if not lock.is_held(self._paths):
+            return ""
+        state = store.read_object(self._paths.supervisor_json)
+        doing = str(state.get("doing", ""))
+        return doing if doing == "watching" else f"{doing}: {state.get('why', '')}"
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
@@ -143,7 +152,8 @@ def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> in
 
 
 def _has_ended(seen: Snapshot) -> bool:
-    return seen.state in FINISHED or seen.state == "lost"
+    """With a supervisor a failure is not the end: it goes on, or gives up and leaves."""
+    return seen.state in ("done", "stopped") or (seen.state in (*FINISHED, "lost") and not seen.supervisor)
 
 
 def _is_metric(line: dict[str, Any]) -> bool:

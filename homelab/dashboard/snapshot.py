@@ -98,6 +98,8 @@ class Snapshot(Frozen):
     checkpoint_steps: tuple[int, ...] = ()
     next_commands: tuple[NextCommand, ...] = ()
     diagnosis: Diagnosis | None = None
+    supervisor: str = ""
+    """What the run's supervisor on this machine is doing, with its reason; empty where there is none."""
 
 
 def build(
@@ -114,6 +116,7 @@ def build(
     total_steps: int | None = None,
     intent: State | None = None,
     diagnosis: Diagnosis | None = None,
+    supervisor: str = "",
     options: str = "",
     log_lines: int = 200,
 ) -> Snapshot:
@@ -163,6 +166,7 @@ def build(
         checkpoint_steps=tuple(sorted(checkpoints)),
         next_commands=next_commands(state, run, options),
         diagnosis=diagnosis,
+        supervisor=supervisor,
     )
 
 

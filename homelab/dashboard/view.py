@@ -89,6 +89,8 @@ def _header(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
+    if snapshot.supervisor:
+        parts.append(f"supervisor: {snapshot.supervisor}")
     return [
         ends(Text(" ").append(snapshot.run, style="bold"), right.append(" "), width),
         clip(Text(" " + " · ".join(part for part in parts if part), style="dim"), width),

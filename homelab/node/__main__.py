@@ -75,6 +75,14 @@ def _answer(verb, request):
         from homelab.node import watch
 
         return getattr(watch, verb.replace("-", "_"))(request)
+    if verb == "follow":
+        from homelab.node import follow
+
+        return follow.follow(request)
+    if verb == "stacks":
+        from homelab.node import stacks
+
+        return stacks.stacks(request)
     if verb == "free-port":
         from homelab.node import ports
 

@@ -48,6 +48,12 @@ class Stopped(Loose):
     left: tuple[int, ...]
 
 
+class Stacks(Loose):
+    """`stacks`."""
+
+    ranks: dict[int, tuple[Line, ...]]
+
+
 class Port(Loose):
     """`free-port`."""
 
@@ -154,7 +160,7 @@ class SampleOfData(Loose):
 
 
 SHAPES: dict[str, type[BaseModel]] = {
-    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "free-port": Port, "meet": Dials,
+    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "stacks": Stacks, "free-port": Port, "meet": Dials,
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped,
 }  # fmt: skip

@@ -63,6 +63,21 @@ class RunPaths:
         return self.root / "preflight.json"
 
     @property
+    def supervisor_json(self) -> Path:
+        """What the supervisor is doing, and the restarts it has made."""
+        return self.root / "supervisor.json"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held by the one supervisor of this run; the kernel drops it when its holder dies."""
+        return self.root / "supervisor.lock"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor said."""
+        return self.root / "supervisor.log"
+
+    @property
     def code(self) -> Path:
         """Snapshot of the recipe file and of a [script]."""
         return self.root / "code"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -29,6 +31,8 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     recorder = Recorder(task)
+    stacks = (task.rank_dir / "stacks.txt").open("w", encoding="utf-8")  # never closed: the question may come at any time
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         recorder.heartbeat("starting")
         eight_bit = task.section("train")["optimizer"] != "adamw"

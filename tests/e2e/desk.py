@@ -23,9 +23,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Desk:
     """A controller: a folder with recipes and runs, and the cluster file of a lab."""
 
-    def __init__(self, folder: Path, lab: Lab, cluster: Path | None = None) -> None:
+    def __init__(self, folder: Path, lab: Lab, cluster: Path | None = None, *, supervise: bool = False) -> None:
         self.folder = folder
         self.lab = lab
+        self.supervise = supervise
         self.cluster = cluster or lab.cluster_file
 
     def homelab(self, *arguments: str, code: int | None = 0, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -64,6 +65,7 @@ class Desk:
     def _environment(self) -> dict[str, str]:
         outside = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
         own = {"HOMELAB_CLUSTER": str(self.cluster), "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+        own["HOMELAB_SUPERVISE"] = str(self.supervise).lower()  # recovery by hand, unless a test asks for the other
         return outside | own
 
 

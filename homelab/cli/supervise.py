@@ -1,0 +1,34 @@
+"""`homelab supervise`: what `launch` leaves behind. By hand only after this machine was restarted in the middle of a run."""
+
+from __future__ import annotations
+
+from homelab.cli import common
+
+
+def command(
+    run: common.RunArgument = None,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    nodes: common.NodesOption = "",
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+) -> int:
+    """Follow a run, and recover it by itself when it fails. Ends with the run; Ctrl-C leaves the run alone."""
+    import sys
+    import time
+
+    from homelab.control import find, supervise
+    from homelab.remote.fanout import Fleet
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stdout.flush()
+
+    loaded = common.load_cluster(cluster, nodes)
+    with Fleet(loaded) as fleet:
+        paths = find.run(fleet, runs_dir, run, say)
+    ended = supervise.supervise(loaded, paths, say)
+    options = common.same_options(cluster, runs_dir)
+    if ended is None:
+        say(f"{paths.name} has a supervisor on this machine already. Next: homelab status {paths.name}{options}")
+    else:
+        say(f"{paths.name}: {ended}. Next: homelab {'why' if ended == 'given up' else 'status'} {paths.name}{options}")
+    return 1 if ended == "given up" else 0

@@ -1,0 +1,89 @@
+"""Following an attempt on all its nodes at once: one open connection per node, each with the line that came last."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from homelab.config.cluster import Cluster
+from homelab.errors import HomelabError
+from homelab.remote.agent import Agent, connect
+from homelab.runs.signs import Sign
+from homelab.runs.watchdog import UNHEARD_S
+
+_AGAIN_S = 1.0
+
+
+class Followers:
+    """A context manager. Nodes that cannot be reached are tried again and again, each in a thread of its own."""
+
+    def __init__(self, cluster: Cluster, run: str, attempt: int, names: list[str]) -> None:
+        self._cluster = cluster
+        self._request = {"run": run, "attempt": attempt}
+        self._signs: dict[str, tuple[Sign, float]] = {}
+        self._errors: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._threads = [threading.Thread(target=self._follow, args=(name,), daemon=True, name=f"follow {name}") for name in names]
+
+    def __enter__(self) -> Followers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The threads are daemons: one that waits for a node without power must not hold up the recovery.
+        self._ended.set()
+
+    def signs(self) -> dict[str, Sign]:
+        """Each node's last line; `heard_s` says how old it is. Nodes that never spoke are missing."""
+        now = time.monotonic()
+        return {name: sign.model_copy(update={"heard_s": now - at}) for name, (sign, at) in list(self._signs.items())}
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Why a node cannot be heard, where that is known."""
+        return dict(self._errors)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a node says something, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def _follow(self, name: str) -> None:
+        while not self._ended.is_set():
+            agent: Agent | None = None
+            try:
+                agent = connect(self._cluster, self._cluster.node(name))
+                agent.ask("free-port")  # ships the code where it is missing; a stream cannot
+                stream = agent.open("follow", dict(self._request))
+                try:
+                    while not self._ended.is_set():
+                        line = stream.readline(UNHEARD_S)
+                        if not line:
+                            break
+                        self._heard(name, line)
+                finally:
+                    stream.close()
+            except (HomelabError, OSError, TimeoutError) as error:
+                self._errors[name] = str(error) or type(error).__name__
+            finally:
+                if agent is not None:
+                    with contextlib.suppress(Exception):
+                        agent.close()
+            self._ended.wait(_AGAIN_S)
+
+    def _heard(self, name: str, line: bytes) -> None:
+        try:
+            sign = Sign.model_validate(json.loads(line))
+        except (ValueError, ValidationError):  # half a line, or not our agent's: as if nothing had been said
+            return
+        self._errors.pop(name, None)
+        with self._changed:
+            self._signs[name] = (sign, time.monotonic())
+            self._changed.notify_all()

@@ -1,0 +1,229 @@
+"""The supervisor of one run: follows it, and when it fails stops what is left, finds the cause and starts the next attempt.
+
+One per run (a lock that the kernel drops when its holder dies), and it knows nothing that is not on disk: it may be killed and
+started again at any moment. `homelab recover` does by hand what it does by itself, with the same functions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from homelab.config.cluster import Cluster
+from homelab.control import find, recover, watch
+from homelab.control.followers import Followers
+from homelab.control.recover import Examination, Scratch
+from homelab.control.returning import Returning
+from homelab.diagnose.cause import Diagnosis
+from homelab.errors import HomelabError
+from homelab.planning.model import Plan
+from homelab.remote.fanout import Fleet
+from homelab.runs import lock, policy, store, watchdog
+from homelab.runs.pace import Pace
+from homelab.runs.paths import RunPaths
+from homelab.runs.policy import Action, Restart
+from homelab.runs.reply import plain
+from homelab.runs.watchdog import Verdict
+
+Say = Callable[[str], None]
+# What follows the first sign of a failure within a moment belongs to it: the ends of the other ranks, their last words.
+SETTLE_S = 1.0
+STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
+RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
+LOOK_S = 20.0
+LOCK_S = 1.0  # whoever only asks for the lock has it for an instant
+
+
+class Supervisor:
+    """See the module. `cluster` holds the nodes that this run may use. `run` returns when there is nothing more to do."""
+
+    def __init__(self, cluster: Cluster, paths: RunPaths, say: Say) -> None:
+        self._cluster = cluster
+        self._paths = paths
+        self._say = say
+        described, self._recipe = find.recipe_of(paths)
+        self._items = recover.material_of(paths, described)
+        known = store.read_object(paths.supervisor_json)
+        self._was = (known.get("doing"), known.get("attempt"))
+        self._restarts = [Restart(**entry) for entry in known.get("restarts", [])]
+        # What the person left out at the launch is left out again.
+        self._skipped = tuple(store.read_object(paths.checks_json).get("skipped", ()))
+        self._pace = Pace()
+        self._looking: threading.Thread | None = None
+
+    def run(self) -> str:
+        """Until the run is done, stopped, or given up; how it ended."""
+        plan = find.plan_of(self._paths)
+        # Ended in the middle of a recovery: what it has stopped by then looks as if a person had.
+        cut_short = Verdict("exit", because="the supervisor was ended while it recovered this run")
+        was_recovering = self._was == ("recovering", plan.attempt) and not self._is_stopped(plan)
+        if was_recovering and not self._recover(plan, cut_short, frozenset()):
+            return "given up"
+        while True:
+            plan = find.plan_of(self._paths)
+            self._write("watching", f"attempt {plan.attempt}", plan)
+            verdict, left_out = self._follow(plan)
+            if verdict.kind == "superseded":
+                with Fleet(self._cluster) as fleet:
+                    find.refresh(fleet, self._paths, next(iter(plan.nodes)).name)
+                continue
+            if not verdict.is_trouble and verdict.kind != "rejoin":
+                self._look()
+                self._write("ended", verdict.kind, plan)
+                return verdict.kind
+            if not self._recover(plan, verdict, left_out):
+                return "stopped" if self._is_stopped(plan) else "given up"
+
+    def _follow(self, plan: Plan) -> tuple[Verdict, frozenset[str]]:
+        """Until something is the matter with this attempt, or it is over; and the nodes that are still to be left out."""
+        names = [node.name for node in plan.nodes]
+        gone = frozenset(node.name for node in self._cluster.nodes if node.name not in names)
+        wanted = gone if self._recipe.recovery.rejoin == "next-checkpoint" and self._recipe.script is None else frozenset()
+        said, looked_at = "", 0.0
+        since: dict[str, int] = {}  # node that is well again -> the newest checkpoint when it was first seen to be
+        with (
+            Followers(self._cluster, self._paths.name, plan.attempt, names) as followers,
+            Returning(self._cluster, self._recipe, self._items, wanted, self._skipped) as returning,
+        ):
+            while True:
+                if self._is_stopped(plan):
+                    return Verdict("stopped"), gone
+                signs = followers.signs()
+                if self._recipe.script is not None:  # any program: only its end can be seen
+                    signs = {name: sign.model_copy(update={"ranks": {}}) for name, sign in signs.items()}
+                now = time.monotonic()
+                self._pace.see(signs, now)
+                verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+                newest = min((sign.checkpoint for sign in signs.values()), default=0)
+                since = {name: since.get(name, newest) for name in returning.well}
+                if verdict.kind != "well":
+                    return verdict, gone - returning.well
+                # Right after a checkpoint nothing is lost by starting anew.
+                back = tuple(name for name, before in since.items() if newest > before and not verdict.blind)
+                if back:
+                    return Verdict("rejoin", back, because=f"{', '.join(back)} is well again"), gone - set(back)
+                if verdict.because != said:
+                    said = verdict.because
+                    self._write("watching", said or f"attempt {plan.attempt}", plan)
+                if now - looked_at > LOOK_S:
+                    looked_at = now
+                    self._look_aside()
+                followers.wait(0.2)
+
+    def _is_stopped(self, plan: Plan) -> bool:
+        return store.intent_of(self._paths, plan.attempt) in ("stopping", "stopped")
+
+    def _look_aside(self) -> None:
+        """`_look`, while the following goes on: a node that does not answer takes ten seconds."""
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, daemon=True, name="look")
+            self._looking.start()
+
+    def _look(self) -> None:
+        """Gather metrics and write the run's state down, as `homelab status` does."""
+        try:
+            with Fleet(self._cluster) as fleet:
+                watch.Watcher(fleet, self._paths, "").look()
+        except HomelabError as error:
+            self._say(f"looking failed: {error}")
+
+    def _recover(self, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> bool:
+        """Stop, diagnose, decide, start the next attempt. False when the run is given up (or was stopped meanwhile)."""
+        self._say(f"attempt {plan.attempt}: {verdict.kind}: {verdict.because}")
+        word = "trouble" if verdict.is_trouble else "restart"
+        store.event(self._paths, f"{word}: {verdict.because}", kind=verdict.kind, nodes=list(verdict.nodes), ranks=list(verdict.ranks))
+        self._write("recovering", verdict.because, plan)
+        tries = 0
+        found: Examination | None = None
+        while True:
+            try:
+                with Fleet(self._cluster) as fleet:
+                    # Once: after the stop nobody has anything to tell.
+                    found = found or self._examine(fleet, plan, verdict, left_out)
+                    return self._once(fleet, plan, verdict, found)
+            except HomelabError as error:
+                if self._is_stopped(plan):
+                    return False
+                wait_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                tries += 1
+                self._say(f"cannot go on yet: {error}")
+                store.event(self._paths, f"cannot go on yet: {error.message}", retry_s=wait_s)
+                self._write("recovering", f"waiting: {error.message}", plan)
+                time.sleep(wait_s)
+
+    def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> Examination:
+        if verdict.kind in ("exit", "dead-rank"):
+            time.sleep(SETTLE_S)
+        if verdict.kind in ("hang", "frozen-rank"):
+            self._keep_stacks(fleet, plan)
+        silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
+        silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
+        return recover.examine_failure(
+            fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble
+        )
+
+    def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
+        everybody = [node.name for node in fleet.cluster.nodes]
+        halted = recover.halt(
+            fleet, self._paths, found, nodes=everybody, from_scratch=self._scratch(found), say=self._say, grace_s=STOP_GRACE_S
+        )
+        action = policy.decide(
+            verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step, logs=found.logs
+        )
+        if action.kind == "give-up":
+            self._give_up(plan, found.diagnosis, action)
+            return False
+        if self._is_stopped(plan):  # by a person, while we were looking
+            return False
+        wanted = [name for name in everybody if name not in action.exclude]
+        made = recover.resume(
+            fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say, lower=policy.lowered(self._restarts, action)
+        )
+        if verdict.is_trouble:
+            self._restarts.append(Restart(time.time(), action.cause, action.node, made.resume_step))
+        self._write("watching", f"attempt {made.attempt} goes on after step {made.resume_step}: {action.because}", made)
+        return True
+
+    def _keep_stacks(self, fleet: Fleet, plan: Plan) -> None:
+        """Where every rank stands, before it is killed: `attempts/<n>/nodes/<node>/stacks.txt`."""
+        answers, _ = fleet.ask("stacks", {"run": self._paths.name}, names=[node.name for node in plan.nodes], timeout_s=5.0)
+        for name, answer in answers.items():
+            lines = [line for rank, stack in answer["ranks"].items() for line in (f"rank {rank}:", *(stack or ["  no answer"]))]
+            store.write_text(self._paths.node(plan.attempt, name) / "stacks.txt", "\n".join(map(plain, lines)) + "\n")
+
+    def _scratch(self, found: Examination) -> Scratch:
+        """Beginning again costs nothing where no checkpoint was due yet; where one was, somebody holds it who does not answer now."""
+        return "if-nothing-was-saved" if found.step < self._recipe.checkpoint.every_steps else "never"
+
+    def _give_up(self, plan: Plan, diagnosis: Diagnosis | None, action: Action) -> None:
+        store.set_state(self._paths, "failed", plan.attempt)
+        store.event(self._paths, f"given up: {action.because}", cause=diagnosis.cause if diagnosis else None, hint=action.hint)
+        self._write("given up", action.because, plan)
+        self._say(f"given up: {action.because}")
+
+    def _write(self, doing: str, why: str, plan: Plan) -> None:
+        state: dict[str, Any] = {
+            "pid": os.getpid(), "doing": doing, "why": why, "attempt": plan.attempt, "since": time.time(), "restarts": [asdict(restart) for restart in self._restarts],
+        }  # fmt: skip
+        store.write_json(self._paths.supervisor_json, state)
+
+
+def _suspects(verdict: Verdict) -> tuple[int, ...]:
+    """Ranks that were silent before anything was stopped: they are to blame, whatever the others say of their peers."""
+    return verdict.ranks if verdict.kind in ("frozen-rank", "hang") else ()
+
+
+def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
+    """Supervise a run until its end; None when somebody else does already."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        with lock.held(paths) as ours:
+            if ours:
+                return Supervisor(cluster, paths, say).run()
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)

@@ -1,0 +1,97 @@
+"""Follow one attempt on this node: a line at every change, and one a second as a sign of life. Files and /proc only, no programs.
+
+Ages are counted by this process's own monotonic clock: a wall clock that jumps by an hour says nothing about a rank.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+from homelab.node import files, paths
+
+INTERVAL_S = 0.1
+BEAT_S = 1.0
+
+
+def follow(request):
+    """Print JSON lines (types: `homelab.runs.signs.Sign`) until stdin closes. `request`: workdir, node, run, attempt."""
+    here = Follower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
+    ended = threading.Event()
+
+    def wait_for_end():
+        sys.stdin.buffer.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    before, said_at = None, -BEAT_S
+    while not ended.is_set():
+        seen = here.look(time.monotonic())
+        essence = _essence(seen)
+        if essence != before or time.monotonic() - said_at >= BEAT_S:
+            try:
+                print(json.dumps(seen), flush=True)
+            except OSError:  # nobody listens any more
+                return
+            before, said_at = essence, time.monotonic()
+        ended.wait(INTERVAL_S)
+
+
+def _essence(seen):
+    ranks = {rank: {key: value for key, value in entry.items() if key != "still_s"} for rank, entry in seen["ranks"].items()}
+    return dict(seen, ranks=ranks)
+
+
+class Follower:
+    """What is there of one attempt; remembers since when each rank's heartbeat has stood still."""
+
+    def __init__(self, workdir, run, attempt, node):
+        self.folder = paths.run_dir(workdir, run)
+        self.attempt = attempt
+        self.here = paths.node_dir(self.folder, attempt, node)
+        plan = files.read_json(os.path.join(paths.attempt_dir(self.folder, attempt), "plan.json")) or {}
+        self.ranks = [str(rank["rank"]) for rank in plan.get("ranks", []) if rank["node"] == node]
+        self._beats = {}
+
+    def look(self, now_s):
+        """One sign. `now_s` is monotonic."""
+        agent = files.read_json(os.path.join(self.here, "agent.json")) or {}
+        return {
+            "attempt": self.attempt,
+            "newest": (paths.attempts(self.folder) or [0])[-1],
+            "started": bool(agent),
+            "agent": _state(agent.get("pid")),
+            "torchrun": _state(agent.get("torchrun_pid")),
+            "exit": files.read_json(os.path.join(self.here, "exit.json")),
+            "checkpoint": (files.checkpoint_steps(self.folder) or [0])[-1],
+            "ranks": {rank: self._rank(rank, now_s) for rank in self.ranks},
+        }
+
+    def _rank(self, rank, now_s):
+        home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
+        beat = files.read_json(os.path.join(home, "heartbeat.json"))
+        beat = beat if isinstance(beat, dict) else {}
+        # A beat is told from the last one by what it says, not by its time: the node's clock may jump.
+        mark = (beat.get("pid"), beat.get("phase"), beat.get("step"), beat.get("time"))
+        if self._beats.get(rank, (None, 0.0))[0] != mark:
+            self._beats[rank] = (mark, now_s)
+        return {
+            "pid": beat.get("pid"),
+            "state": _state(beat.get("pid")),
+            "phase": beat.get("phase") or "absent",
+            "step": beat.get("step") or 0,
+            "still_s": round(now_s - self._beats[rank][1], 2),
+            "error": os.path.exists(os.path.join(home, "error.json")),
+        }
+
+
+def _state(pid):
+    """The kernel's letter for a process (proc_pid_stat(5)): R S D run or wait, T t stopped, Z X dead; "" when it is gone or unknown."""
+    if not isinstance(pid, int):
+        return ""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stream:
+            return stream.read().rsplit(b")", 1)[1].split()[0].decode()
+    except (OSError, IndexError):
+        return ""

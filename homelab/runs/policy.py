@@ -1,0 +1,84 @@
+"""What to do about trouble: go on, without whom, or give up and say why. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from homelab.config.recipe import LogPolicy, Recovery
+from homelab.diagnose.cause import Diagnosis
+from homelab.runs.watchdog import Verdict
+
+WINDOW_S = 3600.0
+# The same end at the same place: trying again has not helped, and will not.
+SAME_PLACE = 3
+OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-killer"})
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One automatic restart that was made: when (seconds since 1970), why, and from which step."""
+
+    at: float
+    cause: str
+    node: str
+    resume_step: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """`go-on`: the next attempt, without `exclude`; `give-up`: not. `cause` and `node` are what is remembered of it."""
+
+    kind: Literal["go-on", "give-up"]
+    because: str
+    cause: str
+    node: str = ""
+    exclude: tuple[str, ...] = ()
+    hint: str = ""
+
+
+def decide(
+    verdict: Verdict, diagnosis: Diagnosis | None, restarts: Sequence[Restart], recovery: Recovery, *,
+    now: float, step: int, logs: Mapping[str, Sequence[str]],
+) -> Action:  # fmt: skip
+    """`step`: from which the next attempt would go on. `logs`: each node's last lines, for the recipe's own policies."""
+    cause, title, hint = (diagnosis.cause, diagnosis.title, diagnosis.hint) if diagnosis else (verdict.kind, verdict.because, "")
+    node = diagnosis.first_node if diagnosis else ", ".join(verdict.nodes)
+
+    def give_up(because: str) -> Action:
+        return Action("give-up", because, cause, node, hint=hint)
+
+    if not verdict.is_trouble:
+        return Action("go-on", verdict.because, cause, node)
+    excluded = list(verdict.nodes) if verdict.kind == "silent-node" else []
+    for name, policy in _met(logs, recovery):
+        if policy.action == "stop":
+            return give_up(f'{title}; {name} said what [recovery] log_policies stops at: "{policy.pattern}"')
+        excluded.append(name)
+    if not recovery.auto:
+        return give_up(f"{title}; [recovery] auto is off")
+    if diagnosis is not None and not diagnosis.retryable:
+        return give_up(f"{title}; trying again would end the same way")
+    lately = [restart for restart in restarts if now - restart.at < WINDOW_S]
+    if len(lately) >= recovery.max_restarts:
+        return give_up(f"{title}; {len(lately)} restarts within the last hour, and [recovery] max_restarts = {recovery.max_restarts}")
+    same = [restart for restart in restarts if (restart.cause, restart.node, restart.resume_step) == (cause, node, step)]
+    if len(same) >= SAME_PLACE:
+        return give_up(f"{title}; it ended so {len(same)} times before, without a new checkpoint")
+    return Action("go-on", title, cause, node, tuple(dict.fromkeys(excluded)))
+
+
+def lowered(restarts: Sequence[Restart], action: Action) -> dict[str, int]:
+    """node -> how often its memory ran out: its micro-batch is halved so often. The global batch stays."""
+    ends = [*((restart.cause, restart.node) for restart in restarts), (action.cause, action.node)]
+    return dict(Counter(node for cause, node in ends if cause in OUT_OF_MEMORY))
+
+
+def _met(logs: Mapping[str, Sequence[str]], recovery: Recovery) -> Iterator[tuple[str, LogPolicy]]:
+    for name, lines in logs.items():
+        for policy in recovery.log_policies:
+            if any(re.search(policy.pattern, line) for line in lines):
+                yield name, policy

@@ -1,0 +1,151 @@
+"""Is the attempt well? Pure: from what each node said last, and how long ago, to one verdict. No clock of its own.
+
+Told apart: a rank that died, a rank that is frozen, a node that is gone, a hang in which everybody waits; and what is no trouble at
+all: a node that the controller cannot hear while the steps of the others go on (no step ends without every rank), a controller that
+hears nobody, and ranks that load, save or evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from homelab.runs.signs import DEAD, STOPPED, RankSign, Sign
+
+Kind = Literal["well", "done", "stopped", "superseded", "rejoin", "exit", "dead-rank", "frozen-rank", "silent-node", "hang"]
+TROUBLE: frozenset[Kind] = frozenset({"exit", "dead-rank", "frozen-rank", "silent-node", "hang"})
+
+# A line comes every second at least; five missed ones are no scheduling delay.
+UNHEARD_S = 5.0
+LEAST_STILL_S = 5.0
+STILL_FACTOR = 3.0
+# A process that is stopped by a signal for so long is not being looked at by a debugger for a moment.
+FROZEN_S = 3.0
+# Before the second step nobody knows how long one takes (kernels are compiled, caches are cold).
+FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 60.0
+LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "saving": 900.0, "evaluating": 1800.0}
+# The same while a node cannot be heard: then waiting so long for it is the likelier cause than the work itself.
+LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 120.0, "starting": 120.0, "loading": 120.0, "saving": 60.0, "evaluating": 180.0}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is the matter; "rejoin" is the supervisor's own word for a node that was left out and can be taken back.
+
+    `nodes` and `ranks` are who is blamed, `because` says why in words, `blind` are nodes that only we do not hear.
+    """
+
+    kind: Kind
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    because: str = ""
+    blind: tuple[str, ...] = ()
+
+    @property
+    def is_trouble(self) -> bool:
+        """Something has to be done."""
+        return self.kind in TROUBLE
+
+
+def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], step_s: float | None) -> Verdict:
+    """The verdict on one attempt.
+
+    `expected`: the nodes of its plan. `signs`: each node's last line (none for a node that never spoke). `step_s`: how long the
+    slowest of the last steps took (p99), None before the second step of this attempt.
+    """
+    heard = {name: sign for name, sign in signs.items() if name in expected and sign.heard_s <= UNHEARD_S}
+    unheard = tuple(name for name in expected if name not in heard)
+    known = {name: sign for name, sign in signs.items() if name in expected}
+    if any(sign.newest > attempt for sign in known.values()):
+        return Verdict("superseded", because="a node knows a newer attempt: somebody else has recovered this run")
+    ended = _ended(known, expected)
+    if ended is not None:
+        return ended
+    for look in (_failed, _dead, _frozen):
+        found = look(heard)
+        if found is not None:
+            return found
+    return _still(heard, unheard, step_s)
+
+
+def _ended(known: Mapping[str, Sign], expected: Collection[str]) -> Verdict | None:
+    if any(sign.exit is not None and sign.exit.stopped for sign in known.values()):
+        return Verdict("stopped", because="it was stopped by hand")
+    if len(known) == len(expected) and all(_is_done(sign) for sign in known.values()):
+        return Verdict("done")
+    return None
+
+
+def _is_done(sign: Sign) -> bool:
+    """Ended well; or, where the agent was killed and nobody waited for torchrun, every rank said that it was done."""
+    if sign.exit is not None:
+        return sign.exit.is_success
+    gone = sign.started and sign.agent in DEAD and sign.torchrun in DEAD
+    return gone and bool(sign.ranks) and all(rank.phase == "done" for rank in sign.ranks.values())
+
+
+def _failed(heard: Mapping[str, Sign]) -> Verdict | None:
+    bad = {name: sign.exit for name, sign in heard.items() if sign.exit is not None and not sign.exit.is_success}
+    if not bad:
+        return None
+    return Verdict("exit", tuple(bad), because="; ".join(f"torchrun on {name} ended with {exit}" for name, exit in bad.items()))
+
+
+def _dead(heard: Mapping[str, Sign]) -> Verdict | None:
+    dead = [(name, number) for name, number, rank in _ranks(heard) if rank.is_dead and heard[name].exit is None]
+    if dead:
+        said = ", ".join(f"rank {number} on {name}" for name, number in dead)
+        return Verdict("dead-rank", tuple(dict.fromkeys(name for name, _ in dead)), tuple(rank for _, rank in dead), f"the process of {said} is gone")
+    gone = tuple(
+        name
+        for name, sign in heard.items()
+        if sign.started and sign.exit is None and sign.torchrun in DEAD and not _is_done(sign)
+    )
+    if gone:
+        return Verdict("exit", gone, because=f"torchrun on {', '.join(gone)} is gone, and its end was not written down")
+    return None
+
+
+def _frozen(heard: Mapping[str, Sign]) -> Verdict | None:
+    frozen = [(name, number) for name, number, rank in _ranks(heard) if rank.state in STOPPED and rank.still_s >= FROZEN_S]
+    if not frozen:
+        return None
+    said = ", ".join(f"rank {number} on {name}" for name, number in frozen)
+    return Verdict("frozen-rank", tuple(dict.fromkeys(name for name, _ in frozen)), tuple(rank for _, rank in frozen), f"{said} was stopped by a signal")
+
+
+def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], step_s: float | None) -> Verdict:
+    """Somebody has to move. Whoever is heard and moves proves that those who are not heard move too."""
+    if not heard:
+        return Verdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
+    late = [
+        (name, number, rank)
+        for name, number, rank in _ranks(heard)
+        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, nobody_missing=not unheard)
+    ]
+    waiting = [rank for _, _, rank in _ranks(heard) if rank.phase != "done"]
+    if not late or len(late) < len(waiting):
+        # A rank that saves or loads while the others wait for it: its own limit counts, and theirs has to wait.
+        return Verdict("well", because=f"nothing is heard of {', '.join(unheard)}" if unheard else "", blind=unheard)
+    longest_s = max(rank.still_s for _, _, rank in late)
+    if unheard:
+        return Verdict("silent-node", unheard, because=f"nothing is heard of {', '.join(unheard)}, and all others have stood still for {longest_s:.0f} s")
+    behind = min(rank.step for _, _, rank in late)
+    ranks = tuple(number for _, number, rank in late if rank.step == behind)
+    at = sorted({f"{rank.phase} at step {rank.step}" for _, _, rank in late})
+    return Verdict("hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})")
+
+
+def limit_s(phase: str, step_s: float | None, *, nobody_missing: bool) -> float:
+    """How long a rank in this phase may give no new sign."""
+    if phase == "training":
+        first_s = FIRST_STEP_S if nobody_missing else FIRST_STEP_UNHEARD_S
+        return first_s if step_s is None else max(LEAST_STILL_S, STILL_FACTOR * step_s)
+    return (LIMITS_S if nobody_missing else LIMITS_UNHEARD_S).get(phase, FIRST_STEP_S)
+
+
+def _ranks(signs: Mapping[str, Sign]) -> Iterator[tuple[str, int, RankSign]]:
+    for name, sign in signs.items():
+        for number, rank in sign.ranks.items():
+            yield name, number, rank

@@ -1,0 +1,117 @@
+"""What the agent says of an attempt while it is followed: changes at once, a sign of life each second, ages by its own clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.node import follow, stacks
+from homelab.runs.signs import Sign
+from tests.e2e.desk import wait_until
+
+pytestmark = pytest.mark.timeout(30)
+
+RUN, NODE = "2026-run", "node1"
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    """A started attempt with one rank on this node and one elsewhere."""
+    folder = tmp_path / "runs" / RUN / "attempts" / "1"
+    write(folder / "plan.json", {"ranks": [{"rank": 0, "node": NODE, "local_rank": 0}, {"rank": 1, "node": "node2", "local_rank": 0}]})
+    write(folder / "nodes" / NODE / "agent.json", {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0})
+    return folder
+
+
+def beat(attempt: Path, step: int, **changes: Any) -> None:
+    write(attempt / "ranks" / "0" / "heartbeat.json", {"time": 5.0, "pid": os.getpid(), "phase": "training", "step": step, **changes})
+
+
+def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path, tmp_path: Path) -> None:
+    follower = follow.Follower(str(tmp_path), RUN, 1, NODE)
+    first = Sign.model_validate(follower.look(100.0))
+    assert first.started and first.agent in "RS" and first.exit is None and set(first.ranks) == {0}
+    assert not first.ranks[0].has_begun
+    beat(attempt, 3)
+    follower.look(101.0)
+    later = Sign.model_validate(follower.look(109.0))
+    assert (later.ranks[0].step, later.ranks[0].phase, later.ranks[0].still_s) == (3, "training", 8.0)
+    beat(attempt, 3, time=3605.0)  # the node's clock jumps: a new beat all the same, and no age of an hour
+    assert Sign.model_validate(follower.look(110.0)).ranks[0].still_s == 0.0
+    beat(attempt, 4, pid=2**22 + 1)
+    assert Sign.model_validate(follower.look(111.0)).ranks[0].is_dead
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x", "phase": 3}'])
+def test_a_damaged_heartbeat_is_no_crash(attempt: Path, tmp_path: Path, content: str) -> None:
+    (attempt / "ranks" / "0").mkdir(parents=True)
+    (attempt / "ranks" / "0" / "heartbeat.json").write_text(content)
+    assert follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)["ranks"]["0"]["state"] == ""
+
+
+def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Path, tmp_path: Path) -> None:
+    request = json.dumps({"workdir": str(tmp_path), "node": NODE, "run": RUN, "attempt": 1}) + "\n"
+    process = subprocess.Popen([sys.executable, "-m", "homelab.node", "follow"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    try:
+        process.stdin.write(request)
+        process.stdin.flush()
+        json.loads(process.stdout.readline())
+        quiet = time.monotonic()
+        json.loads(process.stdout.readline())
+        assert time.monotonic() - quiet < 5.0
+        write(attempt / "nodes" / NODE / "exit.json", {"returncode": 1, "signal": None})
+        assert any(json.loads(process.stdout.readline())["exit"] for _ in range(3))
+        process.stdin.close()
+        assert process.wait(10) == 0, "it ends with its listener"
+    finally:
+        process.kill()
+        process.wait()
+
+
+PROGRAM = """
+import faulthandler, os, signal, sys, time
+def where_it_stands():
+    print("ready", flush=True)
+    time.sleep(60)
+faulthandler.register(signal.SIGUSR1, file=open(sys.argv[1], "w"), all_threads=True)
+where_it_stands()
+"""
+
+
+@pytest.fixture
+def worker(attempt: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that answers the question for its stacks, as the worker does."""
+    file = attempt / "ranks" / "0" / "stacks.txt"
+    file.parent.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    beat(attempt, 3, pid=process.pid)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_stacks_of_a_rank_say_where_it_stands(worker: subprocess.Popen[str], tmp_path: Path) -> None:
+    answer = stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE})
+    assert any("where_it_stands" in line for line in answer["ranks"]["0"])
+    assert worker.poll() is None
+
+
+def test_a_program_that_would_die_of_the_question_is_not_asked(worker: subprocess.Popen[str], attempt: Path, tmp_path: Path) -> None:
+    (attempt / "ranks" / "0" / "stacks.txt").unlink()
+    assert stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE})["ranks"] == {}
+    wait_until(lambda: worker.poll() is None, 1.0)

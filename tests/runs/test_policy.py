@@ -1,0 +1,83 @@
+"""Go on, without whom, or give up: the decision after a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.config.recipe import Recipe, Recovery
+from homelab.diagnose.cause import Diagnosis
+from homelab.runs import policy
+from homelab.runs.policy import Restart
+from homelab.runs.watchdog import Verdict
+
+pytestmark = pytest.mark.timeout(10)
+
+NOW = 1e9
+DEAD = Verdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
+SILENT = Verdict("silent-node", ("laptop",), (), "nothing is heard of laptop")
+
+
+def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
+    return Diagnosis(cause=cause, title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint="look", retryable=retryable)
+
+
+def decide(verdict: Verdict = DEAD, found: Diagnosis | None = None, restarts: list[Restart] | None = None, step: int = 40, logs: Any = None, **recovery: Any) -> policy.Action:
+    return policy.decide(verdict, found, restarts or [], Recovery.model_validate(recovery), now=NOW, step=step, logs=logs or {})
+
+
+def test_a_killed_worker_goes_on_with_everybody() -> None:
+    found = decide(found=diagnosis())
+    assert (found.kind, found.exclude, found.cause, found.node) == ("go-on", (), "killed", "laptop")
+
+
+def test_a_silent_node_is_left_out() -> None:
+    assert decide(SILENT).exclude == ("laptop",)
+
+
+def test_a_node_that_comes_back_needs_no_reason() -> None:
+    assert decide(Verdict("rejoin", ("laptop",), because="laptop is well again"), max_restarts=0).kind == "go-on"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"found": diagnosis("python-error", retryable=False)}, "would end the same way"),
+        ({"auto": False}, "auto is off"),
+        ({"max_restarts": 0}, "max_restarts = 0"),
+        ({"restarts": [Restart(NOW - 60 * age, "x", "y", age) for age in range(5)]}, "5 restarts within the last hour"),
+        ({"found": diagnosis(), "restarts": [Restart(NOW - 9000, "killed", "laptop", 40)] * 3}, "ended so 3 times before"),
+    ],
+    ids=["not retryable", "by hand only", "none allowed", "too often", "always at the same place"],
+)
+def test_when_it_is_given_up(arguments: dict[str, Any], words: str) -> None:
+    found = decide(**arguments)
+    assert found.kind == "give-up" and words in found.because
+
+
+def test_old_restarts_and_other_places_do_not_count() -> None:
+    assert decide(restarts=[Restart(NOW - 3700, "x", "y", age) for age in range(9)]).kind == "go-on"
+    assert decide(found=diagnosis(), restarts=[Restart(NOW - 9000, "killed", "laptop", step) for step in (10, 20, 30)]).kind == "go-on"
+    assert decide(found=diagnosis(), restarts=[Restart(NOW - 9000, "killed", "tower", 40)] * 3).kind == "go-on"
+
+
+def test_the_owner_knows_lines_that_mean_something() -> None:
+    logs = {"tower": ["all is well"], "laptop": ["NVRM: Xid 79"]}
+    policies = [{"pattern": "Xid (79|48)", "action": "exclude"}]
+    assert decide(logs=logs, log_policies=policies).exclude == ("laptop",)
+    stopped = decide(logs=logs, log_policies=[{"pattern": "Xid", "action": "stop"}])
+    assert stopped.kind == "give-up" and "laptop said" in stopped.because
+    assert decide(logs={"tower": ["all is well"]}, log_policies=policies).exclude == ()
+
+
+def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:
+    action = decide(found=diagnosis("cuda-out-of-memory"))
+    assert policy.lowered([], action) == {"laptop": 1}
+    assert policy.lowered([Restart(NOW, "cuda-out-of-memory", "laptop", 40), Restart(NOW, "killed", "tower", 40)], action) == {"laptop": 2}
+    assert policy.lowered([], decide(found=diagnosis())) == {}
+
+
+def test_a_pattern_that_is_none_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match="a regular expression"):
+        Recipe.model_validate({"script": {"path": "train.py"}, "recovery": {"log_policies": [{"pattern": "(", "action": "stop"}]}}, strict=False)

@@ -1,0 +1,129 @@
+"""What is trouble, whose, and what is none: one verdict from what each node said last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.runs import watchdog
+from homelab.runs.pace import Pace
+from homelab.runs.reply import Exit
+from homelab.runs.signs import RankSign, Sign
+
+pytestmark = pytest.mark.timeout(10)
+
+NODES = ("tower", "laptop", "oldtower")
+
+
+def sign(rank: int, **changes: Any) -> Sign:
+    """A node whose one rank trains well; `rank_*` changes its rank."""
+    of_rank = {key[5:]: value for key, value in changes.items() if key.startswith("rank_")}
+    of_node = {key: value for key, value in changes.items() if not key.startswith("rank_")}
+    trained = RankSign(**{"pid": 7, "state": "R", "phase": "training", "step": 12, "still_s": 0.4, **of_rank})
+    return Sign(**{"attempt": 1, "newest": 1, "started": True, "agent": "S", "torchrun": "S", "ranks": {rank: trained}, "heard_s": 0.2, **of_node})
+
+
+def all_signs(**changes: dict[str, Any]) -> dict[str, Sign]:
+    """All nodes well, but for the changes of some."""
+    return {name: sign(rank, **changes.get(name, {})) for rank, name in enumerate(NODES)}
+
+
+def judge(signs: dict[str, Sign], step_s: float | None = 1.0) -> watchdog.Verdict:
+    return watchdog.judge(1, NODES, signs, step_s)
+
+
+DONE = {"exit": Exit(returncode=0), "torchrun": "", "agent": "", "rank_phase": "done", "rank_state": ""}
+STILL = {"rank_still_s": 8.0}
+
+
+def test_a_run_that_trains_is_well() -> None:
+    assert judge(all_signs()) == watchdog.Verdict("well")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "nodes", "ranks"),
+    [
+        ({"laptop": {"rank_state": ""}}, "dead-rank", ("laptop",), (1,)),
+        ({"laptop": {"rank_state": "Z"}}, "dead-rank", ("laptop",), (1,)),
+        ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "exit", ("laptop",), ()),
+        ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "exit", ("laptop",), ()),
+        ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank", ("laptop",), (1,)),
+        ({name: STILL for name in NODES}, "hang", (), ()),
+        ({"tower": STILL, "laptop": {"rank_still_s": 8.0, "rank_step": 11}, "oldtower": STILL}, "hang", (), (1,)),
+        ({"tower": STILL, "laptop": {"heard_s": 6.0}, "oldtower": STILL}, "silent-node", ("laptop",), ()),
+        ({name: {"exit": Exit(signal=15, stopped=True)} for name in NODES}, "stopped", (), ()),
+        ({name: DONE for name in NODES}, "done", (), ()),
+        ({"tower": {"newest": 2}}, "superseded", (), ()),
+    ],
+    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "done", "recovered elsewhere"],
+)  # fmt: skip
+def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+    found = judge(all_signs(**changes))
+    assert (found.kind, found.nodes, found.ranks) == (kind, nodes, ranks)
+    assert found.is_trouble == (kind in watchdog.TROUBLE)
+    assert found.because or kind == "done"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"laptop": {"heard_s": 60.0}},  # its sshd died, or we are cut off from it: no step of the others ends without it
+        {name: {"heard_s": 60.0} for name in NODES},  # we are cut off from all
+        {"laptop": {"agent": ""}},  # the agent alone was killed: torchrun goes on
+        {"tower": {"rank_phase": "saving", "rank_still_s": 40.0}, "laptop": STILL, "oldtower": STILL},  # the others wait for its disk
+        {name: {"rank_phase": "loading", "rank_still_s": 200.0} for name in NODES},
+        {name: {"rank_phase": "evaluating", "rank_still_s": 200.0} for name in NODES},
+        {"laptop": {"rank_state": "T", "rank_still_s": 1.0}},  # somebody looks at it with a debugger
+        {"laptop": DONE, "tower": {"rank_phase": "saving"}},  # the last ones write the final model
+    ],
+    ids=["one is not heard", "nobody is heard", "agent killed", "slow disk", "loading", "evaluating", "debugger", "finishing"],
+)  # fmt: skip
+def test_what_is_no_trouble(changes: dict[str, dict[str, Any]]) -> None:
+    assert judge(all_signs(**changes)).kind == "well"
+
+
+def test_who_is_not_heard_is_said() -> None:
+    assert judge(all_signs(laptop={"heard_s": 60.0})).blind == ("laptop",)
+    silent = {name: known for name, known in all_signs().items() if name != "laptop"}  # it never spoke
+    assert judge(silent).blind == ("laptop",)
+
+
+def test_a_rank_that_is_done_though_its_agent_was_killed_counts_as_done() -> None:
+    signs = all_signs(**{name: {**DONE, "exit": None} for name in NODES})
+    assert judge(signs).kind == "done"
+
+
+def test_a_slow_step_is_no_hang_and_the_first_step_has_time() -> None:
+    signs = all_signs(**{name: {"rank_still_s": 20.0} for name in NODES})
+    assert judge(signs, step_s=10.0).kind == "well"
+    assert judge(signs, step_s=5.0).kind == "hang"
+    assert judge(signs, step_s=None).kind == "well"
+    late = all_signs(**{name: {"rank_still_s": watchdog.FIRST_STEP_S + 1} for name in NODES})
+    assert judge(late, step_s=None).kind == "hang"
+
+
+def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> None:
+    at_the_door = {name: {"rank_phase": "loading", "rank_still_s": 130.0} for name in NODES}
+    assert judge(all_signs(**at_the_door)).kind == "well"
+    found = judge(all_signs(**{**at_the_door, "laptop": {"heard_s": 130.0}}))
+    assert (found.kind, found.nodes) == ("silent-node", ("laptop",))
+
+
+def test_the_pace_is_that_of_the_slowest_steps_and_knows_no_saving() -> None:
+    pace = Pace()
+    now = 0.0
+    for step in range(1, 12):
+        now += 2.0 if step == 6 else 1.0
+        pace.see({"tower": sign(0, rank_step=step)}, now)
+    assert pace.step_s == pytest.approx(2.0)
+    pace.see({"tower": sign(0, rank_step=11, rank_phase="saving")}, now + 1)
+    pace.see({"tower": sign(0, rank_step=12)}, now + 100)
+    assert pace.step_s == pytest.approx(2.0)
+
+
+def test_before_two_steps_nobody_knows_the_pace() -> None:
+    pace = Pace()
+    pace.see({"tower": sign(0, rank_step=1)}, 0.0)
+    pace.see({"tower": sign(0, rank_step=2)}, 1.0)
+    assert pace.step_s is None
