@@ -5,9 +5,70 @@ Unknown keys are ignored and missing ones are None or empty, because a probe tha
 
 from __future__ import annotations
 
-from typing import Any
+import ipaddress
+import math
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_LARGEST = 2**63  # no counter of a machine goes further
+_FILES = ("config", "content")  # what stands in files may hold any number (Mamba2: Infinity); who uses it checks it
+
+
+def _addresses(found: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are addresses: the planner reckons with them."""
+    return tuple(text for text in found if _is_address(text))
+
+
+def _address(text: str) -> str:
+    if not _is_address(text) or "/" in text:
+        raise ValueError("not an address")
+    return text
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_interface(text)
+    except ValueError:
+        return False
+    return "%" not in text  # what follows it, the zone of an IPv6 address, may be any words
+
+
+def _of_machine(value: Any, depth: int = 0, is_file: bool = False) -> None:
+    """Raises ValueError for endless nesting, and outside of files for numbers that no machine has (NaN, infinities, thousands of digits)."""
+    if depth > 50:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            _of_machine(entry, depth + 1, is_file or name in _FILES)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _of_machine(entry, depth + 1, is_file)
+    elif is_file:
+        return
+    elif (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > _LARGEST):
+        raise ValueError("it holds a number that no machine has")
+
+
+def _probed(probe: dict[str, Any] | None) -> dict[str, Any] | None:
+    devices = (probe or {}).get("devices") or []
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        raise ValueError("devices is no list of objects")
+    if not isinstance((probe or {}).get("arch_list") or [], list):
+        raise ValueError("arch_list is no list")
+    for device in devices:
+        capability = device.get("capability") or []
+        if not isinstance(capability, list | tuple) or not all(isinstance(number, int) for number in capability):
+            raise ValueError("a capability is no pair of numbers")
+    return probe
+
+
+# Words that hints make commands of. Process 0 and below are groups of processes to kill(1).
+Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
+Address = Annotated[str, AfterValidator(_address)]
+Pid = Annotated[int | None, AfterValidator(lambda pid: pid if pid is None or pid > 0 else None)]
+Probe = Annotated[dict[str, Any] | None, AfterValidator(_probed)]
+Run = Annotated[str, Field(pattern=r"^\w", max_length=200)]  # never an option of `homelab stop`
 
 
 class Loose(BaseModel):
@@ -19,12 +80,12 @@ class Loose(BaseModel):
 class GpuHolder(Loose):
     """A process that holds memory of a card. `ours`: of the user we log in as, who may end it; `run`: of a run of this project."""
 
-    pid: int | None = None
+    pid: Pid = None
     program: str = ""
     memory_bytes: int | None = None
     user: str | None = None  # None where the process cannot be seen
     ours: bool = False
-    run: str | None = None
+    run: Run | None = None
     type: str = ""  # "C" computes, "G" draws, "C+G"
 
 
@@ -87,7 +148,7 @@ class Interface(Loose):
 
     name: str
     up: bool = True
-    addresses: tuple[str, ...] = ()
+    addresses: Addresses = ()
     kind: str = "physical"  # physical | wifi | virtual | loopback
     mtu: int | None = None
     speed_mbit: int | None = None
@@ -97,7 +158,7 @@ class Route(Loose):
     """How this node reaches a peer: by which interface, from which of its own addresses."""
 
     interface: str
-    source: str
+    source: Address
 
 
 class ModelFile(Loose):
@@ -154,8 +215,8 @@ class PortFacts(Loose):
 
     free: bool
     holder: str | None = None
-    holder_pid: int | None = None
-    holder_run: str | None = None
+    holder_pid: Pid = None
+    holder_run: Run | None = None
 
 
 class SleepFacts(Loose):
@@ -195,6 +256,12 @@ class CollectiveFacts(Loose):
 class Facts(Loose):
     """Everything one node said in one answer."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_sane(cls, value: Any) -> Any:
+        _of_machine(value)
+        return value
+
     node: str
     broken: dict[str, str] = {}  # probes that broke (`homelab.node.probes`), with their error
     time: float | None = None
@@ -219,7 +286,7 @@ class Facts(Loose):
     driver_version: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    gpu_probe: dict[str, Any] | None = None  # torch's own view: arch list, matmul result per device; None on CPU nodes
+    gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes
     nvidia_on_bus: NvidiaOnBus | None = None  # looked for only where nvidia-smi shows no card
     amd_gpus: tuple[AmdGpu, ...] = ()
     xids: tuple[Xid, ...] | None = None  # None: the kernel log cannot be read
@@ -244,7 +311,7 @@ class Facts(Loose):
     model: ModelFacts | None = None
     speeds: SpeedsFacts | None = None
     data: dict[str, FileFacts] = {}
-    runs_alive: tuple[str, ...] = ()
+    runs_alive: tuple[Run, ...] = ()
     collective: CollectiveFacts | None = None
     power: str | None = None  # "mains" | "battery" | None when there is no battery
     sleep: SleepFacts | None = None  # None where nothing puts the node to sleep by itself (no systemd)

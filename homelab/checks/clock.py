@@ -51,7 +51,8 @@ def _level(offset_s: float) -> Level:
 
 
 def _skew(offset_s: float) -> str:
-    return f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'}"
+    size = f"{abs(offset_s):.1f} s" if abs(offset_s) < 86400 else f"{min(abs(offset_s) / 86400, 1e6):.0f} days"
+    return f"{size} {'ahead of' if offset_s > 0 else 'behind'}"
 
 
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:

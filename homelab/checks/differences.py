@@ -104,7 +104,7 @@ def plain(version: str) -> str:
 
 def numbers(version: str) -> tuple[int, ...]:
     """(2, 13, 0) for 2.13.0+cpu."""
-    return tuple(int(number) for number in re.findall(r"\d+", plain(version)))
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", plain(version)))
 
 
 def _compared_as(what: str, value: str) -> str:

@@ -91,7 +91,7 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
 
 def _said(rank: RankPlan) -> str:
     if rank.memory is None or rank.memory.available_bytes is None:
-        return "not known: the model's shape or the memory is not"
+        return "cannot be judged: the model's shape or the memory is not known"
     need, free = _need_and_free(rank.memory)
     text = f"{need / 1e9:.1f} of {free / 1e9:.1f} GB"
     return text if rank.token_cap is None else f"{text}, for rows of up to {rank.token_cap} tokens"

@@ -70,7 +70,7 @@ def _busy(evidence: Evidence, name: str) -> bool:
 
 
 def _ping(evidence: Evidence, node: str, other: str) -> str:
-    look = on_node(evidence.cluster.node(node), f"ping -c 5 {address_of(evidence, other)}")
+    look = on_node(evidence.cluster.node(node), quote_words(["ping", "-c", "5", address_of(evidence, other)]))
     return f"is it on Wi-Fi, a VPN or a power-line adapter? {look}"
 
 
@@ -103,7 +103,8 @@ def _unreachable(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
     behind = nat.explanation(evidence, node)
     if not incoming:
         message = f"it cannot open connections to {some(outgoing)}: {error}"
-        route = on_node(evidence.cluster.node(node), f"ip route get {address_of(evidence, outgoing[0])}")
+        look = quote_words(["ip", "route", "get", address_of(evidence, outgoing[0])])
+        route = on_node(evidence.cluster.node(node), look)
         return Problem("fail", message, f"{opening(evidence, node).hint}; its route: {route}")
     both = " in both directions" if outgoing and set(incoming) == set(outgoing) else ""
     message = f"no connection from {some(incoming)}{both} {_ports(bad, dials)}: {error}"

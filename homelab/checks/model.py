@@ -42,7 +42,13 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         if source is not None:
             yield Problem("fail", problem, fix=_copy(evidence.cluster.node(source), node, model.name))
         else:
-            hint = f"copy the model to {path_word(model.name)} on every node, or edit the recipe: [model] name = a hub id like org/name"
+            # Once one node has it, the copies to the others are fixes of their own.
+            here = Node(name="here", host="local")
+            first = evidence.cluster.node(evidence.head) if evidence.head in evidence.facts else node
+            hint = (
+                f"is the path right? edit the recipe: [model] name = a folder that every node has, or a hub id like org/name; "
+                f"if this machine has the folder, copy it to {first.name}, then preflight --fix copies it to the others: {_copy(here, first, model.name)}"
+            )
             yield Problem("fail", problem, hint)
 
 

@@ -14,6 +14,7 @@ from homelab.config.cluster import Node
 from homelab.facts import Facts
 from homelab.planning.command import quote_words
 
+_HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SLOW_CONTROLLER_MS = 100.0  # over this the CLI feels slow; training does not care
 
 
@@ -49,6 +50,9 @@ def name(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         message = (
             f"its own name, {facts.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
         )
+        if not _HOSTNAME.fullmatch(facts.hostname):  # it would become part of a program of sed
+            yield Problem("warn", message, f"give it a usable name: {as_root(node, facts, quote_words(['hostnamectl', 'hostname', node.name]))}")
+            return
         hint = f"edit /etc/hosts on {node.name}: {address} {facts.hostname}"
         yield Problem("warn", message, hint, as_root(node, facts, _name_in_hosts(address, facts.hostname)))
 

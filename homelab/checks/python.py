@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from homelab.checks import differences
 from homelab.checks.check import Check, Problem, Subject
-from homelab.checks.commands import answered, create_environment, listed, on_node, path_word, pip_install
+from homelab.checks.commands import (
+    answered,
+    create_environment,
+    environment_of,
+    listed,
+    on_node,
+    path_word,
+    pip_install,
+)
 from homelab.checks.differences import common_versions, numbers, packages_compared, packages_needed, plain
 from homelab.checks.evidence import Evidence, Level
 from homelab.config.cluster import Node
@@ -21,7 +30,12 @@ def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
     """fail where nothing is at the configured path and the agent was started with another Python."""
     if differences.is_fallback(node, facts):
         message = f"there is no Python at {node.python}; {facts.python_executable} answered in its place"
-        yield Problem("fail", message, fix=create_environment(node, _wanted(evidence)))
+        create = create_environment(node, _wanted(evidence))
+        edit = f'edit cluster.toml, node {node.name} or [defaults]: python = "..."'
+        if environment_of(node) and re.fullmatch(r"python(3(\.\d+)?)?", posixpath.basename(node.python)):
+            yield Problem("fail", message, f"{create} (or, where that is not the right path, {edit})", create)
+        else:  # a new environment has no such file in it
+            yield Problem("fail", message, f"{edit}; to make a new environment with what is needed: {create}")
 
 
 def version(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:

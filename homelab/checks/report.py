@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.checks.check import Subject
+from homelab.checks.differences import NOT_THERE
 from homelab.checks.evidence import Finding, Level
 
 _ORDER: dict[Level, int] = {"ok": 0, "warn": 1, "fail": 2}
@@ -44,8 +45,11 @@ def table(findings: Sequence[Finding], nodes: Sequence[str], differences: Differ
         chosen = [finding for finding in findings if finding.level == level]
         if chosen:
             parts += [Text(), Text(title, style="bold")]
+            alike: dict[tuple[str, str], list[Finding]] = {}
             for finding in chosen:
-                parts += _action(finding)
+                alike.setdefault((finding.check, finding.message), []).append(finding)
+            for group in alike.values():
+                parts += _action(group)
     return Group(*parts)
 
 
@@ -64,7 +68,9 @@ def _differences(differences: Differences, nodes: Sequence[str]) -> Table:
     for node in holders:
         shown.add_column(Text(node), overflow="fold")
     for what, values in differences:
-        common = max(values.values(), key=list(values.values()).count)
+        # What is missing is odd, however many lack it.
+        held = [value for value in values.values() if value != NOT_THERE]
+        common = max(held, key=held.count, default="")
         cells = [Text(values.get(node, "-"), style="dim" if values.get(node) == common else "yellow") for node in holders]
         shown.add_row(Text(what), *cells)
     return shown
@@ -83,7 +89,7 @@ def _counts(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
         named = {level: [node for node in nodes if levels.get(node) == level] for level in _ORDER}
         counted.add_row(
             subject, Text(f"{len(named['ok'])} of {len(nodes)}", style=_STYLES["ok"]),
-            *(Text(", ".join(named[level]), style=_STYLES[level]) for level in ("warn", "fail")),
+            *(Text(_who(named[level], nodes), style=_STYLES[level]) for level in ("warn", "fail")),
         )  # fmt: skip
     return counted
 
@@ -122,10 +128,39 @@ def _notes(findings: Sequence[Finding]) -> list[Text]:
     return [Text(f"{', '.join(names)}: {message}", style="dim", no_wrap=False) for message, names in checks.items()]
 
 
-def _action(finding: Finding) -> list[RenderableType]:
+def _who(named: Sequence[str], nodes: Sequence[str]) -> str:
+    return "all" if len(named) == len(nodes) else ", ".join(named)
+
+
+def _action(findings: Sequence[Finding]) -> list[RenderableType]:
+    """One thing that is wrong, on one node or on several: said once, then what mends it on each.
+
+    A line with a command ends with it, so that it can be pasted; what else is to be known of it stands in a line of its own.
+    """
+    first = findings[0]
     head = Text(no_wrap=False)
-    head.append(_MARKS[finding.level], style=_STYLES[finding.level])
-    head.append(f" {finding.node or 'this machine'}, {finding.check}: ", style="bold")
-    head.append(finding.message)
-    # Without a width of its own: it is wrapped where the caller wraps, and left whole where the caller does not.
-    return [head, Text(f"  fix: {finding.hint}", style="cyan")]
+    head.append(_MARKS[first.level], style=_STYLES[first.level])
+    head.append(f" {_places(findings)}, {first.check}: ", style="bold")
+    head.append(first.message)
+    mending: dict[str, list[Finding]] = {}
+    notes: list[str] = []
+    for finding in findings:
+        command, note = _command_and_note(finding)
+        mending.setdefault(command, []).append(finding)
+        notes += [note] if note and note not in notes else []
+    # Without a width of their own: they are wrapped where the caller wraps, and left whole where the caller does not.
+    lines = [f"fix: {text}" if len(mending) == 1 else f"fix {_places(of)}: {text}" for text, of in mending.items()]
+    shown = [*(Text(f"  {line}", style="cyan") for line in lines), *(Text(f"  note: {note}", style="dim") for note in notes)]
+    return [head, *shown]
+
+
+def _places(findings: Sequence[Finding]) -> str:
+    return ", ".join(dict.fromkeys(finding.node or "this machine" for finding in findings))
+
+
+def _command_and_note(finding: Finding) -> tuple[str, str]:
+    """A hint that begins with the fix is that command, and what is said of it."""
+    if not finding.fix or not finding.hint.startswith(finding.fix):
+        return finding.hint, ""
+    note = finding.hint.removeprefix(finding.fix).strip(" ;")
+    return finding.fix, note[1:-1] if note.startswith("(") and note.endswith(")") else note

@@ -155,7 +155,7 @@ def _install_cuda_build(node: Node, facts: Facts) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version)[:2])
 
 
 def _judge_of(id: str) -> OfNode:

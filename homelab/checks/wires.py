@@ -35,9 +35,8 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     }
     for node, pairs in blame(stalled, evidence.head).items():
         message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
-        look = on_node(
-            evidence.cluster.node(node), f"ping -M do -s 1472 -c 3 {address_of(evidence, others_of(node, pairs)[0])}"
-        )
+        ping = ["ping", "-M", "do", "-s", "1472", "-c", "3", address_of(evidence, others_of(node, pairs)[0])]
+        look = on_node(evidence.cluster.node(node), quote_words(ping))
         yield node, Problem("fail", message, f"does its MTU fit the switch or the VPN between? {look}")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from homelab.checks.evidence import Finding
     from homelab.config.cluster import Cluster
 
 ClusterOption = Annotated[
@@ -80,13 +83,23 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda text: (sys.stderr.write(f". {text}\n"), sys.stderr.flush(), None)[2]
 
 
+def for_cluster(findings: Iterable[Finding], cluster: Path) -> list[Finding]:
+    """The same findings, where commands of ours name the cluster file: `homelab trust tower --cluster FILE`."""
+    options = same_options(cluster)
+
+    def named(text: str) -> str:
+        return re.sub(r"\bhomelab (?:trust|stop|doctor|preflight)\b(?: [\w.,-]+)*", lambda found: found[0] + options, text)
+
+    return [replace(finding, hint=named(finding.hint), fix=named(finding.fix)) for finding in findings]
+
+
 def same_options(cluster: Path, runs_dir: Path = DEFAULT_RUNS) -> str:
     """The options a follow-up command needs to mean the same files, as shell text; empty for the defaults."""
     import shlex
 
     text = ""
-    if cluster != DEFAULT_CLUSTER and not os.environ.get("HOMELAB_CLUSTER"):
+    if str(cluster) != os.environ.get("HOMELAB_CLUSTER", str(DEFAULT_CLUSTER)):
         text += f" --cluster {shlex.quote(str(cluster))}"
-    if runs_dir != DEFAULT_RUNS and not os.environ.get("HOMELAB_RUNS"):
+    if str(runs_dir) != os.environ.get("HOMELAB_RUNS", str(DEFAULT_RUNS)):
         text += f" --runs-dir {shlex.quote(str(runs_dir))}"
     return text

@@ -21,13 +21,18 @@ def command(
     import homelab
     from homelab.checks import masking
     from homelab.control import gather
-    from homelab.errors import InputError
+    from homelab.errors import InputError, did_you_mean
     from homelab.remote import ship
     from homelab.remote.fanout import Fleet
 
+    known = [entry.name for entry in common.load_cluster(cluster).nodes]
+    if node not in known:
+        raise InputError(
+            f'no node is called "{node}".{did_you_mean(node, known)}',
+            where=f"homelab doctor {node}; {cluster} has {', '.join(known)}",
+            hint=f"homelab doctor {known[0]}",
+        )
     loaded = common.load_cluster(cluster, node)
-    if len(loaded.nodes) != 1:
-        raise InputError("a report is of one node", where=f"homelab doctor {node}", hint=f"homelab doctor {loaded.nodes[0].name}")
     name = loaded.nodes[0].name
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         seen = gather.facts(fleet, recipe=None, material=[], port=29500, say=say)

@@ -31,6 +31,8 @@ def up(
     python: Annotated[str | None, typer.Option(help="The nodes' Python; default: this one.")] = None,
 ) -> None:
     """Start a lab and write its cluster.toml."""
+    import shlex
+
     from rich.console import Console
 
     from homelab.lab.lab import Lab
@@ -50,6 +52,7 @@ def up(
     for node in lab.nodes:
         typer.echo(f"{node.name:12} {node.user}@{node.host}:{node.port}")
     typer.echo(f"lab {lab.state.id} is up ({lab.state.backend}); its cluster file: {lab.cluster_file}")
+    typer.echo(f"Next: export HOMELAB_CLUSTER={shlex.quote(str(lab.cluster_file))} && homelab preflight")
 
 
 @app.command()

@@ -32,6 +32,7 @@ def command(
     import sys
     import time
     from contextlib import ExitStack
+    from dataclasses import replace
 
     from rich.console import Console
 
@@ -67,6 +68,7 @@ def command(
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             prepared = launch.prepare(fleet, wanted, recipe, name_beside=name_beside, skip=skipped, say=say)
+        prepared = replace(prepared, findings=common.for_cluster(prepared.findings, cluster))
         if not as_json and report.worst(prepared.findings) != "ok":
             console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         launch.refuse_on_failure(prepared)

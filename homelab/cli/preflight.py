@@ -35,6 +35,8 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
+    from dataclasses import replace
+
     from rich.console import Console
 
     from homelab.checks import differences, registry, report
@@ -57,12 +59,14 @@ def command(
 
         def look(say: Callable[[str], None]) -> Look:
             items = material.of_recipe(wanted, recipe) if wanted and recipe else []
-            return preflight.look(
+            seen = preflight.look(
                 fleet, wanted, items, skip=skipped, test_collective="always" if deep else "never", say=say,
                 plan_on=lambda seen, settled: launch.make_plan(
                     seen, settled, items, run="preflight", attempt=1, port=settled.parallel.port, resume_step=0
                 ),
             )  # fmt: skip
+            seen = replace(seen, findings=common.for_cluster(seen.findings, cluster))
+            return replace(seen, refused=None) if "fit.memory" in skipped else seen
 
         def drawn(found: Look) -> RenderableType:
             return report.table(found.findings, names, differences.table(found.evidence))
@@ -80,7 +84,7 @@ def command(
         if fix and _mend(found, console, cluster, ask=not yes):
             found = looked()
             console.print(drawn(found), soft_wrap=True)
-    console.print(_next(found, options, recipe, fix), soft_wrap=True, markup=False, highlight=False)
+    console.print(_next(found, options, recipe, fix, bool(skipped)), soft_wrap=True, markup=False, highlight=False)
     return _code(found)
 
 
@@ -101,25 +105,28 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
 
 
 def _watch(look: Callable[[Callable[[str], None]], Look], drawn: Callable[[Look], RenderableType], console: object) -> Look:
-    """Look until nothing fails; the table is drawn anew each time. Ctrl-C ends it."""
+    """Look until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
     import time
 
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
+    from rich.console import Console
 
     from homelab.checks import report
 
     assert isinstance(console, Console)
-    with Live(Text("looking"), console=console, auto_refresh=False, vertical_overflow="visible") as live:
-        while True:
-            found = look(lambda text: None)
-            fine = report.worst(found.findings) != "fail"
-            note = "" if fine else f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this"
-            live.update(Group(drawn(found), Text(note, style="dim")), refresh=True)
-            if fine:
-                return found
-            time.sleep(_AGAIN_S)
+    if console.is_terminal:
+        console.print("looking", style="dim")
+    while True:
+        found = look(lambda text: None)
+        fine = report.worst(found.findings) != "fail"
+        if console.is_terminal or fine:
+            console.clear()  # nothing where this is no terminal
+            # Not wrapped: the commands are for another terminal, where each must be pasted as one line.
+            console.print(drawn(found), soft_wrap=True)
+        if fine:
+            return found
+        if console.is_terminal:
+            console.print(f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this", style="dim", highlight=False)
+        time.sleep(_AGAIN_S)
 
 
 def _mend(found: Look, console: object, cluster: Path, *, ask: bool) -> bool:
@@ -164,30 +171,43 @@ def _document(name: str, found: Look, skipped: list[str], differences: list[tupl
 
     return {
         "cluster": name,
-        "ok": report.worst(found.findings) != "fail",
+        "ok": _fit(found),
         "checks": [check.id for check in registry.CHECKS if check.id not in skipped],
         "skipped": skipped,
         "findings": report.as_json(found.findings),
         "differences": {what: values for what, values in differences},
+        **({"refused": found.refused.as_dict()} if found.refused is not None else {}),
     }
 
 
-def _code(found: Look) -> int:
+def _fit(found: Look) -> bool:
+    """Nothing fails, and the recipe can be shared out over these nodes."""
     from homelab.checks import report
+
+    return report.worst(found.findings) != "fail" and found.refused is None
+
+
+def _code(found: Look) -> int:
     from homelab.errors import EXIT_UNREACHABLE
 
     if any(error.exit_code == EXIT_UNREACHABLE for error in found.evidence.unreachable.values()):
         return EXIT_UNREACHABLE
-    return 1 if report.worst(found.findings) == "fail" else 0
+    return 0 if _fit(found) else 1
 
 
-def _next(found: Look, options: str, recipe: Path | None, fix: bool) -> str:
+def _next(found: Look, options: str, recipe: Path | None, fix: bool, is_part: bool) -> str:
     import shlex
 
     from homelab.checks import fixes, report
 
     name = f" {shlex.quote(str(recipe))}" if recipe else ""
     if report.worst(found.findings) != "fail":
+        if found.refused is not None:  # a launch would say the same
+            return f"The recipe cannot be launched on these nodes: {found.refused.message}\nfix:   {found.refused.hint}"
+        if is_part:
+            return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
         return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
     runnable = not fix and fixes.offered(found.findings)
-    return f"Mend what is marked fail, then run again: homelab preflight{name}{' --fix' if runnable else ''}{options}"
+    again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
+    checks = [finding.check for finding in found.findings if finding.level == "fail"]
+    return f"Mend what is marked FAIL, then run again: {again}{' (it asks before it runs a command)' if runnable else ''}\nMore of one: homelab explain {checks[0]}"

@@ -28,7 +28,7 @@ def command(
         for line in outcome.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print(
-            f"Go on from its newest checkpoint: homelab recover {paths.name}{common.same_options(cluster, runs_dir)}",
+            f"Go on from its newest checkpoint, where it has one: homelab recover {paths.name}{common.same_options(cluster, runs_dir)}",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -65,7 +65,7 @@ class _Meeting:
             stream.write(json.dumps(request).encode() + b"\n")
             answer = json.loads(stream.readline(timeout_s))
         except (ValueError, TimeoutError, OSError, EOFError) as error:
-            raise _broken(name, f"its agent stopped answering ({error or type(error).__name__})") from error
+            raise _broken(name, f"its agent stopped answering ({_why(error)})") from error
         fault = answers.fault("meet", answer)
         if fault:
             raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
@@ -123,7 +123,16 @@ def _open(fleet: Fleet, seen: Evidence, name: str, head: str | None) -> tuple[St
         return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp}
     except (ValueError, KeyError, TypeError, TimeoutError, OSError, EOFError) as error:
         stream.close()
-        raise _broken(name, f"it could not listen on {address}: {error or type(error).__name__}") from error
+        raise _broken(name, f"it could not listen on {address}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """An error of the connection in its own words; what a program said that is not our agent is not worth them."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, KeyError | TypeError | json.JSONDecodeError):
+        return "it answered with something that homelab's agent does not say"
+    return plain_lines(str(error)) or type(error).__name__
 
 
 def _broken(name: str, message: str) -> HomelabError:

@@ -53,7 +53,8 @@ class Kept:
         state = os.stat(path)
         mark = [state.st_size, state.st_mtime_ns, state.st_ino]
         entry = self._known.get(path)
-        kept = entry["sha256"] if isinstance(entry, dict) and entry.get("mark") == mark else None
+        kept = entry.get("sha256") if isinstance(entry, dict) and entry.get("mark") == mark else None
+        kept = kept if isinstance(kept, str) and _DIGEST.fullmatch(kept) else None
         small = state.st_size <= SMALL_BYTES
         if kept is None and (small or deep) and time.monotonic() < self._until:
             kept = files.sha256(path)

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 
+_MOST_JSON_BYTES = 64 << 20  # the largest of ours, of kept digests, has one
+
 
 def write_atomic(path, data, mode=0o644):
     """Write bytes beside `path`, fsync, and put them in place with one rename."""
@@ -30,9 +32,11 @@ def write_json(path, value, mode=0o644):
 def read_json(path):
     """The value, or None when the file is missing or broken (a reader cannot do better; the writer is atomic)."""
     try:
+        if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON_BYTES:  # a pipe would be waited for
+            return None
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

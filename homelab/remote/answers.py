@@ -176,5 +176,6 @@ def fault(verb: str, answer: Any) -> str | None:
             shape.model_validate(answer)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{where}{': ' if where else ''}{what[0].lower()}{what[1:]}"
     return None

@@ -6,6 +6,7 @@ Measured on fabric 3.2: it sets AutoAddPolicy and loads no known_hosts; paramiko
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 import shutil
@@ -20,6 +21,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
+from homelab.checks.commands import on_node
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
 from homelab.planning.command import quote_words
@@ -29,6 +31,7 @@ from homelab.remote import hostkeys
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_S = 10.0
+_UNACKNOWLEDGED_MS = 20_000
 # How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
 _KEY_FILE_ERRORS = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 
@@ -85,7 +88,7 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         raise UnreachableError(
             f"the identity file {node.identity_file} is not there",
             where=f"{where}, key identity_file",
-            hint=f"ls -l {shlex.quote(node.identity_file)}; make a key: ssh-keygen -t ed25519 -f {shlex.quote(node.identity_file)}",
+            hint=f"edit cluster.toml, node {node.name}: identity_file = ...; or make a key: ssh-keygen -t ed25519 -f {shlex.quote(node.identity_file)}",
         )
     arguments: dict[str, Any] = {"banner_timeout": CONNECT_TIMEOUT_S, "auth_timeout": CONNECT_TIMEOUT_S}
     if keys:
@@ -110,10 +113,12 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         ) from error
     except paramiko.AuthenticationException as error:
         options = ["-i", keys[0]] if node.identity_file else []
+        options += ["-o", f"UserKnownHostsFile={node.known_hosts}"] if node.known_hosts else []
+        options += ["-p", str(address.port)] if address.port != 22 else []
         raise UnreachableError(
             f"the login was refused ({error})",
             where=where,
-            hint=quote_words(["ssh-copy-id", *options, "-p", str(address.port), _target(address)]),
+            hint=f"{quote_words(['ssh-copy-id', *options, _target(address)])}; or edit cluster.toml, node {node.name}: user, identity_file",
         ) from error
     except (ValueError, UnicodeDecodeError) as error:  # from the parsers of key files
         raise UnreachableError(
@@ -126,13 +131,19 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
             raise UnreachableError(
                 "the host key of this node is not known yet", where=where, hint=f"homelab trust {node.name}"
             ) from error
+        if "protocol banner" in str(error):
+            raise UnreachableError(
+                f"port {address.port} is open and says nothing: the machine hangs, starts or is under heavy load, or this is no SSH server",
+                where=where,
+                hint=f"look at its screen, or start it anew, then: {_by_hand(address)}",
+            ) from error
         if any(words in str(error) for words in _KEY_FILE_ERRORS):
             raise UnreachableError(
                 f"the identity file cannot be used: {error}",
                 where=f"{where}, {', '.join(keys)}",
                 hint=f"{quote_words(['ssh-keygen', '-l', '-f', *keys[:1]])} must print the key; or name another identity_file",
             ) from error
-        raise UnreachableError(f"no SSH session: {error}", where=where, hint=_by_hand(address)) from error
+        raise UnreachableError(f"no SSH session: {error}", where=where, hint=_by_hand(node)) from error
     except socket.gaierror as error:
         raise UnreachableError(
             f'no machine is known by the name "{address.host}"',
@@ -143,16 +154,19 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         raise UnreachableError(
             f"no answer within {CONNECT_TIMEOUT_S:.0f} s: it is off, asleep, unplugged, or its firewall drops port {address.port}",
             where=where,
-            hint=f"wake it, then: {_by_hand(address)}",
+            hint=f"wake it, then: {_by_hand(node)}",
         ) from error
     except (OSError, EOFError) as error:
         raise UnreachableError(
             f"nothing answers on port {address.port}: {_reason(error)}",
             where=where,
-            hint=f"on the node: sudo systemctl enable --now ssh; then: {_by_hand(address)}",
+            hint=f"on the node: sudo systemctl enable --now ssh; then: {_by_hand(node)}",
         ) from error
     if connection.transport is not None:
         connection.transport.set_keepalive(5)
+        with contextlib.suppress(AttributeError, OSError):  # Linux alone; through a jump host there is no socket of ours
+            # A node that lost its power acknowledges nothing: the kernel would try for a quarter of an hour.
+            connection.transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
     return connection
 
 
@@ -175,8 +189,9 @@ def _target(address: Address) -> str:
     return f"{address.user}@{address.host}" if address.user else address.host
 
 
-def _by_hand(address: Address) -> str:
-    return quote_words(["ssh", "-v", "-p", str(address.port), _target(address), "true"])
+def _by_hand(node: Node) -> str:
+    """The same login with OpenSSH, which says more."""
+    return on_node(node, "true").replace("ssh ", "ssh -v ", 1)
 
 
 def _changed(
@@ -215,7 +230,7 @@ def offered_key(cluster: Cluster, node: Node) -> tuple[str, int, paramiko.PKey] 
                 transport.close()
     except (OSError, EOFError, paramiko.SSHException) as error:
         why = _reason(error) if isinstance(error, OSError | EOFError) else str(error)
-        raise UnreachableError(f"no SSH server answers: {why}", where=where, hint=_by_hand(address)) from error
+        raise UnreachableError(f"no SSH server answers: {why}", where=where, hint=_by_hand(node)) from error
     if recorded is None:
         return address.host, address.port, key
     if recorded.get(key.get_name()) == key:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
-from homelab.remote.session import Completed, Stream
+from homelab.remote.session import MOST_LINE_BYTES, Completed, Stream
 
 
 class LocalSession:
@@ -75,6 +75,8 @@ class _ProcessStream:
                 if not block:
                     break
                 self._buffer += block
+                if len(self._buffer) > MOST_LINE_BYTES:
+                    raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         return line

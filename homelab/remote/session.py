@@ -15,11 +15,14 @@ class Completed:
     stderr: bytes
 
 
+MOST_LINE_BYTES = 16 << 20  # the longest line of a stream, a look at the collective test, has some ten kilobytes
+
+
 class Stream(Protocol):
     """A command that is still running; closing it closes its stdin, which our verbs take as the end."""
 
     def readline(self, timeout_s: float) -> bytes:
-        """Its next line of stdout; b"" at the end. Raises TimeoutError."""
+        """Its next line of stdout; b"" at the end. Raises TimeoutError, and OSError where no line ends."""
         ...
 
     def write(self, line: bytes) -> None:

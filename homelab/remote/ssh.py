@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import paramiko
@@ -12,9 +13,12 @@ import paramiko
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
 from homelab.remote import connect
-from homelab.remote.session import Completed, Stream
+from homelab.remote.session import MOST_LINE_BYTES, Completed, Stream
 
 _BLOCK = 1 << 16
+# A node that says nothing for so long is asked for a sign of life, which it may give late: a slow wire may be full of what is sent.
+_SILENT_S = 10.0
+_SIGN_OF_LIFE_S = 30.0
 _ERRORS_KEPT_BYTES = 1 << 20  # of stderr, the end: what a command says last is why it ended
 
 
@@ -27,6 +31,7 @@ class SshSession:
         self._address = connect.resolve(node)
         self._where = f"node {node.name} ({self._address.user or ''}{'@' if self._address.user else ''}{self._address.host}:{self._address.port})"
         self._connection = connect.login(cluster, node, self._address, self._where)
+        self._asking = threading.Lock()  # paramiko waits for one answer at a time
 
     def run(
         self,
@@ -44,16 +49,15 @@ class SshSession:
         errors = threading.Thread(target=_drain, args=(channel.recv_stderr, err), daemon=True)
         sender = threading.Thread(target=_feed, args=(channel, head, stdin), daemon=True)
         try:
-            channel.settimeout(timeout_s)
-            channel.exec_command(command)
+            with _within(timeout_s, channel.close):
+                channel.exec_command(command)
             errors.start()
             sender.start()
-            while block := channel.recv(_BLOCK):
+            while block := self._receive(channel, deadline):
                 if stdout is None:
                     out += block
                 else:
                     stdout.write(block)
-                channel.settimeout(max(0.1, deadline - time.monotonic()))
             errors.join(max(0.1, deadline - time.monotonic()))
             if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
                 raise TimeoutError
@@ -75,19 +79,46 @@ class SshSession:
         """See `Session.open`."""
         channel = self._channel(connect.CONNECT_TIMEOUT_S)
         try:
-            channel.exec_command(command)
-            channel.sendall(stdin)
+            with _within(connect.CONNECT_TIMEOUT_S, channel.close):
+                channel.exec_command(command)
+                channel.sendall(stdin)
+        except TimeoutError as error:
+            raise self._lost(f"no answer within {connect.CONNECT_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost(str(error)) from error
         return _ChannelStream(channel)
 
     def round_trip_ms(self) -> float:
-        """One question and answer of the SSH protocol itself (a global request the server declines): no shell in it."""
+        """One question and answer of the SSH protocol itself (a global request the server declines): no shell in it.
+
+        Raises UnreachableError, and gives the connection up, when no answer comes.
+        """
         transport = self._connection.transport
-        assert transport is not None
-        started = time.perf_counter()
-        transport.global_request("keepalive@openssh.com", wait=True)
-        return (time.perf_counter() - started) * 1000
+        if transport is None:
+            raise self._lost("it was closed")
+        with self._asking:
+            started = time.perf_counter()
+            try:
+                with _within(_SIGN_OF_LIFE_S, transport.close):
+                    transport.global_request("keepalive@openssh.com", wait=True)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                raise self._lost("it stopped answering") from error
+            if not transport.is_active():  # global_request waits for ever, or ends without a word
+                raise self._lost("it stopped answering")
+            return (time.perf_counter() - started) * 1000
+
+    def _receive(self, channel: paramiko.Channel, deadline: float) -> bytes:
+        """The next bytes; of a node that is silent for long, a sign of life is asked. Raises TimeoutError, UnreachableError."""
+        while True:
+            left_s = deadline - time.monotonic()
+            channel.settimeout(max(0.1, min(_SILENT_S, left_s)))
+            try:
+                block: bytes = channel.recv(_BLOCK)
+                return block
+            except TimeoutError:
+                if left_s <= _SILENT_S:
+                    raise
+            self.round_trip_ms()
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -108,6 +139,28 @@ class SshSession:
         )
 
 
+@contextlib.contextmanager
+def _within(limit_s: float, give_up: Callable[[], object]) -> Iterator[None]:
+    """Paramiko waits for ever for some answers: after so long `give_up` closes what it waits on. Raises TimeoutError then."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        give_up()
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        if over.is_set():
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
+
+
 class _ChannelStream:
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -121,6 +174,8 @@ class _ChannelStream:
             if not block:
                 break
             self._buffer += block
+            if len(self._buffer) > MOST_LINE_BYTES:
+                raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         return line

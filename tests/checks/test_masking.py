@@ -18,6 +18,15 @@ SECRETS = [
     {"proxy": "http://me:s3cret-value@proxy:3128/"},
     {"line": "hf_s3cretvalueABCDEFGH"},
     {"deep": [[{"line": "Authorization is eyJhbGciOiJI.eyJzdWIiOiIxMj.s3cretvalue"}]]},
+    {"header": "curl -H 'Authorization: Bearer s3cret-value'"},
+    {"login": "curl -u me:s3cret-value http://x"},
+    {"short option": "sshpass -ps3cret-value ssh x"},
+    {"JSON": '{"token": "s3cret-value"}'},
+    {"with a slash": "http_proxy=http://me:s3/cret@s3cret@proxy:3128"},
+    {"passphrase": "passphrase=s3cret-value"},
+    {"option": "--pass s3cret-value"},
+    {"MY_PASS": "s3cret-value"},
+    {"cloud": "nvapi-s3cretvalue0123456789"},
     {"file": "-----BEGIN OPENSSH PRIVATE KEY-----\ns3cret-value\n-----END OPENSSH PRIVATE KEY-----"},
 ]
 
@@ -36,3 +45,12 @@ def test_the_rest_stays_as_it_is() -> None:
         "python_executable": "/home/me/.homelab/env/bin/python", "error": "2048 tokens per row, passwordless sudo",
     }  # fmt: skip
     assert masking.tree(value) == value
+
+
+def test_long_texts_take_no_long_time() -> None:
+    for text in ("a" * 200_000, "a-" * 100_000, "token" * 40_000, "://" * 30_000):
+        assert masking.text(text)
+
+
+def test_numbers_are_secrets_too() -> None:
+    assert masking.tree({"password": 1234, "eos_token_id": 2, "has_token": True}) == {"password": masking.HIDDEN, "eos_token_id": 2, "has_token": True}

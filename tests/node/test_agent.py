@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from homelab.node import facts, files, paths, poll, ports, processes, watch
+from homelab.node import digests, facts, files, paths, poll, ports, processes, watch
 from homelab.node.probes import speeds
 from homelab.remote import answers
 from homelab.runs.store import USABLE_NAME
@@ -311,3 +312,22 @@ def test_rows_of_a_file(tmp_path: Path, name: str, content: str, rows: int | Non
 
     (tmp_path / name).write_text(content)
     assert files.digest_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Whoever reads it waits for a writer; the whole preflight waited with it."""
+    for name in ("collective.json", "digests.json", "speeds/m-lora.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    answer = ask("facts", {"node": NODE, "workdir": str(tmp_path), "model": "m", "method": {"kind": "lora"}})
+    assert not answer["broken"] and answer["collective"] is None and answer["speeds"]["problem"] == "it is no file"
+
+
+def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    state = file.stat()
+    mark = [state.st_size, state.st_mtime_ns, state.st_ino]
+    for damaged in ('{"x": 5}', json.dumps({str(file): {"mark": mark}}), json.dumps({str(file): {"mark": mark, "sha256": {}}}), "[" * 100_000):
+        (tmp_path / "digests.json").write_text(damaged)
+        assert digests.Kept(str(tmp_path)).of(str(file))["sha256"] == hashlib.sha256(b"{}").hexdigest()

@@ -19,6 +19,7 @@ import pytest
 from homelab.config.cluster import Cluster
 from homelab.errors import UnreachableError
 from homelab.lab import Lab, procfs
+from homelab.remote import ssh
 from homelab.remote.fanout import Fleet
 from homelab.remote.ssh import SshSession
 
@@ -183,3 +184,40 @@ def test_the_library_below_prints_nothing_of_its_own() -> None:
     program = "import homelab.remote.ssh, logging; logging.getLogger('paramiko.transport').error('Traceback')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
+
+
+def test_a_server_that_stands_still_is_given_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel acknowledges all bytes, so only a sign of life that does not come tells. paramiko would wait for ever."""
+    monkeypatch.setattr(ssh, "_SILENT_S", 0.2)
+    monkeypatch.setattr(ssh, "_SIGN_OF_LIFE_S", 0.5)
+    session = SshSession(cluster, cluster.nodes[0])
+    try:
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match="stopped answering"):
+            session.run("kill -STOP $PPID; sleep 6; kill -KILL $PPID", timeout_s=60)
+        with pytest.raises(UnreachableError):
+            session.round_trip_ms()
+        assert time.monotonic() - started < 10
+    finally:
+        session.close()
+
+
+def test_a_silent_command_is_not_taken_for_a_dead_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_SILENT_S", 0.1)
+    session = SshSession(cluster, cluster.nodes[0])
+    try:
+        assert session.run("sleep 1; echo there", timeout_s=20).stdout == b"there\n"
+    finally:
+        session.close()
+
+
+def test_a_line_without_end_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "MOST_LINE_BYTES", 1 << 18)
+    session = SshSession(cluster, cluster.nodes[0])
+    try:
+        stream = session.open("exec cat /dev/zero")
+        with pytest.raises(OSError, match="where a line should be"):
+            stream.readline(20)
+        stream.close()
+    finally:
+        session.close()

@@ -22,6 +22,9 @@ def _speeds(workdir, model, method):
     if not answer["found"]:
         return answer
     try:
+        if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):  # reading a pipe would wait
+            answer["problem"] = "it is no file"
+            return answer
         if os.path.getsize(path) > _SPEEDS_BYTES:
             answer["problem"] = "it is far too large for a file of speeds"
             return answer
