@@ -271,6 +271,7 @@ class Facts(Loose):
     workdir: str = ""
     workdir_writable: bool = True
     workdir_problem: str | None = None  # the system's own words where it cannot be written
+    workdir_identity: str | None = None  # equal on two nodes: they are one machine with one workdir
     system: str = ""
     cpu_count: int = 1
     load_1min: float | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from homelab.checks import training_size
 from homelab.checks.check import Check, Problem, Subject
-from homelab.checks.commands import as_root, decimal_size, on_node, path_word
+from homelab.checks.commands import answered, as_root, decimal_size, on_node, path_word
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
@@ -92,6 +92,19 @@ def cache(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         )
 
 
+def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where two nodes of cluster.toml are one machine with one workdir: their files would overwrite each other's."""
+    first: dict[str, str] = {}
+    for node, facts in answered(evidence):
+        identity = facts.workdir_identity
+        if identity is None:
+            continue
+        other = first.setdefault(identity, node.name)
+        if other != node.name:
+            message = f"it is the same machine as {other}, with the same workdir {facts.workdir}"
+            yield node.name, Problem("fail", message, f"edit cluster.toml: take {node.name} or {other} out (several cards of one machine stand in one node's gpus)")
+
+
 def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
     """(bytes below which it fails, bytes below which it is tight, words for what needs them).
 
@@ -130,6 +143,7 @@ SUBJECT = Subject(
     "there is room for the run's files",
     (
         Check("disk.writable", "the workdir can be written", "fail", "room", of_node=writable),
+        Check("disk.own", "no two nodes are one machine with one workdir", "fail", "room", of_cluster=own),
         Check("disk.readonly", "the workdir's disk is not mounted read-only", "fail", "room", of_node=read_only),
         Check("disk.room", "the disk has room for the checkpoints that the recipe keeps", "fail", "room", of_node=room),
         Check(

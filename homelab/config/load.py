@@ -54,6 +54,9 @@ def load_cluster(path: Path) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
 
 
+_MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
+
+
 def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
     text, data = _read(path, "recipe", "list the recipes with: ls recipes/")
@@ -66,7 +69,8 @@ def load_recipe(path: Path) -> Recipe:
 
 def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
+        with path.open(encoding="utf-8-sig") as stream:  # some editors begin a file with a byte order mark
+            text = stream.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError as error:
         raise InputError(f"there is no {kind} here", where=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
@@ -77,6 +81,8 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         raise InputError(
             f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}"
         ) from error
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

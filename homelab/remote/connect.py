@@ -32,6 +32,8 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_S = 10.0
 _UNACKNOWLEDGED_MS = 20_000
+# How paramiko says that nothing came after the connection, before or after the server's greeting.
+_SILENT = ("protocol banner", "No existing session")
 # How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
 _KEY_FILE_ERRORS = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 
@@ -131,11 +133,11 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
             raise UnreachableError(
                 "the host key of this node is not known yet", where=where, hint=f"homelab trust {node.name}"
             ) from error
-        if "protocol banner" in str(error):
+        if any(words in str(error) for words in _SILENT):
             raise UnreachableError(
-                f"port {address.port} is open and says nothing: the machine hangs, starts or is under heavy load, or this is no SSH server",
+                f"no SSH session: port {address.port} is open, and no SSH server answers there: the machine hangs, starts or is under heavy load, or something else listens",
                 where=where,
-                hint=f"look at its screen, or start it anew, then: {_by_hand(address)}",
+                hint=f"look at its screen, or start it anew, then: {_by_hand(node)}",
             ) from error
         if any(words in str(error) for words in _KEY_FILE_ERRORS):
             raise UnreachableError(

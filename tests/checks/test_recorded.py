@@ -59,6 +59,8 @@ class Case(BaseModel):
     node: str = "tower"
     recipe: dict[str, Any] | None = None
     facts: dict[str, Any] = {}
+    also: dict[str, dict[str, Any]] = {}
+    """Facts of other nodes."""
     card: dict[str, Any] = {}
     cluster: dict[str, Any] = {}
     """What cluster.toml says of the node instead."""
@@ -93,6 +95,8 @@ def built(case: Case) -> Evidence:
     facts |= case.facts
     if facts:
         evidence = healthy.with_facts(evidence, case.node, **facts)
+    for other, changes in case.also.items():
+        evidence = healthy.with_facts(evidence, other, **changes)
     if case.card:
         known = {key: None if value == "N/A" else value for key, value in case.card.items()}  # TOML has no null
         evidence = healthy.card(evidence, case.node, **known)

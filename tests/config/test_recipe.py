@@ -149,3 +149,8 @@ def test_lines_of_keys() -> None:
     assert line_of(lines, ("nodes", 1, "y", "z")) == 9
     assert line_of(lines, ("nodes", 1, "nothing")) == 7, "the nearest parent"
     assert line_of(lines, ("nowhere",)) is None
+
+
+def test_a_file_without_end_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="far too large"):
+        load_recipe(Path("/dev/zero"))

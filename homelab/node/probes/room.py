@@ -21,6 +21,7 @@ def read(request):
         "workdir": workdir,
         "workdir_writable": problem is None,
         "workdir_problem": problem,
+        "workdir_identity": _identity(workdir),
         "disk_free_bytes": _free_bytes(state),
         "disk_total_bytes": None if state is None else state.f_blocks * state.f_frsize,
         "disk_free_inodes": free_inodes(state),
@@ -31,6 +32,16 @@ def read(request):
         "open_files_soft": soft,
         "open_files_hard": hard,
     }
+
+
+def _identity(folder):
+    """The same for two names of one folder on one machine, and for nothing else: the kernel's boot, the disk, the inode."""
+    try:
+        state = os.stat(folder)
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            return "%s:%d:%d" % (stream.read().strip(), state.st_dev, state.st_ino)
+    except OSError:
+        return None
 
 
 def _write_problem(folder):
