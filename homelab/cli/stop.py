@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from homelab.cli import common
+
+if TYPE_CHECKING:
+    from homelab.config.cluster import Cluster
 
 
 def command(
     run: common.RunArgument = None,
+    orphans: Annotated[bool, typer.Option("--orphans", help="End what is left of runs that are over, on all nodes.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
@@ -15,9 +24,14 @@ def command(
     from rich.console import Console
 
     from homelab.control import find, stop
+    from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster)
+    if orphans:
+        if run is not None:
+            raise InputError("--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out")
+        return _orphans(loaded, runs_dir, common.same_options(cluster, runs_dir), as_json)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         paths = find.run(fleet, runs_dir, run, say)
         outcome = stop.stop(fleet, paths, say)
@@ -34,3 +48,25 @@ def command(
             soft_wrap=True,
         )
     return outcome.exit_code
+
+
+def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
+    from homelab.control import orphans
+    from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
+    from homelab.remote.fanout import Fleet
+
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        ended, kept, unreachable = orphans.end(fleet, runs_dir, say)
+    if as_json:
+        silent = {name: error.as_dict() for name, error in unreachable.items()}
+        common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent})
+    else:
+        for outcome in ended:
+            for line in (f"{outcome.run} was over:", *outcome.lines()):
+                typer.echo(line)
+        typer.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
+        for name, error in unreachable.items():
+            typer.echo(f"{name} could not be asked: {error.message}")
+        typer.echo(f"Next: homelab runs{options}")
+    worst = max((outcome.exit_code for outcome in ended), default=EXIT_DONE)
+    return worst or (EXIT_UNREACHABLE if unreachable else EXIT_DONE)

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import stat
 import sys
 from collections.abc import Iterator
@@ -184,3 +185,22 @@ def test_a_run_whose_node_cannot_be_asked(launched: tuple[Desk, str]) -> None:
     assert "no complete checkpoint is left on the nodes that answer (node1 did not)" in error["message"]
     desk.cluster = true_cluster
     assert desk.json("stop", run)["clean"]
+
+
+def test_orphans_are_what_is_left_of_a_run_that_is_over(desk: Desk, cli_lab: Lab) -> None:
+    """One node's part has failed, the other's sleeps on: nobody will ever end it."""
+    run = desk.launch("script.toml")
+    run.wait_for_output(1, "node1", "here")
+    run.wait_for_output(1, "node2", "here")
+    spared = desk.json("stop", "--orphans")
+    assert (spared["ended"], spared["kept"]) == ([], [run.name])
+    procfs.send([pid for pid in cli_lab.processes_of_run(run.name)["node1"]], signal.SIGKILL)
+    wait_until(lambda: not cli_lab.processes_of_run(run.name)["node1"], 10.0)
+    ended = desk.json("stop", "--orphans")
+    assert [entry["run"] for entry in ended["ended"]] == [run.name] and ended["ended"][0]["clean"]
+    assert not any(cli_lab.processes_of_run(run.name).values())
+    assert "nothing is left" in desk.homelab("stop", "--orphans").stdout
+
+
+def test_orphans_and_a_name_contradict_each_other(quiet_desk: Desk) -> None:
+    complaint(quiet_desk, "stop", "some-run", "--orphans", code=2)
