@@ -17,10 +17,12 @@ _EVERY_S = 5.0
 
 
 class Returning:
-    """A context manager. `well` holds the nodes that answered and passed their own preflight since they were left out."""
+    """A context manager. `well` holds the nodes that answered, passed their own preflight, and reach the `others` both ways."""
 
-    def __init__(self, cluster: Cluster, recipe: Recipe, items: list[Material], names: Collection[str], skip: Collection[str]) -> None:
-        self._cluster, self._recipe, self._items, self._skip = cluster, recipe, items, skip
+    def __init__(
+        self, cluster: Cluster, recipe: Recipe, items: list[Material], names: Collection[str], others: Collection[str], skip: Collection[str]
+    ) -> None:
+        self._cluster, self._recipe, self._items, self._others, self._skip = cluster, recipe, items, tuple(others), skip
         self._well: set[str] = set()
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(name,), daemon=True, name=f"return of {name}") for name in names]
@@ -41,11 +43,19 @@ class Returning:
     def _ask(self, name: str) -> None:
         while not self._ended.wait(_EVERY_S):
             try:
-                with Fleet(self._cluster.only((name,))) as fleet:
-                    seen = gather.facts(fleet, recipe=self._recipe, material=self._items, port=0)
+                # The others train: they are asked for dials only when the node itself is well, and only once.
+                is_well = self._is_well((name,)) and (name in self._well or self._is_well((*self._others, name)))
             except HomelabError:
-                continue
-            if seen.facts and not any(finding.level == "fail" for finding in registry.judge_all(seen, self._skip)):
+                is_well = False
+            if is_well:
                 self._well.add(name)
             else:
                 self._well.discard(name)
+
+    def _is_well(self, names: tuple[str, ...]) -> bool:
+        with Fleet(self._cluster.only(names)) as fleet:
+            seen = gather.evidence(fleet, recipe=self._recipe, material=self._items, port=0, measure_wire=False)
+        findings = registry.judge_all(seen, self._skip)
+        # Of several nodes only what is between them counts: the others are busy, and hold what they hold.
+        counts = [finding for finding in findings if len(names) == 1 or finding.check == "network.reach"]
+        return set(seen.facts) == set(names) and not any(finding.level == "fail" for finding in counts)

@@ -35,6 +35,7 @@ SETTLE_S = 1.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 LOOK_S = 20.0
+RETURN_AGAIN_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
 LOCK_S = 1.0  # whoever only asks for the lock has it for an instant
 
 
@@ -52,7 +53,8 @@ class Supervisor:
         self._restarts = [Restart(**entry) for entry in known.get("restarts", [])]
         # What the person left out at the launch is left out again.
         self._skipped = tuple(store.read_object(paths.checks_json).get("skipped", ()))
-        self._pace = Pace()
+        self._pace = Pace(known.get("step_s"))
+        self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
 
     def run(self) -> str:
@@ -60,7 +62,7 @@ class Supervisor:
         plan = find.plan_of(self._paths)
         # Ended in the middle of a recovery: what it has stopped by then looks as if a person had.
         cut_short = Verdict("exit", because="the supervisor was ended while it recovered this run")
-        was_recovering = self._was == ("recovering", plan.attempt) and not self._is_stopped(plan)
+        was_recovering = self._was[0] == "recovering" and not self._has_started(plan) and not self._is_stopped(plan)
         if was_recovering and not self._recover(plan, cut_short, frozenset()):
             return "given up"
         while True:
@@ -73,6 +75,7 @@ class Supervisor:
                 continue
             if not verdict.is_trouble and verdict.kind != "rejoin":
                 self._look()
+                self._clean(left_out)
                 self._write("ended", verdict.kind, plan)
                 return verdict.kind
             if not self._recover(plan, verdict, left_out):
@@ -87,7 +90,7 @@ class Supervisor:
         since: dict[str, int] = {}  # node that is well again -> the newest checkpoint when it was first seen to be
         with (
             Followers(self._cluster, self._paths.name, plan.attempt, names) as followers,
-            Returning(self._cluster, self._recipe, self._items, wanted, self._skipped) as returning,
+            Returning(self._cluster, self._recipe, self._items, wanted, names, self._skipped) as returning,
         ):
             while True:
                 if self._is_stopped(plan):
@@ -99,9 +102,10 @@ class Supervisor:
                 self._pace.see(signs, now)
                 verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
                 newest = min((sign.checkpoint for sign in signs.values()), default=0)
-                since = {name: since.get(name, newest) for name in returning.well}
+                well = {name for name in returning.well if self._refused.get(name, 0.0) <= now}
+                since = {name: since.get(name, newest) for name in well}
                 if verdict.kind != "well":
-                    return verdict, gone - returning.well
+                    return verdict, gone - well
                 # Right after a checkpoint nothing is lost by starting anew.
                 back = tuple(name for name, before in since.items() if newest > before and not verdict.blind)
                 if back:
@@ -114,8 +118,18 @@ class Supervisor:
                     self._look_aside()
                 followers.wait(0.2)
 
+    def _has_started(self, plan: Plan) -> bool:
+        """The attempt that the last supervisor was about to start came to its start."""
+        known = store.read_object(self._paths.state_json)
+        return plan.attempt != self._was[1] and (known.get("attempt"), known.get("state")) == (plan.attempt, "running")
+
     def _is_stopped(self, plan: Plan) -> bool:
         return store.intent_of(self._paths, plan.attempt) in ("stopping", "stopped")
+
+    def _clean(self, left_out: frozenset[str]) -> None:
+        """A node that was left out may still hold a rank that waits for its peers."""
+        with Fleet(self._cluster) as fleet:
+            fleet.ask("stop", {"run": self._paths.name, "grace_s": STOP_GRACE_S}, names=left_out)
 
     def _look_aside(self) -> None:
         """`_look`, while the following goes on: a node that does not answer takes ten seconds."""
@@ -172,8 +186,9 @@ class Supervisor:
             fleet, self._paths, found, nodes=everybody, from_scratch=self._scratch(found), say=self._say, grace_s=STOP_GRACE_S
         )
         action = policy.decide(
-            verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step, logs=found.logs
-        )
+            verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step,
+            nodes=halted.names, logs=found.logs,
+        )  # fmt: skip
         if action.kind == "give-up":
             self._give_up(plan, found.diagnosis, action)
             return False
@@ -183,6 +198,8 @@ class Supervisor:
         made = recover.resume(
             fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say, lower=policy.lowered(self._restarts, action)
         )
+        for name in set(verdict.nodes if verdict.kind == "rejoin" else ()) - {node.name for node in made.nodes}:
+            self._refused[name] = time.monotonic() + RETURN_AGAIN_S
         if verdict.is_trouble:
             self._restarts.append(Restart(time.time(), action.cause, action.node, made.resume_step))
         self._write("watching", f"attempt {made.attempt} goes on after step {made.resume_step}: {action.because}", made)
@@ -207,7 +224,8 @@ class Supervisor:
 
     def _write(self, doing: str, why: str, plan: Plan) -> None:
         state: dict[str, Any] = {
-            "pid": os.getpid(), "doing": doing, "why": why, "attempt": plan.attempt, "since": time.time(), "restarts": [asdict(restart) for restart in self._restarts],
+            "pid": os.getpid(), "doing": doing, "why": why, "attempt": plan.attempt, "step_s": self._pace.step_s, "since": time.time(),
+            "restarts": [asdict(restart) for restart in self._restarts],
         }  # fmt: skip
         store.write_json(self._paths.supervisor_json, state)
 

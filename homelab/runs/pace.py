@@ -11,9 +11,10 @@ _KEPT = 200
 
 
 class Pace:
-    """The seconds between steps, from the moments at which the newest step was first seen."""
+    """The seconds between steps, from the moments at which the newest step was first seen. `known`: of an earlier attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: float | None = None) -> None:
+        self._known = known
         self._seconds: deque[float] = deque(maxlen=_KEPT)
         self._step: int | None = None
         self._at = 0.0
@@ -32,8 +33,8 @@ class Pace:
 
     @property
     def step_s(self) -> float | None:
-        """The 99th percentile; None before two steps were seen."""
+        """The 99th percentile; before two steps were seen what was known before, None where that is nothing."""
         if len(self._seconds) < 2:
-            return None
+            return self._known
         ordered = sorted(self._seconds)
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

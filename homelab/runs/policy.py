@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from homelab.runs.watchdog import Verdict
 WINDOW_S = 3600.0
 # The same end at the same place: trying again has not helped, and will not.
 SAME_PLACE = 3
+# Trying again there would end the same way; on the other nodes it would not.
+OF_ONE_NODE = frozenset({"disk-full", "no-kernel-image", "cuda-driver", "shared-memory"})
 OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-killer"})
 
 
@@ -42,9 +44,9 @@ class Action:
 
 def decide(
     verdict: Verdict, diagnosis: Diagnosis | None, restarts: Sequence[Restart], recovery: Recovery, *,
-    now: float, step: int, logs: Mapping[str, Sequence[str]],
+    now: float, step: int, nodes: Collection[str], logs: Mapping[str, Sequence[str]],
 ) -> Action:  # fmt: skip
-    """`step`: from which the next attempt would go on. `logs`: each node's last lines, for the recipe's own policies."""
+    """`step`: from which the next attempt would go on. `nodes`: that answer, to go on with. `logs`: each node's last lines, for the recipe's own policies."""
     cause, title, hint = (diagnosis.cause, diagnosis.title, diagnosis.hint) if diagnosis else (verdict.kind, verdict.because, "")
     node = diagnosis.first_node if diagnosis else ", ".join(verdict.nodes)
 
@@ -60,7 +62,9 @@ def decide(
         excluded.append(name)
     if not recovery.auto:
         return give_up(f"{title}; [recovery] auto is off")
-    if diagnosis is not None and not diagnosis.retryable:
+    if cause in OF_ONE_NODE and len(set(nodes) - {node, *excluded}) >= recovery.min_nodes:
+        excluded.append(node)
+    elif diagnosis is not None and not diagnosis.retryable:
         return give_up(f"{title}; trying again would end the same way")
     lately = [restart for restart in restarts if now - restart.at < WINDOW_S]
     if len(lately) >= recovery.max_restarts:

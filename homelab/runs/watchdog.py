@@ -59,7 +59,7 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
     known = {name: sign for name, sign in signs.items() if name in expected}
     if any(sign.newest > attempt for sign in known.values()):
         return Verdict("superseded", because="a node knows a newer attempt: somebody else has recovered this run")
-    ended = _ended(known, expected)
+    ended = _ended(known, expected, heard)
     if ended is not None:
         return ended
     for look in (_failed, _dead, _frozen):
@@ -69,10 +69,12 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
     return _still(heard, unheard, step_s)
 
 
-def _ended(known: Mapping[str, Sign], expected: Collection[str]) -> Verdict | None:
+def _ended(known: Mapping[str, Sign], expected: Collection[str], heard: Mapping[str, Sign]) -> Verdict | None:
     if any(sign.exit is not None and sign.exit.stopped for sign in known.values()):
         return Verdict("stopped", because="it was stopped by hand")
-    if len(known) == len(expected) and all(_is_done(sign) for sign in known.values()):
+    done = {name for name, sign in known.items() if _is_done(sign)}
+    # The ranks leave together: who ended well has seen all others end. A node that is not heard any more changes nothing.
+    if done and all(name in done or name not in heard for name in expected):
         return Verdict("done")
     return None
 
@@ -83,6 +85,13 @@ def _is_done(sign: Sign) -> bool:
         return sign.exit.is_success
     gone = sign.started and sign.agent in DEAD and sign.torchrun in DEAD
     return gone and bool(sign.ranks) and all(rank.phase == "done" for rank in sign.ranks.values())
+
+
+def _is_unfinished(sign: Sign) -> bool:
+    """Between torchrun's own end and the agent's word of it there is a moment: only a rank that was not done tells more."""
+    if sign.agent in DEAD:
+        return not _is_done(sign)
+    return any(rank.has_begun and rank.phase != "done" for rank in sign.ranks.values())
 
 
 def _failed(heard: Mapping[str, Sign]) -> Verdict | None:
@@ -100,7 +109,7 @@ def _dead(heard: Mapping[str, Sign]) -> Verdict | None:
     gone = tuple(
         name
         for name, sign in heard.items()
-        if sign.started and sign.exit is None and sign.torchrun in DEAD and not _is_done(sign)
+        if sign.started and sign.exit is None and sign.torchrun in DEAD and _is_unfinished(sign)
     )
     if gone:
         return Verdict("exit", gone, because=f"torchrun on {', '.join(gone)} is gone, and its end was not written down")

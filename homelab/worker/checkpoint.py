@@ -8,6 +8,7 @@ Nothing is ever loaded without its manifest: sizes and sha256 of all files, and 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from homelab.worker.errors import WorkerError
 
 MANIFEST = "complete.json"
 SCHEMA = 1
+_FULL_BYTES = 1 << 20  # a disk with less than this free has refused a write
 
 
 def folder_name(step: int) -> str:
@@ -56,9 +58,14 @@ def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callabl
         else:
             os.replace(partial, target)
         _sync(root)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if isinstance(error, RuntimeError):  # torch's zip writer does not say that the disk is full
+            if shutil.disk_usage(root).free > _FULL_BYTES:
+                raise
+            why = os.strerror(errno.ENOSPC)
         raise WorkerError(
-            f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
+            f"the checkpoint of step {step} cannot be written: {why}",
             where=str(root),
             hint="make room on that disk (`df -h` shows it), then `homelab recover`; the older checkpoints are untouched",
         ) from error

@@ -15,6 +15,7 @@ from homelab.runs.watchdog import Verdict
 pytestmark = pytest.mark.timeout(10)
 
 NOW = 1e9
+NODES = ("tower", "laptop", "oldtower")
 DEAD = Verdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
 SILENT = Verdict("silent-node", ("laptop",), (), "nothing is heard of laptop")
 
@@ -24,7 +25,7 @@ def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
 
 
 def decide(verdict: Verdict = DEAD, found: Diagnosis | None = None, restarts: list[Restart] | None = None, step: int = 40, logs: Any = None, **recovery: Any) -> policy.Action:
-    return policy.decide(verdict, found, restarts or [], Recovery.model_validate(recovery), now=NOW, step=step, logs=logs or {})
+    return policy.decide(verdict, found, restarts or [], Recovery.model_validate(recovery), now=NOW, step=step, nodes=NODES, logs=logs or {})
 
 
 def test_a_killed_worker_goes_on_with_everybody() -> None:
@@ -54,6 +55,12 @@ def test_a_node_that_comes_back_needs_no_reason() -> None:
 def test_when_it_is_given_up(arguments: dict[str, Any], words: str) -> None:
     found = decide(**arguments)
     assert found.kind == "give-up" and words in found.because
+
+
+def test_what_is_wrong_with_one_node_leaves_that_node_out_while_enough_are_left() -> None:
+    full = diagnosis("disk-full", retryable=False)
+    assert decide(found=full).exclude == ("laptop",)
+    assert decide(found=full, min_nodes=3).kind == "give-up"
 
 
 def test_old_restarts_and_other_places_do_not_count() -> None:

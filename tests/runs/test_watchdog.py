@@ -94,6 +94,21 @@ def test_a_rank_that_is_done_though_its_agent_was_killed_counts_as_done() -> Non
     assert judge(signs).kind == "done"
 
 
+def test_the_moment_between_torchruns_end_and_the_agents_word_of_it_is_no_trouble() -> None:
+    signs = all_signs(laptop={"torchrun": "", "rank_phase": "done", "rank_state": ""})
+    assert judge(signs).kind == "well"
+    script = {name: known.model_copy(update={"ranks": {}, "torchrun": ""}) for name, known in all_signs().items()}
+    assert judge(script).kind == "well"
+    assert judge({**script, "laptop": script["laptop"].model_copy(update={"agent": ""})}).kind == "exit"
+
+
+def test_a_run_that_is_done_ends_though_one_node_is_not_heard_any_more() -> None:
+    signs = all_signs(**{name: DONE for name in NODES})
+    gone = {**signs, "laptop": sign(1, heard_s=30.0)}
+    assert judge(gone).kind == "done"
+    assert judge({**signs, "laptop": sign(1, rank_phase="saving")}).kind == "well"
+
+
 def test_a_slow_step_is_no_hang_and_the_first_step_has_time() -> None:
     signs = all_signs(**{name: {"rank_still_s": 20.0} for name in NODES})
     assert judge(signs, step_s=10.0).kind == "well"
@@ -127,3 +142,4 @@ def test_before_two_steps_nobody_knows_the_pace() -> None:
     pace.see({"tower": sign(0, rank_step=1)}, 0.0)
     pace.see({"tower": sign(0, rank_step=2)}, 1.0)
     assert pace.step_s is None
+    assert Pace(0.7).step_s == 0.7, "an earlier attempt knew it"

@@ -1,0 +1,214 @@
+"""Where faults happen: three practice nodes, a desk whose runs are supervised, one recipe, and the run that nothing happened to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homelab.lab import Lab, procfs
+from homelab.lab.flaws.inside import view
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+from tests.e2e.desk import Desk, Run
+from tests.worker import harness
+
+NODES = ("node1", "node2", "node3")
+ROWS = 240
+GLOBAL_BATCH = 12
+STEPS_PER_EPOCH = ROWS // GLOBAL_BATCH
+LIMIT_S = 420.0  # a run with its recoveries; a machine that computes for others too is slow
+BEGIN_S = 120.0
+
+RECIPE = """
+[model]
+name = "{model}"
+[data]
+train = "{data}"
+[method]
+kind = "lora"
+rank = 4
+alpha = 8
+dropout = 0.0
+[train]
+global_batch = {global_batch}
+epochs = {epochs}
+learning_rate = 1e-3
+warmup_steps = 2
+seq_len = 256
+weight_decay = 0.01
+max_grad_norm = 0.5
+precision = "fp32"
+gradient_checkpointing = false
+[checkpoint]
+every_steps = {every_steps}
+[tracking]
+tensorboard = false
+"""
+
+# A user's own program: it works for some seconds on every rank, then one has a typing error.
+BROKEN = """
+import os, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for turn in range(8):
+    dist.barrier()
+    time.sleep(0.25)
+if dist.get_rank() == 1:
+    scores = {"loss": 1.0}
+    print(scores["los"])
+dist.barrier()
+"""
+
+
+@dataclass
+class Ground:
+    """The lab and the desk. `epochs` and `every_steps` are those of the recipe; `reference` is None before it was made."""
+
+    lab: Lab
+    desk: Desk
+    model: Path
+    epochs: int
+    every_steps: int
+    reference: SeenRun | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return self.epochs * STEPS_PER_EPOCH
+
+    def recipe(self, *, data: str = "chats.jsonl", more: str = "") -> str:
+        """The text of the recipe."""
+        text = RECIPE.format(
+            model=self.model, data=data, epochs=self.epochs, every_steps=self.every_steps, global_batch=GLOBAL_BATCH
+        )
+        return text + more
+
+    def launch(self, recipe: str = "train.toml") -> SeenRun:
+        """`homelab launch` with a supervisor; returns when both are started."""
+        started = self.desk.json("launch", recipe, timeout_s=BEGIN_S)
+        return SeenRun(self.lab, started["run"], RunPaths(self.desk.folder / "runs" / started["run"]))
+
+    def restore(self) -> None:
+        """Every node on, thawed, plugged, and without a process of any run."""
+        for node in self.lab.status()["nodes"]:
+            if node["power"] == "off":
+                self.lab.fault(node["name"], "power-on")
+            if node["cable"] == "pulled":
+                self.lab.fault(node["name"], "plug-cable")
+            if node["frozen"]:
+                self.lab.fault(node["name"], "thaw")
+        procfs.send(left_on(self.lab), signal.SIGKILL)
+
+
+class SeenRun(Run):
+    """A run, seen from the nodes' disks and from the controller's folder."""
+
+    def __init__(self, lab: Lab, name: str, paths: RunPaths) -> None:
+        super().__init__(lab, name)
+        self.paths = paths
+        self.mounted: set[str] = set()  # nodes that have something of their own mounted on their workdir
+
+    def folder(self, node: str) -> Path:
+        """The run's folder on a node."""
+        plain = super().folder(node)
+        return view(self.lab, node, plain) if node in self.mounted else plain
+
+    def attempt(self) -> int:
+        """The newest attempt that the controller knows."""
+        numbers = [int(path.name) for path in (self.paths.root / "attempts").glob("*") if path.name.isdecimal()]
+        return max(numbers, default=1)
+
+    def plan(self, attempt: int) -> dict[str, Any]:
+        """Who computes what in an attempt."""
+        return store.read_object(self.paths.plan_json(attempt))
+
+    def node_names(self, attempt: int) -> list[str]:
+        """The nodes of an attempt; the head is the first."""
+        return [node["name"] for node in self.plan(attempt).get("nodes", [])]
+
+    def events(self, after_s: float = 0.0) -> list[dict[str, Any]]:
+        """What the controller wrote down since then (seconds since 1970)."""
+        return [event for event in store.read_lines(self.paths.events_jsonl) if event.get("time", 0.0) >= after_s]
+
+    def supervisor(self) -> dict[str, Any]:
+        """What the supervisor says that it does."""
+        return store.read_object(self.paths.supervisor_json)
+
+    def supervisor_alive(self) -> bool:
+        """Whether the process that wrote this down runs."""
+        pid = self.supervisor().get("pid")
+        return isinstance(pid, int) and "supervise" in procfs.command_line(pid)
+
+    def kill_supervisor(self) -> None:
+        """kill -9, if it runs."""
+        if self.supervisor_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.supervisor()["pid"], signal.SIGKILL)
+
+    def train_times(self, attempt: int) -> dict[int, float]:
+        """Step -> when the first rank had done it (seconds since 1970), in one attempt."""
+        found: dict[int, float] = {}
+        for file in self._files(f"attempts/{attempt}/ranks/*/metrics.jsonl"):
+            for line in store.read_lines(file):
+                if line.get("kind") == "train":
+                    found[line["step"]] = min(line["time"], found.get(line["step"], float("inf")))
+        return found
+
+    def started_at(self, attempt: int) -> float | None:
+        """When torchrun ran on the last node of an attempt (seconds since 1970)."""
+        agents = [store.read_object(file) for file in self._files(f"attempts/{attempt}/nodes/*/agent.json")]
+        return max((agent["started_at"] for agent in agents if "started_at" in agent), default=None)
+
+    def has_finished(self) -> bool:
+        """Whether the final weights were written."""
+        return any(self._files("final/adapter_model.safetensors"))
+
+    def final(self) -> Any:
+        """The final tensors."""
+        from safetensors.numpy import load_file
+
+        return load_file(next(iter(self._files("final/adapter_model.safetensors"))))
+
+
+def left_on(lab: Lab) -> dict[int, str]:
+    """pid -> command line of what any run has left on the nodes. (The agents that answer the controller are no part of a run.)"""
+    found = {}
+    for node in lab.nodes:
+        for pid in lab.processes_of(node.name):
+            if "HOMELAB_RUN" in procfs.environment(pid):
+                found[pid] = f"{node.name}: {' '.join(procfs.command_line(pid))[:160]}"
+    return found
+
+
+@contextlib.contextmanager
+def ground(epochs: int, every_steps: int, *, keep: Path | None = None) -> Iterator[Ground]:
+    """The lab with its desk; all of it is gone afterwards, supervisors too. `keep`: a folder for the runs' controller folders."""
+    folder = Path(tempfile.mkdtemp(prefix="homelab-chaos-"))
+    try:
+        with Lab.up(folder / "lab", names=list(NODES), backend="namespaces", cpu=[1.0]) as lab:
+            place = folder / "desk"
+            place.mkdir()
+            made = Ground(
+                lab, Desk(place, lab, supervise=True), harness.tiny_llama(folder / "tiny-llama"), epochs, every_steps
+            )
+            harness.write_jsonl(place / "chats.jsonl", harness.chat_rows(ROWS))
+            made.desk.write("train.toml", made.recipe())
+            made.desk.write("broken.py", BROKEN)
+            made.desk.write("broken.toml", '[script]\npath = "broken.py"\n')
+            try:
+                yield made
+            finally:
+                for run in (place / "runs").glob("*"):
+                    SeenRun(lab, run.name, RunPaths(run)).kill_supervisor()
+                if keep is not None and (place / "runs").is_dir():
+                    shutil.copytree(place / "runs", keep, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

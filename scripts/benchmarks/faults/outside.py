@@ -1,0 +1,188 @@
+"""Faults around the processes: cables, firewalls, sshd, clocks, ports, and the way of the controller to the nodes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+from benchmarks.faults.deaths import CUT_S
+from benchmarks.faults.ground import left_on
+from benchmarks.faults.scene import Case, Scene
+
+from homelab.lab import network, procfs, sshd
+from homelab.lab.flaws.inside import enter, needs, own_folder, running, sessions_have
+from homelab.lab.flaws.network import firewall
+from homelab.lab.tools import call
+
+JUMP_S = 3600
+PORTS = tuple(range(29500, 29506))
+
+# The wall clock, plus the whole seconds in a file; read anew a few times a second, by the clock that does not jump.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long added(void) {
+    static volatile long seconds = 0, read_at = -1;
+    struct timespec now;
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    long tick = now.tv_sec * 4 + now.tv_nsec / 250000000;
+    if (tick != read_at) {
+        FILE *file = fopen(OFFSET_FILE, "r");
+        long found;
+        read_at = tick;
+        if (file) {
+            if (fscanf(file, "%ld", &found) == 1) seconds = found;
+            fclose(file);
+        }
+    }
+    return seconds;
+}
+int clock_gettime(clockid_t clock, struct timespec *found) {
+    int failed = (int)syscall(SYS_clock_gettime, clock, found);
+    if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) found->tv_sec += added();
+    return failed;
+}
+int gettimeofday(struct timeval *restrict found, void *restrict zone) {
+    int failed = (int)syscall(SYS_gettimeofday, found, zone);
+    if (!failed) found->tv_sec += added();
+    return failed;
+}
+time_t time(time_t *found) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (found) *found = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+# Takes every port as soon as it is free, and keeps it.
+STRANGER = """
+import socket, sys, time
+wanted, taken = [int(word) for word in sys.argv[1:]], []
+while True:
+    for port in list(wanted):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("0.0.0.0", port))
+            listener.listen()
+        except OSError:
+            listener.close()
+            continue
+        taken.append(listener)
+        wanted.remove(port)
+    time.sleep(0.02)
+"""
+
+
+def cable_pulled(scene: Scene) -> None:
+    """A cable is pulled and put back after a minute."""
+    scene.train()
+    node = scene.node()
+    with scene.fault():
+        scene.lab.fault(node, "pull-cable")
+    time.sleep(CUT_S)
+    scene.lab.fault(node, "plug-cable")
+    scene.finish()
+
+
+def one_way_loss(scene: Scene) -> None:
+    """What a node sends to the other nodes is lost, for good; what they send arrives, and the controller sees all of them."""
+    scene.train()
+    node = scene.node()
+    peers = ", ".join(other.host for other in scene.lab.nodes if other.name != node)
+    with scene.fault():
+        scene.undo.enter_context(firewall(scene.lab, node, "output", f"ip daddr {{ {peers} }} drop"))
+    scene.finish()
+
+
+def controller_cut(scene: Scene) -> None:
+    """The controller cannot reach one node, from now until the training is done. The ranks are well: nothing may be restarted."""
+    scene.train()
+    node = scene.node()
+    us = network.address(scene.lab.state.network, -9)
+    with scene.fault():
+        wall = firewall(scene.lab, node, "input", f"ip saddr {us} drop")
+        wall.__enter__()
+    try:
+        scene.until(scene.run.has_finished, "end of the training")
+        time.sleep(3.0)
+    finally:
+        wall.__exit__(None, None, None)
+    scene.finish()
+
+
+def sshd_dead(scene: Scene) -> None:
+    """sshd of a node is killed with all its sessions, and is back when the training is done. Nothing may be restarted."""
+    scene.train()
+    node = scene.node()
+    place = scene.lab.state.node_folder(scene.lab.state.node(node))
+    servers = [pid for pid in scene.lab.processes_of(node) if "sshd" in " ".join(procfs.command_line(pid))[:60]]
+    with scene.fault():
+        procfs.send(servers, signal.SIGKILL)
+    try:
+        scene.until(scene.run.has_finished, "end of the training")
+        time.sleep(3.0)
+    finally:
+        with (place / "sshd.log").open("ab") as log:  # below the node's first process, as before
+            command = [*enter(scene.lab, node), "setsid", "--fork", *sshd.command(place)]
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+    scene.finish()
+
+
+def clock_jump(scene: Scene) -> None:
+    """The wall clock of a node jumps by an hour while it trains: every program there asks a library that adds what stands in a file.
+
+    (libfaketime will not do: without its monotonic clock, which must not jump, it refuses every sleep; version 0.9.10.)
+    """
+    needs("cc", package="gcc")
+    node = scene.node()
+    folder = scene.undo.enter_context(own_folder(scene.lab, node))
+    offset, source, library = folder / "offset", folder / "clock.c", folder / "clock.so"
+    offset.write_text("0\n")
+    source.write_text(CLOCK.replace("OFFSET_FILE", json.dumps(str(offset))))
+    call("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl")
+    scene.undo.enter_context(sessions_have(scene.lab, node, LD_PRELOAD=str(library)))
+    scene.train()
+    scene.victim = node
+    with scene.fault():
+        offset.write_text(f"{JUMP_S}\n")
+    number = scene.run.node_names(1).index(node)
+    scene.until(
+        lambda: abs(scene.run.heartbeat(1, number).get("time", 0) - time.time()) > JUMP_S / 2, "jump of the clock", 30
+    )
+    scene.finish()
+
+
+def port_taken(scene: Scene) -> None:
+    """While the run recovers, a stranger takes port 29500 and those behind it on every node."""
+    scene.train()
+    node = scene.node()
+    for other in scene.run.node_names(1):
+        command = (sys.executable, "-I", "-c", STRANGER, *map(str, PORTS))
+        scene.undo.enter_context(running(scene.lab, other, *command))
+    with scene.fault():
+        scene.lab.fault(node, "kill-worker")
+    scene.finish()
+    found = scene.run.plan(scene.run.attempt())["master_port"]
+    assert found not in PORTS, f"the last attempt used port {found}"
+    assert not left_on(scene.lab)
+
+
+CASES = (
+    Case("cable-pulled", "a cable is pulled for 60 s", "cut", cable_pulled, restarts=(1, 2)),
+    Case("one-way-loss", "nothing that a node sends arrives at its peers", "cut", one_way_loss, restarts=(1, 2)),
+    Case("sshd-dead", "sshd of a node is dead, its training is well", "quiet", sshd_dead, restarts=(0, 0)),
+    Case("controller-cut", "the controller is cut off from one node", "quiet", controller_cut, restarts=(0, 0)),
+    Case("clock-jump", "the clock of a node jumps by an hour", "quiet", clock_jump, restarts=(0, 0)),
+    Case("port-taken", "a stranger takes the port at the restart", "death", port_taken, restarts=(1, 1)),
+)

@@ -1,0 +1,229 @@
+"""One case as it is played: launch, wait for a random moment, let something happen, wait for the end; and what is measured then."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from benchmarks.faults.ground import LIMIT_S, ROWS, Ground, SeenRun, left_on
+
+from homelab.lab import procfs
+from tests.e2e.desk import relative_error
+
+# death: a process or a machine's last word is there to be seen. cut: silence. quiet: nothing must happen. refused: it must not go on.
+Kind = Literal["death", "cut", "quiet", "other", "refused"]
+TOLERANCE = 1e-5
+ORPHAN_GRACE_S = 20.0
+_POLL_S = 0.1
+
+
+class Unexpected(Exception):
+    """What should have happened did not, within its time."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault. `play` is its whole story; `restarts`: fewest and most that are right, with those that take a node back."""
+
+    name: str
+    title: str
+    kind: Kind
+    play: Callable[[Scene], None]
+    restarts: tuple[int, int] = (1, 1)
+    ends: str = "done"
+
+
+@dataclass
+class Outcome:
+    """What came of it; None where there is nothing to measure. All times are seconds."""
+
+    case: str
+    kind: str
+    seed: int
+    node: str = ""
+    step: int = 0
+    survived: bool = False
+    detect_s: float | None = None
+    next_step_s: float | None = None
+    worker_start_s: float | None = None
+    lost_steps: int | None = None
+    restarts: int = 0
+    rejoins: int = 0
+    orphans: int = 0
+    error: float | None = None
+    weights_equal: bool | None = None
+    exactly_once: bool | None = None
+    why: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    run: str = ""
+
+    @property
+    def over_floor_s(self) -> float | None:
+        """Fault to next step, less detection and the start of the workers: what the recovery itself takes."""
+        if self.next_step_s is None or self.detect_s is None or self.worker_start_s is None:
+            return None
+        return self.next_step_s - self.detect_s - self.worker_start_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the raw measurements."""
+        return asdict(self) | {"over_floor_s": self.over_floor_s}
+
+
+class Scene:
+    """What a case works with. `run` is set by `train`, `fault_at` (seconds since 1970) by `fault`."""
+
+    def __init__(self, ground: Ground, draw: random.Random) -> None:
+        self.ground = ground
+        self.lab = ground.lab
+        self.draw = draw
+        self.run: SeenRun = None  # type: ignore[assignment]
+        self.fault_at = 0.0
+        self.step = 0
+        self.victim = ""
+        self.mounted: set[str] = set()  # nodes whose workdir is something mounted there
+        self.undo = ExitStack()  # what has to be as before once all is measured
+
+    def node(self, *, head: bool | None = None) -> str:
+        """A random node of the run; `head`: only it, or only others. Known before the launch, too: the first is the head then."""
+        names = (self.run and self.run.node_names(1)) or [node.name for node in self.lab.nodes]
+        self.victim = self.draw.choice(names if head is None else names[:1] if head else names[1:])
+        return self.victim
+
+    def train(self, recipe: str = "train.toml") -> None:
+        """Launch, then wait for a random step after the first checkpoint; in the first half, so that there is something left to do."""
+        self.run = self.ground.launch(recipe)
+        self.run.mounted = self.mounted
+        first = self.ground.every_steps + 1
+        wanted = self.draw.randint(first, max(first, int(0.45 * self.ground.steps)))
+        self.until(lambda: self.run.heartbeat(1).get("step", 0) >= wanted, f"step {wanted} of attempt 1")
+        time.sleep(self.draw.uniform(0.0, 0.3))  # not always just behind a step
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        """What is in the block is the fault: times count from its beginning."""
+        self.step = int(self.run.heartbeat(1).get("step", 0))
+        self.fault_at = time.time()
+        yield
+
+    def finish(self) -> None:
+        """Until the supervisor has nothing more to do."""
+        self.until(lambda: self.run.supervisor().get("doing") in ("ended", "given up"), "the supervisor's end", LIMIT_S)
+
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = LIMIT_S) -> None:
+        """Wait. Raises Unexpected."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise Unexpected(f"no {what} within {timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+
+    def said(self, text: str) -> bool:
+        """Whether the supervisor wrote this down since the fault."""
+        return any(text in event["what"] for event in self.run.events(self.fault_at))
+
+    def until_step(self, more: int) -> None:
+        """Wait until attempt 1 has done some steps more."""
+        reached = int(self.run.heartbeat(1).get("step", 0)) + more
+        self.until(lambda: self.run.heartbeat(1).get("step", 0) >= reached, f"step {reached} of attempt 1")
+
+    def processes(self, node: str, word: str) -> list[int]:
+        """The processes of the run on a node whose command line holds a word."""
+        pids = self.lab.processes_of_run(self.run.name)[node]
+        return [pid for pid in pids if word in procfs.command_line(pid)]
+
+
+def play(ground: Ground, case: Case, seed: int) -> Outcome:
+    """One case from launch to clean nodes. Whatever goes wrong is in `why`."""
+    scene = Scene(ground, random.Random(f"{seed} {case.name}"))
+    outcome = Outcome(case.name, case.kind, seed)
+    began = time.time()
+    try:
+        try:
+            case.play(scene)
+        except (Unexpected, AssertionError, OSError, RuntimeError) as error:
+            outcome.why.append(f"{type(error).__name__}: {str(error)[-600:]}")
+        if scene.run is not None:
+            _measure(scene, case, outcome, began)
+    finally:
+        if scene.run is not None:
+            scene.run.kill_supervisor()
+        scene.undo.close()
+        ground.restore()
+    outcome.survived = not outcome.why
+    return outcome
+
+
+def _measure(scene: Scene, case: Case, outcome: Outcome, began: float) -> None:
+    run = scene.run
+    procfs.until(lambda: not left_on(scene.lab), ORPHAN_GRACE_S)
+    left = left_on(scene.lab)
+    outcome.run, outcome.node, outcome.step, outcome.orphans = run.name, scene.victim, scene.step, len(left)
+    attempts = range(1, run.attempt() + 1)
+    events = run.events(scene.fault_at)
+    outcome.restarts = len(attempts) - 1
+    outcome.rejoins = sum(event.get("kind") == "rejoin" for event in events)
+    outcome.events = [f"{event['time'] - scene.fault_at:+.2f} {event['what']}" for event in run.events(began)]
+    log = run.paths.supervisor_log
+    outcome.log = log.read_text(errors="replace").splitlines()[-60:] if log.exists() else []
+    outcome.detect_s = next(
+        (event["time"] - scene.fault_at for event in events if event["what"].startswith("trouble: ")), None
+    )
+    _measure_steps(run, attempts, scene.fault_at, outcome)
+    doing = run.supervisor()
+    if (doing.get("doing") == "ended" and doing.get("why") != case.ends) or (
+        doing.get("doing") == "given up" and case.ends != "given up"
+    ):
+        outcome.why.append(f"the supervisor: {doing.get('doing')}: {doing.get('why')}")
+    if left:
+        outcome.why.append(f"left on the nodes: {'; '.join(left.values())}")
+    fewest, most = case.restarts
+    if not fewest <= outcome.restarts <= most:
+        outcome.why.append(f"{outcome.restarts} restarts, {outcome.rejoins} of them to take a node back")
+    if case.ends == "done":
+        _judge_training(scene, outcome)
+    if "Traceback" in "\n".join(outcome.log):
+        outcome.why.append("a traceback in supervisor.log")
+
+
+def _measure_steps(run: SeenRun, attempts: range, fault_at: float, outcome: Outcome) -> None:
+    """Which steps were done when, how many twice, and when the first one after the fault was done."""
+    times = {attempt: run.train_times(attempt) for attempt in attempts}
+    lost = 0
+    for attempt in attempts[1:]:
+        reached = max((step for step in times[attempt - 1]), default=run.plan(attempt - 1).get("resume_step", 0))
+        lost += max(0, reached - run.plan(attempt).get("resume_step", 0))
+    outcome.lost_steps = lost
+    newer = [attempt for attempt in attempts[1:] if times[attempt] and min(times[attempt].values()) > fault_at]
+    if newer:
+        first = min(times[newer[0]].values())
+        started = run.started_at(newer[0])
+        outcome.next_step_s = first - fault_at
+        outcome.worker_start_s = first - started if started else None
+    elif after := [at for at in times[attempts[-1]].values() if at > fault_at]:
+        outcome.next_step_s = min(after) - fault_at
+
+
+def _judge_training(scene: Scene, outcome: Outcome) -> None:
+    reference = scene.ground.reference
+    if not scene.run.has_finished() or reference is None:
+        outcome.weights_equal = outcome.exactly_once = False if reference is not None else None
+        outcome.why.append("no final weights")
+        return
+    outcome.error = relative_error(scene.run.final(), reference.final())
+    outcome.weights_equal = outcome.error <= TOLERANCE
+    outcome.exactly_once = is_exactly_once(scene.run, scene.ground.epochs)
+    if not outcome.weights_equal:
+        outcome.why.append(f"the weights differ by {outcome.error:.1e}")
+    if not outcome.exactly_once:
+        outcome.why.append("not every sample once per epoch")
+
+
+def is_exactly_once(run: SeenRun, epochs: int) -> bool:
+    """Every sample once per epoch, over all ranks and attempts; of a step that was done twice the last counts."""
+    found = run.samples()
+    return sorted(found) == list(range(epochs)) and all(sorted(ids) == list(range(ROWS)) for ids in found.values())

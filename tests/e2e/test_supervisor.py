@@ -1,0 +1,114 @@
+"""A run that looks after itself: nobody helps, and it ends as the run that nothing happened to; or it says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.lab import Lab, procfs
+from homelab.runs import lock, store
+from homelab.runs.paths import RunPaths
+from tests.e2e.desk import Desk, Run, kill_whole, wait_until
+from tests.e2e.test_law import assert_lawful
+
+pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
+
+# Every rank works; then one makes a mistake that it will make again.
+MISTAKE = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    print({"loss": 1.0}["los"])
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def supervised(desk: Desk, lab: Lab) -> Iterator[Desk]:
+    """The same desk; what it launches has a supervisor, and none is left behind."""
+    yield Desk(desk.folder, lab, supervise=True)
+    for folder in (desk.folder / "runs").iterdir():
+        supervisor(RunPaths(folder), kill=True)
+
+
+def supervisor(paths: RunPaths, *, kill: bool = False) -> int | None:
+    """The pid of the run's supervisor, None when it has none; `kill`: SIGKILL it, and see its lock fall."""
+    pid = store.read_object(paths.supervisor_json).get("pid")
+    if pid is None or paths.name not in procfs.command_line(pid):
+        return None
+    if kill:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not lock.is_held(paths), 10)
+    return int(pid)
+
+
+def of_run(desk: Desk, run: Run) -> RunPaths:
+    return RunPaths(Path(desk.folder) / "runs" / run.name)
+
+
+def wait_for_attempt(paths: RunPaths, attempt: int) -> None:
+    wait_until(lambda: paths.plan_json(attempt).exists(), 90, lambda: paths.supervisor_log.read_text(errors="replace"))
+
+
+def wait_for_the_end(paths: RunPaths) -> dict[str, Any]:
+    """What the supervisor says when it has nothing more to do."""
+    wait_until(
+        lambda: store.read_object(paths.supervisor_json)["doing"] in ("ended", "given up"), 150,
+        lambda: paths.supervisor_log.read_text(errors="replace"),
+    )  # fmt: skip
+    return store.read_object(paths.supervisor_json)
+
+
+def events(paths: RunPaths) -> list[str]:
+    return [event["what"] for event in store.read_lines(paths.events_jsonl)]
+
+
+def test_a_killed_supervisor_a_killed_worker_and_a_power_cut(supervised: Desk, lab: Lab, reference: Run) -> None:
+    run = supervised.launch("law.toml")
+    paths = of_run(supervised, run)
+    first = supervisor(paths)
+    assert first is not None
+    # The supervisor itself is no part of the training, and everything it knows is on the disk.
+    run.wait_for_step(1, 13)
+    assert supervisor(paths, kill=True) == first
+    lab.fault("node2", "kill-worker")
+    another = supervised.spawn("supervise", run.name)
+    try:
+        wait_for_attempt(paths, 2)
+        assert "has a supervisor" in supervised.homelab("supervise", run.name).stdout
+
+        run.wait_for_step(2, store.read_object(paths.plan_json(2))["resume_step"] + 2)
+        lab.fault("node3", "power-cut")
+        ended = wait_for_the_end(paths)
+    finally:
+        kill_whole(another)
+    assert (ended["doing"], ended["why"]) == ("ended", "done"), events(paths)
+    assert [(restart["cause"], restart["node"]) for restart in ended["restarts"]] == [
+        ("killed", "node2"),
+        ("unreachable", "node3"),
+    ]
+    last = store.read_object(paths.plan_json(3))
+    assert [node["name"] for node in last["nodes"]] == ["node1", "node2"]
+    assert supervised.json("status", run.name)["state"] == "done"
+    assert_lawful(run, reference, head="node1")
+    assert any("nothing is heard of node3" in what for what in events(paths)), events(paths)
+
+
+def test_a_mistake_in_a_script_is_given_up_at_once(supervised: Desk) -> None:
+    supervised.write("mistake.py", MISTAKE)
+    supervised.write("mistake.toml", '[script]\npath = "mistake.py"\n')
+    run = supervised.launch("mistake.toml")
+    paths = of_run(supervised, run)
+    ended = wait_for_the_end(paths)
+    assert ended["doing"] == "given up" and "KeyError: 'los'" in ended["why"], ended
+    assert run.attempts() == [1]
+    status = supervised.json("status", run.name, code=1)
+    assert status["state"] == "failed"
+    assert (status["diagnosis"]["cause"], status["diagnosis"]["first_node"]) == ("python-error", "node2")
