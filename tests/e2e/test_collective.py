@@ -124,6 +124,7 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
     assert not ranks_left(lab)
 
 
+@pytest.mark.thorough
 def test_a_node_that_loses_its_power_is_named(
     lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_pulled_cable_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, mon
         procfs.send(left_on(lab), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_a_broken_connection_ends_it_everywhere(lab: Lab, fleet: Fleet, evidence: Evidence) -> None:
     def cut() -> None:
         wait_until(lambda: bool(ranks_left(lab)), 10)
@@ -177,6 +179,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab, fleet: Fleet, evidence: Evidence) -> No
     assert not ranks_left(lab)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_stands_still_is_named_with_the_stacks_of_the_others(
     lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:

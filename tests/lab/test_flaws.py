@@ -45,6 +45,7 @@ def healthy(lab: Lab) -> dict[str, str]:
 
 @needs_namespaces
 @pytest.mark.namespaces
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CHOICE)
 def test_flaw_is_there_and_gone(name: str, lab: Lab, healthy: dict[str, str]) -> None:
     flaw = catalogue.find(name)
