@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator
+from typing import Literal
 
 from homelab.checks import gpu, network, python, ssh
 from homelab.checks.check import Check, Problem, Subject
@@ -32,6 +33,8 @@ _BUSY = 0.25
 # On faster wires than these (1 and 10 Gbit/s) copying and summing in processors is the limit; the cards of a home do not talk faster.
 _MOST_BYTES_PER_S = {"gloo": 125e6, "nccl": 1.25e9}
 _AGAIN = "homelab preflight --deep"
+# It costs ten seconds: with `--deep` always, before a launch when the cluster has changed since it last passed.
+When = Literal["always", "when-changed", "never"]
 
 
 def fingerprint(evidence: Evidence) -> str:
@@ -61,6 +64,18 @@ def needed(evidence: Evidence) -> bool:
         return False
     wanted = fingerprint(evidence)
     return any(facts.collective is None or facts.collective.fingerprint != wanted for facts in evidence.facts.values())
+
+
+def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
+    """Whether to run the test now: not where it could only hang (what hinders it is found already), nor where nobody is to talk to.
+
+    `skip` holds ids of checks and subjects that were to be ignored; none of ours must be left for it not to be run.
+    """
+    if when == "never" or len(evidence.lan) < 2 or evidence.refused is not None:
+        return False
+    if all(check.id in skip or check.subject in skip for check in SUBJECT.checks):
+        return False
+    return (when == "always" or needed(evidence)) and not blocked(evidence, skip)
 
 
 def blocked(evidence: Evidence, skip: Collection[str] = ()) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from homelab.checks.evidence import Finding
     from homelab.config.cluster import Cluster
+    from homelab.runs.paths import RunPaths
 
 ClusterOption = Annotated[
     Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)
@@ -62,6 +63,17 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
                 hint=f"homelab preflight --nodes {known[0]}",
             )
     return cluster.only(names) if names else cluster
+
+
+def leave_supervisor(paths: RunPaths, cluster: Path, nodes: Collection[str]) -> None:
+    """Start the run's supervisor. Where that fails the run is under way all the same: a warning on stderr, not an error."""
+    from homelab.control import detach
+    from homelab.errors import HomelabError
+
+    try:
+        detach.start(paths, cluster, nodes)
+    except HomelabError as error:
+        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {error.hint}\n")
 
 
 def print_json(value: Any) -> None:

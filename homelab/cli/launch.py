@@ -38,7 +38,7 @@ def command(
 
     from homelab.checks import registry, report
     from homelab.config.load import load_recipe
-    from homelab.control import detach, launch, watch
+    from homelab.control import launch, watch
     from homelab.planning import report as plan_report
     from homelab.remote.fanout import Fleet
     from homelab.runs import store
@@ -86,7 +86,7 @@ def command(
             plan_text = plan_report.text(prepared.plan)
             paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
         if supervise and wanted.recovery.auto:
-            detach.start(paths, cluster, [node.name for node in prepared.plan.nodes])
+            common.leave_supervisor(paths, cluster, [node.name for node in prepared.plan.nodes])
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -31,7 +31,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import registry
-    from homelab.control import detach, find, recover, watch
+    from homelab.control import find, recover, watch
     from homelab.diagnose import cause
     from homelab.remote.fanout import Fleet
 
@@ -66,7 +66,7 @@ def command(
                 f"  follow   homelab status {paths.name}{options}", markup=False, highlight=False, soft_wrap=True
             )
         if supervise and find.recipe_of(paths)[1].recovery.auto:
-            detach.start(paths, cluster, wanted)
+            common.leave_supervisor(paths, cluster, wanted)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -23,6 +23,7 @@ from homelab.remote.fanout import Fleet, on_all
 FACTS_TIMEOUT_S = (
     120.0  # a matmul on a cold GPU can take half a minute; an unreachable node is found by its connect time-out
 )
+DEEP_S = 90.0  # the agent reads a model's files for 60 s at the most
 
 Say = Callable[[str], None]
 
@@ -80,7 +81,7 @@ def _facts(
         if recipe and recipe.method:
             request["method"] = recipe.method.model_dump(mode="json", include={"kind", "rank", "targets"})
         asked_at = time.time()
-        answer = agent.ask("facts", request, timeout_s=FACTS_TIMEOUT_S)
+        answer = agent.ask("facts", request, timeout_s=FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0))
         answered_at = time.time()
         took[name] = answered_at - asked_at
         # The node looked at its clock between the two moments: only what lies outside of them is skew for sure.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from homelab.checks import collective as collective_checks
 from homelab.checks import registry
@@ -20,8 +19,6 @@ from homelab.remote.fanout import Fleet
 
 DEFAULT_PORT = 29500
 Say = Callable[[str], None]
-# The collective test costs ten seconds: with `--deep` always, before a launch when the cluster has changed since it last passed.
-When = Literal["always", "when-changed", "never"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Look:
 
 
 def look(
-    fleet: Fleet, recipe: Recipe | None, items: list[Material], *, skip: Collection[str], test_collective: When,
+    fleet: Fleet, recipe: Recipe | None, items: list[Material], *, skip: Collection[str], test_collective: collective_checks.When,
     plan_on: Callable[[Evidence, Recipe], Plan], say: Say = lambda text: None,
 ) -> Look:  # fmt: skip
     """Everything of one preflight. Raises nothing for a node that fails: that is a finding.
@@ -61,19 +58,8 @@ def look(
         except HomelabError as error:
             refused = error
         seen = replace(seen, plan=plan, refused=refused)
-    if _collective_wanted(seen, skip, test_collective):
+    if collective_checks.wanted(seen, skip, test_collective):
         result = collective.run(fleet, seen, say)
         seen = replace(seen, collective=result)
         collective.keep(fleet, seen, result)
     return Look(seen, registry.judge_all(seen, skip), recipe, plan, refused)
-
-
-def _collective_wanted(seen: Evidence, skip: Collection[str], when: When) -> bool:
-    """Not on a cluster where it could only hang (what hinders it is found already), and not where there is nobody to talk to."""
-    if when == "never" or len(seen.lan) < 2 or seen.refused is not None or _all_skipped("collective", skip):
-        return False
-    return (when == "always" or collective_checks.needed(seen)) and not collective_checks.blocked(seen, skip)
-
-
-def _all_skipped(subject: str, skip: Collection[str]) -> bool:
-    return all(check.id in skip or check.subject in skip for check in registry.CHECKS if check.subject == subject)

@@ -28,6 +28,10 @@ Say = Callable[[str], None]
 Scratch = Literal["never", "always", "if-nothing-was-saved"]
 
 
+class OtherDataError(HomelabError):
+    """The data is not what the run began with: no waiting mends that, and going on would break the law."""
+
+
 @dataclass(frozen=True)
 class Examination:
     """What was found before anything is started again."""
@@ -259,7 +263,7 @@ def _refuse_other_data(described: dict[str, Any], seen: Evidence, items: list[Ma
         for name, facts in seen.facts.items():
             file = facts.data.get(item.role)
             if file and file.sha256 and file.sha256 != expected:
-                raise HomelabError(
+                raise OtherDataError(
                     "this data file is not the one the run began with: going on would train on other samples",
                     where=f"node {name}: {file.path} (sha256 {file.sha256[:12]}, the run began with {expected[:12]})",
                     hint="put the old file back, or start a new run: homelab launch RECIPE",

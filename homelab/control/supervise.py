@@ -34,6 +34,7 @@ Say = Callable[[str], None]
 SETTLE_S = 1.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
+WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
 LOOK_S = 20.0
 RETURN_AGAIN_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
 LOCK_S = 1.0  # whoever only asks for the lock has it for an instant
@@ -69,14 +70,11 @@ class Supervisor:
             plan = find.plan_of(self._paths)
             self._write("watching", f"attempt {plan.attempt}", plan)
             verdict, left_out = self._follow(plan)
-            if verdict.kind == "superseded":
-                with Fleet(self._cluster) as fleet:
-                    find.refresh(fleet, self._paths, next(iter(plan.nodes)).name)
-                continue
             if not verdict.is_trouble and verdict.kind != "rejoin":
                 self._look()
-                self._clean(left_out)
-                self._write("ended", verdict.kind, plan)
+                if verdict.kind != "superseded":  # whoever has recovered the run needs the nodes, and looks after it
+                    self._clean(left_out)
+                self._write("ended", verdict.because or verdict.kind, plan)
                 return verdict.kind
             if not self._recover(plan, verdict, left_out):
                 return "stopped" if self._is_stopped(plan) else "given up"
@@ -101,13 +99,10 @@ class Supervisor:
                 now = time.monotonic()
                 self._pace.see(signs, now)
                 verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
-                newest = min((sign.checkpoint for sign in signs.values()), default=0)
                 well = {name for name in returning.well if self._refused.get(name, 0.0) <= now}
-                since = {name: since.get(name, newest) for name in well}
                 if verdict.kind != "well":
                     return verdict, gone - well
-                # Right after a checkpoint nothing is lost by starting anew.
-                back = tuple(name for name, before in since.items() if newest > before and not verdict.blind)
+                back, since = policy.returning(well, since, signs, verdict)
                 if back:
                     return Verdict("rejoin", back, because=f"{', '.join(back)} is well again"), gone - set(back)
                 if verdict.because != said:
@@ -151,7 +146,7 @@ class Supervisor:
         word = "trouble" if verdict.is_trouble else "restart"
         store.event(self._paths, f"{word}: {verdict.because}", kind=verdict.kind, nodes=list(verdict.nodes), ranks=list(verdict.ranks))
         self._write("recovering", verdict.because, plan)
-        tries = 0
+        began_at, tries, said = time.monotonic(), 0, ""
         found: Examination | None = None
         while True:
             try:
@@ -162,11 +157,17 @@ class Supervisor:
             except HomelabError as error:
                 if self._is_stopped(plan):
                     return False
+                if isinstance(error, recover.OtherDataError) or time.monotonic() - began_at > WAIT_S:
+                    diagnosis = found.diagnosis if found else None
+                    self._give_up(plan, diagnosis, Action("give-up", str(error.message), verdict.kind, hint=error.hint or ""))
+                    return False
                 wait_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
                 tries += 1
-                self._say(f"cannot go on yet: {error}")
-                store.event(self._paths, f"cannot go on yet: {error.message}", retry_s=wait_s)
-                self._write("recovering", f"waiting: {error.message}", plan)
+                if error.message != said:  # once, not twice a minute all night
+                    said = error.message
+                    self._say(f"cannot go on yet: {error}")
+                    store.event(self._paths, f"cannot go on yet: {error.message}", hint=error.hint)
+                    self._write("recovering", f"waiting: {error.message}", plan)
                 time.sleep(wait_s)
 
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> Examination:
@@ -182,9 +183,8 @@ class Supervisor:
 
     def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
         everybody = [node.name for node in fleet.cluster.nodes]
-        halted = recover.halt(
-            fleet, self._paths, found, nodes=everybody, from_scratch=self._scratch(found), say=self._say, grace_s=STOP_GRACE_S
-        )
+        scratch: Scratch = "if-nothing-was-saved" if policy.may_begin_again(found.step, self._recipe.checkpoint) else "never"
+        halted = recover.halt(fleet, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
         action = policy.decide(
             verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step,
             nodes=halted.names, logs=found.logs,
@@ -211,10 +211,6 @@ class Supervisor:
         for name, answer in answers.items():
             lines = [line for rank, stack in answer["ranks"].items() for line in (f"rank {rank}:", *(stack or ["  no answer"]))]
             store.write_text(self._paths.node(plan.attempt, name) / "stacks.txt", "\n".join(map(plain, lines)) + "\n")
-
-    def _scratch(self, found: Examination) -> Scratch:
-        """Beginning again costs nothing where no checkpoint was due yet; where one was, somebody holds it who does not answer now."""
-        return "if-nothing-was-saved" if found.step < self._recipe.checkpoint.every_steps else "never"
 
     def _give_up(self, plan: Plan, diagnosis: Diagnosis | None, action: Action) -> None:
         store.set_state(self._paths, "failed", plan.attempt)

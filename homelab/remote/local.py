@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
-from homelab.remote.session import MOST_LINE_BYTES, Completed, Stream
+from homelab.remote.session import Completed, Lines, Stream
 
 
 class LocalSession:
@@ -60,7 +60,7 @@ class LocalSession:
 class _ProcessStream:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._buffer = bytearray()
+        self._lines = Lines()
 
     def readline(self, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
@@ -68,18 +68,14 @@ class _ProcessStream:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             # Read past the file object: two lines that come at once would leave one in its buffer, where no selector sees it.
-            while b"\n" not in self._buffer:
+            while not self._lines.has_line():
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError
                 block = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not block:
                     break
-                self._buffer += block
-                if len(self._buffer) > MOST_LINE_BYTES:
-                    raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        return line
+                self._lines.feed(block)
+        return self._lines.take()
 
     def write(self, line: bytes) -> None:
         assert self._process.stdin is not None

@@ -18,6 +18,29 @@ class Completed:
 MOST_LINE_BYTES = 16 << 20  # the longest line of a stream, a look at the collective test, has some ten kilobytes
 
 
+class Lines:
+    """Bytes as they come, lines as they are asked for."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, block: bytes) -> None:
+        """Add what came. Raises OSError where no line ends."""
+        self._bytes += block
+        if b"\n" not in self._bytes and len(self._bytes) > MOST_LINE_BYTES:
+            raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
+
+    def has_line(self) -> bool:
+        """Whether a whole line is there."""
+        return b"\n" in self._bytes
+
+    def take(self) -> bytes:
+        """The next line without its end; all that is left where there is none."""
+        line, _, rest = bytes(self._bytes).partition(b"\n")
+        self._bytes = bytearray(rest)
+        return line
+
+
 class Stream(Protocol):
     """A command that is still running; closing it closes its stdin, which our verbs take as the end."""
 

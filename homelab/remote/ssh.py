@@ -13,7 +13,7 @@ import paramiko
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
 from homelab.remote import connect
-from homelab.remote.session import MOST_LINE_BYTES, Completed, Stream
+from homelab.remote.session import Completed, Lines, Stream
 
 _BLOCK = 1 << 16
 # A node that says nothing for so long is asked for a sign of life, which it may give late: a slow wire may be full of what is sent.
@@ -164,21 +164,20 @@ def _within(limit_s: float, give_up: Callable[[], object]) -> Iterator[None]:
 class _ChannelStream:
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
-        self._buffer = bytearray()
+        self._lines = Lines()
 
     def readline(self, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            self._channel.settimeout(max(0.05, deadline - time.monotonic()))
+        while not self._lines.has_line():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:  # bytes that trickle in must not put off the end for ever
+                raise TimeoutError
+            self._channel.settimeout(left_s)
             block = self._channel.recv(_BLOCK)
             if not block:
                 break
-            self._buffer += block
-            if len(self._buffer) > MOST_LINE_BYTES:
-                raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        return line
+            self._lines.feed(block)
+        return self._lines.take()
 
     def write(self, line: bytes) -> None:
         self._channel.sendall(line)

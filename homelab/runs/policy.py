@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from homelab.config.recipe import LogPolicy, Recovery
+from homelab.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.diagnose.cause import Diagnosis
+from homelab.runs.signs import Sign
 from homelab.runs.watchdog import Verdict
 
 WINDOW_S = 3600.0
@@ -79,6 +80,24 @@ def lowered(restarts: Sequence[Restart], action: Action) -> dict[str, int]:
     """node -> how often its memory ran out: its micro-batch is halved so often. The global batch stays."""
     ends = [*((restart.cause, restart.node) for restart in restarts), (action.cause, action.node)]
     return dict(Counter(node for cause, node in ends if cause in OUT_OF_MEMORY))
+
+
+def may_begin_again(step: int, checkpoint: Checkpoint) -> bool:
+    """Where no checkpoint is found. Beginning again loses nothing while none was due; where one was, somebody holds it who is silent now."""
+    return step < checkpoint.every_steps
+
+
+def returning(
+    well: Collection[str], since: Mapping[str, int], signs: Mapping[str, Sign], verdict: Verdict
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Which of the nodes that are `well` again are taken back now; and for each the newest checkpoint when it was first seen to be.
+
+    Right after a checkpoint next to nothing is lost by starting anew. Not while a node cannot be heard: it could not be stopped.
+    """
+    newest = min((sign.checkpoint for sign in signs.values()), default=0)
+    first_seen = {name: since.get(name, newest) for name in well}
+    back = () if verdict.blind else tuple(sorted(name for name, before in first_seen.items() if newest > before))
+    return back, first_seen
 
 
 def _met(logs: Mapping[str, Sequence[str]], recovery: Recovery) -> Iterator[tuple[str, LogPolicy]]:

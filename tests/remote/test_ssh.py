@@ -19,6 +19,7 @@ import pytest
 from homelab.config.cluster import Cluster
 from homelab.errors import UnreachableError
 from homelab.lab import Lab, procfs
+from homelab.remote import session as session_module
 from homelab.remote import ssh
 from homelab.remote.fanout import Fleet
 from homelab.remote.ssh import SshSession
@@ -212,7 +213,7 @@ def test_a_silent_command_is_not_taken_for_a_dead_node(cluster: Cluster, monkeyp
 
 
 def test_a_line_without_end_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "MOST_LINE_BYTES", 1 << 18)
+    monkeypatch.setattr(session_module, "MOST_LINE_BYTES", 1 << 18)
     session = SshSession(cluster, cluster.nodes[0])
     try:
         stream = session.open("exec cat /dev/zero")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe, Recovery
+from homelab.config.recipe import Checkpoint, Recipe, Recovery
 from homelab.diagnose.cause import Diagnosis
 from homelab.runs import policy
 from homelab.runs.policy import Restart
+from homelab.runs.signs import Sign
 from homelab.runs.watchdog import Verdict
 
 pytestmark = pytest.mark.timeout(10)
@@ -83,6 +84,26 @@ def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:
     assert policy.lowered([], action) == {"laptop": 1}
     assert policy.lowered([Restart(NOW, "cuda-out-of-memory", "laptop", 40), Restart(NOW, "killed", "tower", 40)], action) == {"laptop": 2}
     assert policy.lowered([], decide(found=diagnosis())) == {}
+
+
+def signs(*checkpoints: int) -> dict[str, Sign]:
+    return {name: Sign(attempt=2, checkpoint=step) for name, step in zip(NODES, checkpoints, strict=False)}
+
+
+def test_a_node_is_taken_back_right_after_the_next_checkpoint_that_all_have() -> None:
+    well = Verdict("well")
+    back, since = policy.returning(["oldtower"], {}, signs(40, 40), well)
+    assert (back, since) == ((), {"oldtower": 40})
+    back, since = policy.returning(["oldtower"], since, signs(50, 40), well)
+    assert back == (), "one of them is still writing it"
+    assert policy.returning(["oldtower"], since, signs(50, 50), well)[0] == ("oldtower",)
+    assert policy.returning(["oldtower"], since, signs(50, 50), Verdict("well", blind=("laptop",)))[0] == ()
+    assert policy.returning([], since, signs(50, 50), well) == ((), {}), "it is ill again: it has to wait anew"
+
+
+def test_beginning_again_is_allowed_only_while_no_checkpoint_was_due() -> None:
+    every_ten = Checkpoint(every_steps=10)
+    assert policy.may_begin_again(9, every_ten) and not policy.may_begin_again(10, every_ten)
 
 
 def test_a_pattern_that_is_none_is_refused_with_its_place() -> None:

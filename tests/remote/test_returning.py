@@ -1,0 +1,63 @@
+"""A node that was left out: it counts as well again only when it answers, is well, and reaches the others both ways."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from homelab.config.load import load_cluster
+from homelab.config.recipe import Recipe
+from homelab.control.returning import Returning
+from homelab.lab import Lab
+from tests.e2e.desk import wait_until
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.namespaces]
+
+SCRIPT = Recipe.model_validate({"script": {"path": "train.py"}})
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab.up(tmp_path_factory.mktemp("returning") / "lab", nodes=2, backend="namespaces") as started:
+        yield started
+
+
+@pytest.fixture
+def returning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Returning:
+    """node2 was left out, node1 trains."""
+    monkeypatch.setattr("homelab.control.returning._EVERY_S", 0.2)
+    return Returning(load_cluster(lab.cluster_file), SCRIPT, [], ["node2"], ["node1"], ["power"])
+
+
+def test_a_node_without_power_is_not_well_and_is_when_it_is_back(lab: Lab, returning: Returning) -> None:
+    lab.fault("node2", "power-cut")
+    assert not _asked(returning)
+    lab.fault("node2", "power-on")
+    with returning:
+        wait_until(lambda: returning.well == {"node2"}, 60)
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="not installed: nft")
+def test_a_node_that_the_others_cannot_reach_is_not_well_though_it_answers(lab: Lab, returning: Returning) -> None:
+    inside = ["ip", "netns", "exec", str(lab.state.node("node2").network_namespace), "nft"]
+    node1 = lab.state.node("node1").host
+    rules = f"add table inet t; add chain inet t i {{ type filter hook input priority 0; }}; add rule inet t i ip saddr {node1} tcp dport > 1024 drop"
+    subprocess.run([*inside, rules], check=True)
+    try:
+        assert not _asked(returning)
+    finally:
+        subprocess.run([*inside, "delete", "table", "inet", "t"], check=True)
+    assert _asked(returning)
+
+
+def _asked(returning: Returning) -> bool:
+    """What one round of questions makes of it."""
+    from homelab.errors import HomelabError
+
+    try:
+        return returning._is_well(("node2",)) and returning._is_well(("node1", "node2"))
+    except HomelabError:
+        return False
