@@ -6,17 +6,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError
 from homelab.remote.agent import Agent, connect
+from homelab.remote.fanout import Fleet
 from homelab.runs.signs import Sign
 from homelab.runs.watchdog import UNHEARD_S
 
 _AGAIN_S = 1.0
+# While a run is recovered machines are busy with ending and starting it: a little more than for a verdict.
+_GONE_S, _LOOK_S = UNHEARD_S + 3.0, 0.5
 
 
 class Followers:
@@ -26,7 +29,6 @@ class Followers:
         self._cluster = cluster
         self._request = {"run": run, "attempt": attempt}
         self._signs: dict[str, tuple[Sign, float]] = {}
-        self._errors: dict[str, str] = {}
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._follow, args=(name,), daemon=True, name=f"follow {name}") for name in names]
@@ -45,10 +47,25 @@ class Followers:
         now = time.monotonic()
         return {name: sign.model_copy(update={"heard_s": now - at}) for name, (sign, at) in list(self._signs.items())}
 
-    @property
-    def errors(self) -> Mapping[str, str]:
-        """Why a node cannot be heard, where that is known."""
-        return dict(self._errors)
+    @contextlib.contextmanager
+    def letting_go(self, fleet: Fleet) -> Iterator[None]:
+        """In this block a node that falls silent is given up by `fleet`: whoever asks it something just then would wait for long."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            gone: set[str] = set()
+            while not ended.wait(_LOOK_S):
+                for name in [name for name, sign in self.signs().items() if sign.heard_s > _GONE_S and name not in gone]:
+                    gone.add(name)
+                    fleet.give_up(name, f"nothing has been heard of it for {_GONE_S:.0f} s")
+
+        thread = threading.Thread(target=watch, daemon=True, name="letting go")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def wait(self, timeout_s: float) -> None:
         """Until a node says something, at most `timeout_s`."""
@@ -68,10 +85,11 @@ class Followers:
                         if not line:
                             break
                         self._heard(name, line)
+                        stream.write(b"\n")  # a node that hears nobody, and does no step, stops itself
                 finally:
                     stream.close()
-            except (HomelabError, OSError, TimeoutError) as error:
-                self._errors[name] = str(error) or type(error).__name__
+            except (HomelabError, OSError, TimeoutError):
+                pass  # tried again; that nothing is heard is all that counts
             finally:
                 if agent is not None:
                     with contextlib.suppress(Exception):
@@ -83,7 +101,6 @@ class Followers:
             sign = Sign.model_validate(json.loads(line))
         except (ValueError, ValidationError):  # half a line, or not our agent's: as if nothing had been said
             return
-        self._errors.pop(name, None)
         with self._changed:
             self._signs[name] = (sign, time.monotonic())
             self._changed.notify_all()

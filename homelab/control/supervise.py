@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from homelab.config.cluster import Cluster
-from homelab.control import find, recover, watch
+from homelab.control import find, recover, stacks, watch
 from homelab.control.followers import Followers
 from homelab.control.recover import Examination, Scratch
 from homelab.control.returning import Returning
@@ -26,7 +26,6 @@ from homelab.runs import lock, policy, store, watchdog
 from homelab.runs.pace import Pace
 from homelab.runs.paths import RunPaths
 from homelab.runs.policy import Action, Restart
-from homelab.runs.reply import plain
 from homelab.runs.watchdog import Verdict
 
 Say = Callable[[str], None]
@@ -64,32 +63,36 @@ class Supervisor:
         # Ended in the middle of a recovery: what it has stopped by then looks as if a person had.
         cut_short = Verdict("exit", because="the supervisor was ended while it recovered this run")
         was_recovering = self._was[0] == "recovering" and not self._has_started(plan) and not self._is_stopped(plan)
-        if was_recovering and not self._recover(plan, cut_short, frozenset()):
-            return "given up"
+        if was_recovering:
+            with self._followers(plan) as followers:
+                if not self._recover(plan, cut_short, frozenset(), followers):
+                    return "given up"
         while True:
             plan = find.plan_of(self._paths)
             self._write("watching", f"attempt {plan.attempt}", plan)
-            verdict, left_out = self._follow(plan)
+            with self._followers(plan) as followers:
+                verdict, left_out = self._follow(plan, followers)
+                goes_on = (verdict.is_trouble or verdict.kind == "rejoin") and self._recover(plan, verdict, left_out, followers)
             if not verdict.is_trouble and verdict.kind != "rejoin":
                 self._look()
                 if verdict.kind != "superseded":  # whoever has recovered the run needs the nodes, and looks after it
                     self._clean(left_out)
                 self._write("ended", verdict.because or verdict.kind, plan)
                 return verdict.kind
-            if not self._recover(plan, verdict, left_out):
+            if not goes_on:
                 return "stopped" if self._is_stopped(plan) else "given up"
 
-    def _follow(self, plan: Plan) -> tuple[Verdict, frozenset[str]]:
+    def _followers(self, plan: Plan) -> Followers:
+        return Followers(self._cluster, self._paths.name, plan.attempt, [node.name for node in plan.nodes])
+
+    def _follow(self, plan: Plan, followers: Followers) -> tuple[Verdict, frozenset[str]]:
         """Until something is the matter with this attempt, or it is over; and the nodes that are still to be left out."""
         names = [node.name for node in plan.nodes]
         gone = frozenset(node.name for node in self._cluster.nodes if node.name not in names)
         wanted = gone if self._recipe.recovery.rejoin == "next-checkpoint" and self._recipe.script is None else frozenset()
         said, looked_at = "", 0.0
         since: dict[str, int] = {}  # node that is well again -> the newest checkpoint when it was first seen to be
-        with (
-            Followers(self._cluster, self._paths.name, plan.attempt, names) as followers,
-            Returning(self._cluster, self._recipe, self._items, wanted, names, self._skipped) as returning,
-        ):
+        with Returning(self._cluster, self._recipe, self._items, wanted, names, self._skipped) as returning:
             while True:
                 if self._is_stopped(plan):
                     return Verdict("stopped"), gone
@@ -140,7 +143,7 @@ class Supervisor:
         except HomelabError as error:
             self._say(f"looking failed: {error}")
 
-    def _recover(self, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> bool:
+    def _recover(self, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> bool:
         """Stop, diagnose, decide, start the next attempt. False when the run is given up (or was stopped meanwhile)."""
         self._say(f"attempt {plan.attempt}: {verdict.kind}: {verdict.because}")
         word = "trouble" if verdict.is_trouble else "restart"
@@ -150,7 +153,7 @@ class Supervisor:
         found: Examination | None = None
         while True:
             try:
-                with Fleet(self._cluster) as fleet:
+                with Fleet(self._cluster) as fleet, followers.letting_go(fleet):
                     # Once: after the stop nobody has anything to tell.
                     found = found or self._examine(fleet, plan, verdict, left_out)
                     return self._once(fleet, plan, verdict, found)
@@ -173,8 +176,8 @@ class Supervisor:
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> Examination:
         if verdict.kind in ("exit", "dead-rank"):
             time.sleep(SETTLE_S)
-        if verdict.kind in ("hang", "frozen-rank"):
-            self._keep_stacks(fleet, plan)
+        if verdict.kind in ("hang", "frozen-rank", "silent-node"):
+            stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
         silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
         silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
         return recover.examine_failure(
@@ -204,13 +207,6 @@ class Supervisor:
             self._restarts.append(Restart(time.time(), action.cause, action.node, made.resume_step))
         self._write("watching", f"attempt {made.attempt} goes on after step {made.resume_step}: {action.because}", made)
         return True
-
-    def _keep_stacks(self, fleet: Fleet, plan: Plan) -> None:
-        """Where every rank stands, before it is killed: `attempts/<n>/nodes/<node>/stacks.txt`."""
-        answers, _ = fleet.ask("stacks", {"run": self._paths.name}, names=[node.name for node in plan.nodes], timeout_s=5.0)
-        for name, answer in answers.items():
-            lines = [line for rank, stack in answer["ranks"].items() for line in (f"rank {rank}:", *(stack or ["  no answer"]))]
-            store.write_text(self._paths.node(plan.attempt, name) / "stacks.txt", "\n".join(map(plain, lines)) + "\n")
 
     def _give_up(self, plan: Plan, diagnosis: Diagnosis | None, action: Action) -> None:
         store.set_state(self._paths, "failed", plan.attempt)

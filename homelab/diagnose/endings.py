@@ -53,6 +53,13 @@ UNREACHABLE = Rule(
     True,
     60,
 )
+ALONE = Rule(
+    "alone",
+    "{node} had lost its controller and the other nodes, and stopped itself",
+    "a switch or a cable (homelab preflight tells which), or all the others lost power; go on: " + RECOVER,
+    True,
+    55,
+)
 NODE_RESTARTED = Rule(
     "node-restarted",
     "{node} went down while it trained, and is back",
@@ -78,6 +85,6 @@ SILENT = Rule(
     45,
 )
 ENDINGS: tuple[Rule, ...] = (
-    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, NODE_RESTARTED,
+    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED,
     NOT_STARTED, TORCHRUN_KILLED, SILENT,
 )  # fmt: skip

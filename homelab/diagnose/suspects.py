@@ -42,7 +42,7 @@ class Suspect:
         """0 a reason, 1 a node that is gone, 2 an ending without a word, 3 waited in vain, 4 lost its peer."""
         if self.rule.role != "cause":
             return 3 if self.rule.role == "symptom" else 4
-        if self.rule in (endings.UNREACHABLE, endings.NODE_RESTARTED):
+        if self.rule in (endings.UNREACHABLE, endings.ALONE, endings.NODE_RESTARTED):
             return 1
         return 0 if self.rule.specificity >= 50 else 2
 
@@ -57,6 +57,9 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
     run = reply.run
     assert run is not None
     part = node_part(run, run.attempt)
+    if run.exit is not None and run.exit.alone:  # what its ranks said while they were ended says nothing
+        yield Suspect(endings.ALONE, node, saw=run.exit.alone)
+        return
     failures = {
         failure.rank: failure for failure in child_failures(run.torchrun_tail, run.exit.ended_at if run.exit else None)
     }

@@ -10,7 +10,8 @@ TOPICS: tuple[Topic, ...] = (
         "A node cannot be reached, or went down",
         ("timed out; No route to host; nothing answers on port 22", "a node is back, and its part of the run is gone"),
         "It has no power, it sleeps, its cable is out, its address changed, or it crashed or was restarted while it trained. The ranks on "
-        "the others end within the limit, and the newest complete checkpoint is on all of them.",
+        "the others end within the limit, and the newest complete checkpoint is on all of them. A node that has lost both the controller and "
+        "the other nodes stops its ranks after a minute, and its card is free; one that has only lost the controller trains on.",
         (
             "homelab recover RUN goes on at once with the nodes that answer",
             "wake it, look at its cable; its address: a fixed one in the router, or the name in ~/.ssh/config",
@@ -18,7 +19,7 @@ TOPICS: tuple[Topic, ...] = (
             "then: homelab preflight",
         ),
         checks_too=("ssh.login",),
-        rules=("unreachable", "node-restarted"),
+        rules=("unreachable", "alone", "node-restarted"),
         words=("ssh", "power cut", "reboot", "offline", "dead", "address changed", "dhcp"),
     ),
     Topic(

@@ -3,6 +3,7 @@
 Ages are counted by this process's own monotonic clock: a wall clock that jumps by an hour says nothing about a rank.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -16,15 +17,19 @@ BEAT_S = 1.0
 
 
 def follow(request):
-    """Print JSON lines (types: `homelab.runs.signs.Sign`) until stdin closes. `request`: workdir, node, run, attempt."""
+    """Print JSON lines (types: `homelab.runs.signs.Sign`) until stdin closes. `request`: workdir, node, run, attempt.
+
+    Lines that come in are the asker's signs of life (`homelab.node.guard`).
+    """
     here = Follower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
     ended = threading.Event()
 
-    def wait_for_end():
-        sys.stdin.buffer.read()
+    def listen():
+        while sys.stdin.buffer.readline():  # each line is the word of somebody who is still there
+            hear(here.here)
         ended.set()
 
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()
     before, said_at = None, -BEAT_S
     while not ended.is_set():
         seen = here.look(time.monotonic())
@@ -51,6 +56,7 @@ class Follower:
         self.attempt = attempt
         self.here = paths.node_dir(self.folder, attempt, node)
         plan = files.read_json(os.path.join(paths.attempt_dir(self.folder, attempt), "plan.json")) or {}
+        self.has_peers = any(rank["node"] != node for rank in plan.get("ranks", []))
         self.ranks = [str(rank["rank"]) for rank in plan.get("ranks", []) if rank["node"] == node]
         self._beats = {}
 
@@ -84,6 +90,24 @@ class Follower:
             "still_s": round(now_s - self._beats[rank][1], 2),
             "error": os.path.exists(os.path.join(home, "error.json")),
         }
+
+
+def hear(node_dir):
+    """Write down that the one who follows has just spoken: by the machine's monotonic clock, because its wall clock may jump."""
+    path = os.path.join(node_dir, "heard")
+    with contextlib.suppress(OSError):  # a full disk; then the steps alone count
+        with open(path + ".partial", "w") as stream:
+            stream.write(repr(time.monotonic()))
+        os.replace(path + ".partial", path)
+
+
+def last_heard_s(node_dir):
+    """When `hear` was called last; 0 for never."""
+    try:
+        with open(os.path.join(node_dir, "heard")) as stream:
+            return float(stream.read())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _state(pid):

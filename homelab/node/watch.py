@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from homelab.node import files, paths, processes
+from homelab.node import files, guard, paths, processes
 
 
 def start(request):
@@ -26,6 +26,9 @@ def start(request):
     here = paths.node_dir(folder, attempt, node)
     if os.path.exists(os.path.join(here, "agent.json")):
         raise ValueError("attempt %d of %s was started on this node already" % (attempt, run))
+    newest = (paths.attempts(folder) or [0])[-1]
+    if newest > attempt:  # somebody who was cut off does not know that the run has gone on
+        raise ValueError("attempt %d of %s is over: this node knows attempt %d" % (attempt, run, newest))
     files.write_json(os.path.join(folder, "run.json"), request["run_json"])
     files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
     secrets = request.get("secrets") or {}
@@ -92,6 +95,9 @@ def watch(here):
     environment = dict(os.environ)
     environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
     environment.update(plan["environment"])
+    # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp); older torch knows the other name.
+    environment["TORCH_FR_DUMP_TEMP_FILE"] = environment["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = os.path.join(here, "nccl-trace-")
+    environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(here, "nccl-dump-")
     try:
         with open(os.path.join(here, "out.log"), "ab") as out, open(os.path.join(here, "err.log"), "ab") as err:
             child = subprocess.Popen(
@@ -123,7 +129,8 @@ def watch(here):
         processes.end_run(plan["run"], plan["node"], grace_s=1.0, spare=(os.getpid(),))
         remove_secrets(folder)
         sys.exit(error.errno or 1)
-    returncode = child.wait()
+    with guard.awake(plan["run"]), guard.Guard(os.path.dirname(os.path.dirname(folder)), plan["run"], plan["attempt"], plan["node"]) as kept:
+        returncode = child.wait()
     # Workers that outlive a torchrun that was killed would hold the card and the port.
     processes.end_run(plan["run"], plan["node"], grace_s=5.0, spare=(os.getpid(),))
     remove_secrets(folder)
@@ -134,6 +141,7 @@ def watch(here):
             "signal": -returncode if returncode < 0 else None,
             "ended_at": time.time(),
             "stopped": os.path.exists(os.path.join(here, "stop")),
+            "alone": kept.reason,
         },
     )
 

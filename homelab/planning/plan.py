@@ -290,6 +290,10 @@ def _environment(
             "NCCL_SOCKET_IFNAME": interface,
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30",
             "TORCH_NCCL_PROPAGATE_ERROR": "1",
+            # The last collectives of every rank, written down when one times out; where, the agent says on the node.
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its name before torch 2.9
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         }
     if (
         recipe.model

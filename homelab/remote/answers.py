@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from homelab.checks.sample_result import SampleResult
 from homelab.facts import Facts, Loose
-from homelab.runs.reply import Exit, Line, Reply
+from homelab.runs.reply import Exit, Line, Reply, SupervisorReply
 from homelab.runs.store import USABLE_NAME
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
@@ -52,6 +52,8 @@ class Stacks(Loose):
     """`stacks`."""
 
     ranks: dict[int, tuple[Line, ...]]
+    cards: tuple[Line, ...] = ()
+    dumps: tuple[Line, ...] = ()
 
 
 class Port(Loose):
@@ -159,10 +161,54 @@ class SampleOfData(Loose):
     sample: SampleResult | None
 
 
+class SupervisorNeeds(Loose):
+    """`supervisor-needs`."""
+
+    python: Annotated[str, Field(max_length=4096)]
+    version: tuple[int, int, int]
+    missing: tuple[Annotated[str, Field(max_length=100)], ...]
+
+
+class Barrier(Loose):
+    """Why a node cannot be reached from another one (`homelab.errors` has the first three fields)."""
+
+    message: Annotated[str, Field(max_length=4000)]
+    where: Annotated[str, Field(max_length=4000)]
+    hint: Annotated[str, Field(max_length=4000)]
+    is_login: bool
+
+
+class SupervisorReach(Loose):
+    """`supervisor-reach`."""
+
+    errors: dict[str, Barrier | None]
+
+
+class SupervisorStarted(Loose):
+    """`supervisor-start`."""
+
+    log: Annotated[str, Field(max_length=4096)]
+
+
+class SupervisorLook(Loose):
+    """`supervisor-look`."""
+
+    supervisor: SupervisorReply | None
+
+
+class SupervisorEnded(Loose):
+    """`supervisor-end`."""
+
+    was_alive: bool
+    left: tuple[int, ...]
+
+
 SHAPES: dict[str, type[BaseModel]] = {
     "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "stacks": Stacks, "free-port": Port, "meet": Dials,
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped,
+    "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
+    "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
 }  # fmt: skip
 
 

@@ -31,6 +31,8 @@ from homelab.remote import hostkeys
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CONNECT_TIMEOUT_S = 10.0
+# Until the node's kernel has answered, which is never busy; the first packet is sent again after 1 and 3 s (tcp(7), tcp_syn_retries).
+_TCP_TIMEOUT_S = 5.0
 _UNACKNOWLEDGED_MS = 20_000
 # How paramiko says that nothing came after the connection, before or after the server's greeting.
 _SILENT = ("protocol banner", "No existing session")
@@ -104,6 +106,8 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
     )  # fmt: skip
     hostkeys.load(connection.client, cluster)
     try:
+        if gateway is None:
+            connection.connect_kwargs["sock"] = socket.create_connection((address.host, address.port), timeout=_TCP_TIMEOUT_S)
         connection.open()
     except paramiko.BadHostKeyException as error:
         raise _changed(cluster, node, address, where, error.key, error.expected_key) from error
@@ -154,7 +158,7 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         ) from error
     except TimeoutError as error:
         raise UnreachableError(
-            f"no answer within {CONNECT_TIMEOUT_S:.0f} s: it is off, asleep, unplugged, or its firewall drops port {address.port}",
+            f"no answer within {_TCP_TIMEOUT_S:.0f} s: it is off, asleep, unplugged, or its firewall drops port {address.port}",
             where=where,
             hint=f"wake it, then: {_by_hand(node)}",
         ) from error

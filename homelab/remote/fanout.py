@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,14 @@ class Fleet:
                 self._silent[name] = (time.monotonic(), refused)
                 raise
         return self._agents[name]
+
+    def give_up(self, name: str, because: str) -> None:
+        """End what is being asked of this node, from another thread, and ask it nothing any more: it would be waited for in vain."""
+        error = UnreachableError(because, where=f"node {name}", hint="homelab preflight --only ssh")
+        self._silent[name] = (math.inf, error)
+        agent = self._agents.pop(name, None)
+        if agent is not None:
+            agent.close()
 
     def ask(
         self, verb: str, request: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]] | None = None, *,

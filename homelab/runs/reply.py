@@ -89,13 +89,17 @@ class RankReply(Loose):
 
 
 class Exit(Loose):
-    """How torchrun ended on this node. `stopped` says that it was asked to; `error` why it could not even start."""
+    """How torchrun ended on this node. `stopped` says that it was asked to; `error` why it could not even start.
+
+    `alone`: the node ended it by itself, because it had lost the controller and the other nodes.
+    """
 
     returncode: int | None = None
     signal: int | None = None
     ended_at: float | None = None
     stopped: bool = False
     error: Lines | None = None
+    alone: Lines | None = None
 
     @property
     def is_success(self) -> bool:
@@ -136,6 +140,19 @@ class NodeLoad(Loose):
     memory_total_bytes: int | None = None
 
 
+class SupervisorReply(Loose):
+    """The run's supervisor, where it was put on this node: whether it is at work, and what it said last."""
+
+    alive: bool
+    doing: Line = ""
+    why: Line = ""
+    pid: int | None = None
+    log: Line = ""
+
+    def __str__(self) -> str:
+        return self.doing if self.doing in ("", "watching") else f"{self.doing}: {self.why}"
+
+
 class Reply(Loose):
     """One node's answer. `run` is None where the node does not know the run; `time` is the node's own clock."""
 
@@ -145,6 +162,7 @@ class Reply(Loose):
     load: NodeLoad = Field(default_factory=NodeLoad)
     gpus: tuple[GpuFacts, ...] = ()
     run: RunReply | None = None
+    supervisor: SupervisorReply | None = None
 
 
 def parse_replies(raw: dict[str, dict[str, Any]]) -> dict[str, Reply]:

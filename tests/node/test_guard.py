@@ -1,0 +1,157 @@
+"""A node that has lost the controller and its peers lets go of its card; one that has lost only one of them does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.node import follow, guard, paths, processes, watch
+from tests.e2e.desk import wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+RUN, NODE = "2026-run", "node1"
+
+
+def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
+    return {"phase": phase, "still_s": still_s, "step": 7}
+
+
+@pytest.mark.parametrize(
+    ("unheard_s", "ranks", "slowest_step_s", "lets_go"),
+    [
+        (100.0, [rank()], 1.0, True),
+        (59.0, [rank()], 1.0, False),  # somebody follows it
+        (1e6, [rank(still_s=3.0)], 1.0, False),  # the steps go on without anybody looking
+        (100.0, [rank(still_s=100.0)], 11.0, False),  # its steps are as long as that
+        (100.0, [rank(still_s=100.0)], None, False),  # kernels may still be compiled
+        (400.0, [rank(still_s=301.0)], None, True),
+        (100.0, [rank(), rank("loading")], 1.0, False),
+        (2000.0, [rank("evaluating", 1801.0)], 1.0, True),
+        (1e6, [rank("absent", 1e6)], None, False),  # a program of the user's own: nothing is known of its steps
+        (1e6, [rank("done", 1e6)], 1.0, False),
+        (1e6, [], 1.0, False),
+    ],
+)
+def test_who_is_alone(
+    unheard_s: float, ranks: list[dict[str, Any]], slowest_step_s: float | None, lets_go: bool
+) -> None:
+    assert (guard.reason(unheard_s, dict(enumerate(ranks)), slowest_step_s) is not None) is lets_go
+
+
+def test_the_word_of_a_follower_counts_and_a_damaged_file_does_not(tmp_path: Path) -> None:
+    assert follow.last_heard_s(str(tmp_path)) == 0.0
+    follow.hear(str(tmp_path))
+    assert 0 <= time.monotonic() - follow.last_heard_s(str(tmp_path)) < 5
+    (tmp_path / "heard").write_text("soon")
+    assert follow.last_heard_s(str(tmp_path)) == 0.0
+
+
+PROGRAM = """
+import json, os, sys, time
+home = os.path.join(os.environ["HOMELAB_RUN_DIR"], "attempts", "1", "ranks", "0")
+os.makedirs(home, exist_ok=True)
+for step in range(1, 6):
+    with open(os.path.join(home, "beat"), "w") as stream:
+        json.dump({"time": time.time(), "pid": os.getpid(), "phase": "training", "step": step}, stream)
+    os.replace(os.path.join(home, "beat"), os.path.join(home, "heartbeat.json"))
+    time.sleep(0.3)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A rank that does a few steps and then waits for ever; its watcher counts a second as a minute."""
+    folder = Path(paths.run_dir(str(tmp_path), RUN))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "from homelab.node import guard\nguard.ALONE_S = 1.5\nguard.LOOK_S = 0.1\nguard.STEP_FACTOR = 2.0\n"
+    )
+    root = str(Path(guard.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{root}")
+    monkeypatch.setattr(watch.sys, "executable", sys.executable)
+    folder.mkdir(parents=True)
+    watch.start({
+        "workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE, "run_json": {}, "environment": {},
+        "plan_json": {"ranks": [{"rank": 0, "node": NODE}, {"rank": 1, "node": "node2"}]}, "command": [sys.executable, "-c", PROGRAM],
+    })  # fmt: skip
+    yield folder / "attempts" / "1" / "nodes" / NODE
+    watch.stop({"workdir": str(tmp_path), "run": RUN, "node": NODE, "grace_s": 0.5})
+
+
+def test_a_node_that_lost_everybody_ends_its_ranks_and_says_why(started: Path) -> None:
+    pid = json.loads((started / "agent.json").read_text())["torchrun_pid"]
+    wait_until(lambda: (started / "exit.json").exists(), 30)
+    ended = json.loads((started / "exit.json").read_text())
+    assert "the other nodes are lost" in ended["alone"] and not ended["stopped"]
+    assert not processes.is_alive(pid)
+    assert "the other nodes are lost" in (started / "agent.log").read_text()
+
+
+def test_a_node_that_is_followed_waits(started: Path, tmp_path: Path) -> None:
+    """The follower's own process, fed with the signs of life that a supervisor sends; then the supervisor is gone."""
+    request = {"workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE}
+    follower = subprocess.Popen(
+        [sys.executable, "-c", f"from homelab.node import follow; follow.follow({request!r})"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert follower.stdin is not None
+    try:
+        deadline = time.monotonic() + 6.0
+        while time.monotonic() < deadline:
+            follower.stdin.write(b"\n")
+            follower.stdin.flush()
+            assert not (started / "exit.json").exists()
+            time.sleep(0.1)
+        os.kill(follower.pid, signal.SIGSTOP)
+        wait_until(lambda: (started / "exit.json").exists(), 30)
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_the_machine_is_kept_awake_as_long_as_the_attempt_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd-inhibit stands for logind, which practice nodes do not have: it writes down what it was asked and runs its command."""
+    program = tmp_path / "systemd-inhibit"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ntouch {tmp_path}/held\ncat\nrm {tmp_path}/held\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with guard.awake(RUN):
+        wait_until(lambda: (tmp_path / "held").exists(), 10)
+        assert "--what=sleep:idle:handle-lid-switch" in (tmp_path / "asked").read_text()
+    wait_until(lambda: not (tmp_path / "held").exists(), 10)
+    code = f"import os\nfrom homelab.node import guard\nwith guard.awake('x'):\n  while not os.path.exists({str(tmp_path / 'held')!r}): pass\n  os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=20).returncode == -signal.SIGKILL
+    wait_until(lambda: not (tmp_path / "held").exists(), 10)
+
+
+def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> None:
+    folder = Path(paths.run_dir(str(tmp_path), RUN))
+    (folder / "attempts" / "3").mkdir(parents=True)
+    with pytest.raises(ValueError, match="this node knows attempt 3"):
+        watch.start(
+            {
+                "workdir": str(tmp_path),
+                "run": RUN,
+                "attempt": 2,
+                "node": NODE,
+                "run_json": {},
+                "plan_json": {},
+                "command": [],
+                "environment": {},
+            }
+        )
+    assert not (folder / "attempts" / "2").exists()
