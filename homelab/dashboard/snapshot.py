@@ -8,7 +8,7 @@ from typing import Any
 from homelab.dashboard import eta
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen, Plan
-from homelab.runs.reply import Metric, RankReply, Reply, plain_lines
+from homelab.runs.reply import Heartbeat, Metric, RankReply, Reply, plain_lines
 from homelab.runs.state import State, newest_attempt, node_part, run_state
 
 
@@ -284,7 +284,7 @@ def _rank_rows(
                 rank=number,
                 node=node,
                 device=own.device_name if own else "",
-                phase=beat.phase if beat else "",
+                phase=_phase(beat) if beat else "",
                 step=line.step if line else (beat.step if beat else None),
                 loss=line.loss if line else None,
                 tokens_per_s=line.tokens_per_s if line else None,
@@ -313,3 +313,7 @@ def event_row(event: Mapping[str, Any]) -> EventRow:
     )
     text = plain_lines(f"{event.get('what', '')}{': ' if details else ''}{details}").replace("\n", " · ")
     return EventRow(time=float(event.get("time") or 0.0), text=text)
+
+
+def _phase(beat: Heartbeat) -> str:
+    return beat.phase if beat.done is None else f"{beat.phase} {beat.done:.0%}"

@@ -1,8 +1,10 @@
 """Small files, written so that a reader never sees half of one; checkpoints verified by their manifest."""
 
+import glob
 import hashlib
 import json
 import os
+import shutil
 
 _MOST_JSON_BYTES = 64 << 20  # the largest of ours, of kept digests, has one
 
@@ -96,6 +98,25 @@ def checkpoint_fault(folder):
         if sha256(path) != expected.get("sha256"):
             return "%s has another content than when it was saved" % name
     return None
+
+
+def set_aside(folder):
+    """Move a checkpoint that is not whole out of the way; the newest such is kept as evidence. Its new path."""
+    root, name = os.path.split(folder)
+    for old in glob.glob(os.path.join(glob.escape(root), ".step-*.corrupt")):
+        shutil.rmtree(old, ignore_errors=True)
+    aside = os.path.join(root, ".%s.corrupt" % name)
+    os.replace(folder, aside)
+    return aside
+
+
+def sync(path):
+    """Have the disk hold a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def checkpoint_steps(run_folder):

@@ -16,7 +16,7 @@ LOOK_S = 1.0
 ALONE_S = 60.0
 STEP_FACTOR = 10.0
 # Before a step was timed (kernels are compiled, caches are cold), and where one node may rightly take long (`homelab.runs.watchdog`).
-LIMITS_S = {"starting": 1200.0, "loading": 1200.0, "saving": 900.0, "evaluating": 1800.0}
+LIMITS_S = {"starting": 1200.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
 FIRST_STEP_S = 300.0
 
 

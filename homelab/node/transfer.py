@@ -48,7 +48,8 @@ def receive_file(request, stream):
 def checkpoints(request):
     """Complete checkpoints of a run, newest first, the first verified whole by content: {"good": [steps], "bad": {step: why}}.
 
-    Only as many are read as it takes to find a good one: older ones are listed in "unread".
+    Only as many are read as it takes to find a good one: older ones are listed in "unread". With `set_aside` in the request the bad
+    ones are moved out of the way where a good one is left; nothing of the run may be running then.
     """
     folder = paths.run_dir(request["workdir"], request["run"])
     good, bad, unread = [], {}, []
@@ -61,6 +62,9 @@ def checkpoints(request):
             good.append(step)
         else:
             bad[str(step)] = fault
+    if good and request.get("set_aside"):
+        for step in sorted(map(int, bad)):
+            files.set_aside(files.checkpoint_dir(folder, step))
     return {"good": good, "bad": bad, "unread": unread, "run_known": os.path.isdir(folder)}
 
 
@@ -98,7 +102,8 @@ def receive_checkpoint(request, stream):
     """Unpack a checkpoint beside its place, verify it, and put it there with one rename. A bad copy that lay there is set aside."""
     folder = paths.run_dir(request["workdir"], request["run"])
     place = files.checkpoint_dir(folder, request["step"])
-    partial = "%s.receiving.%d" % (place, os.getpid())
+    root, name = os.path.split(place)
+    partial = os.path.join(root, ".%s.%d.partial" % (name, os.getpid()))  # the worker clears away what is left of such
     os.makedirs(partial)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -107,13 +112,19 @@ def receive_checkpoint(request, stream):
                     raise ValueError("unexpected entry in the archive: %r" % member.name)
                 source = archive.extractfile(member)
                 with open(os.path.join(partial, member.name), "wb") as out:
-                    shutil.copyfileobj(source, out)
+                    shutil.copyfileobj(source, out, 1 << 20)
+                    out.flush()
+                    os.fsync(out.fileno())
         fault = files.checkpoint_fault(partial)
         if fault:
             raise ValueError("the checkpoint arrived damaged: %s" % fault)
+        files.sync(partial)
         if os.path.isdir(place):
-            os.replace(place, "%s.bad.%d" % (place, os.getpid()))
+            if files.checkpoint_fault(place) is None:
+                return {"path": place}
+            files.set_aside(place)
         os.replace(partial, place)
+        files.sync(root)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {"path": place}

@@ -16,11 +16,12 @@ from homelab.planning.model import NodeGain, RankPlan, RankTime, TimeEstimate
 from homelab.planning.network import Wire
 from homelab.planning.rows import Rows
 from homelab.planning.speeds import DATA_SHEET, EQUAL, OWNER, Belief
-from homelab.worker import sampler
+from homelab.worker import interval, sampler
 from homelab.worker.sampler import Limits
 from homelab.worker.speed import Speed
 
-_DISK_BYTES_PER_S = 200e6  # assumed until a save was measured: an older disk, and the file is read again for its sha256
+# Assumed until a save was measured: an older disk, and the file is read again for its sha256; a large state is only copied.
+_DISK_BYTES_PER_S, _COPY_BYTES_PER_S = 200e6, 1e9
 _FORWARD_PART = 0.3  # of a training pass, assumed until an evaluation was measured
 
 
@@ -199,12 +200,15 @@ def _gains(
 
 
 def _save_s(recipe: Recipe, belief: Belief, shape: Architecture | None) -> float:
-    """Seconds of one checkpoint: the slowest node's, measured, else 12 bytes for every trained weight at an old disk's pace."""
+    """Seconds for which one checkpoint halts the training: the slowest node's, measured, else from 12 bytes for every trained weight."""
     seen = [file.save_s for file in belief.files.values() if file.save_s is not None]
     if seen:
         return max(seen)
     assert recipe.method is not None
-    return 0.0 if shape is None else 12 * memory.trainable_parameters(shape, recipe.method) / _DISK_BYTES_PER_S
+    if shape is None:
+        return 0.0
+    size_bytes = 12 * memory.trainable_parameters(shape, recipe.method)
+    return size_bytes / (_DISK_BYTES_PER_S if size_bytes < interval.BACKGROUND_BYTES else _COPY_BYTES_PER_S)
 
 
 def _evaluate_s(recipe: Recipe, belief: Belief, rows: Rows, held_out_rows: int | None, rate: float) -> float:
@@ -218,7 +222,7 @@ def _seconds(
     recipe: Recipe, steps: int, resume_step: int, step_s: float, save_s: float, evaluate_s: float, evaluates: bool
 ) -> float:
     """From `resume_step` to the end, with checkpoints and evaluations (before the first and after the last step, and between)."""
-    saves = -(-steps // recipe.checkpoint.every_steps) - resume_step // recipe.checkpoint.every_steps
+    saves = interval.saves(recipe.checkpoint.every_steps, steps, resume_step, step_s, save_s)
     every = recipe.tracking.eval_every_steps
     evaluations = 2 + ((steps - 1) // every - resume_step // every if every else 0) if evaluates else 0
     return max(0, steps - resume_step) * step_s + saves * save_s + evaluations * evaluate_s

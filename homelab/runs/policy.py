@@ -12,6 +12,7 @@ from homelab.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.diagnose.cause import Diagnosis
 from homelab.runs.signs import Sign
 from homelab.runs.watchdog import Verdict
+from homelab.worker.interval import FIRST_STEP
 
 WINDOW_S = 3600.0
 # The same end at the same place: trying again has not helped, and will not.
@@ -67,6 +68,10 @@ def decide(
         excluded.append(node)
     elif diagnosis is not None and not diagnosis.retryable:
         return give_up(f"{title}; trying again would end the same way")
+    staying = set(nodes) - set(excluded)
+    if excluded and len(staying) < min(recovery.min_nodes, len(nodes)):  # where too few answer, they are waited for
+        left = f"{len(staying)} of [recovery] min_nodes = {recovery.min_nodes}" if staying else "no node"
+        return give_up(f"{title}; without {', '.join(dict.fromkeys(excluded))} there would be {left} to go on with")
     lately = [restart for restart in restarts if now - restart.at < WINDOW_S]
     if len(lately) >= recovery.max_restarts:
         return give_up(f"{title}; {len(lately)} restarts within the last hour, and [recovery] max_restarts = {recovery.max_restarts}")
@@ -83,8 +88,12 @@ def lowered(restarts: Sequence[Restart], action: Action) -> dict[str, int]:
 
 
 def may_begin_again(step: int, checkpoint: Checkpoint) -> bool:
-    """Where no checkpoint is found. Beginning again loses nothing while none was due; where one was, somebody holds it who is silent now."""
-    return step < checkpoint.every_steps
+    """Where no checkpoint is found, and `step` is the last that anybody did: whether to begin at step 0.
+
+    It loses nothing while none was due. Nobody goes beyond the first step that is saved before all nodes hold it: where somebody
+    did, a node that is silent now has it; where nobody did, the fault came while it was written.
+    """
+    return step <= (checkpoint.every_steps or FIRST_STEP)
 
 
 def returning(

@@ -23,10 +23,10 @@ STILL_FACTOR = 3.0
 # A process that is stopped by a signal for so long is not being looked at by a debugger for a moment.
 FROZEN_S = 3.0
 # Before the second step nobody knows how long one takes (kernels are compiled, caches are cold).
-FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 60.0
-LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "saving": 900.0, "evaluating": 1800.0}
+FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 30.0
+LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
 # The same while a node cannot be heard: then waiting so long for it is the likelier cause than the work itself.
-LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 120.0, "starting": 120.0, "loading": 120.0, "saving": 60.0, "evaluating": 180.0}
+LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 120.0, "starting": 120.0, "loading": 120.0, "fetching": 60.0, "saving": 60.0, "evaluating": 180.0}
 
 
 @dataclass(frozen=True)

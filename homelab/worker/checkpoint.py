@@ -2,6 +2,7 @@
 
     checkpoints/.step-00000020.<pid>.partial/   being written
     checkpoints/step-00000020/                  renamed there in one piece, with complete.json written and fsynced last
+    checkpoints/.step-00000020.corrupt/         found damaged and replaced by a whole one; the newest such is kept, as evidence
 
 Nothing is ever loaded without its manifest: sizes and sha256 of all files, and the fingerprint of recipe and data.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from homelab.worker import fence
 from homelab.worker.errors import WorkerError
 
 MANIFEST = "complete.json"
@@ -30,12 +32,19 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callable[[Path], None]]) -> Path:
+def write(
+    root: Path,
+    step: int,
+    recipe_hash: str,
+    writers: Mapping[str, Callable[[Path], None]],
+    *,
+    attempt: int | None = None,
+) -> Path:
     """Write one checkpoint: every writer gets the path of its file. Returns the folder.
 
     Until the last rename nothing under the final name exists, so a crash or a full disk leaves the older checkpoints as they were.
+    `attempt` stands in the manifest, and is looked at before the end: raises WorkerError when a newer one has replaced it (`fence`).
     """
-    target = root / folder_name(step)
     partial = root / f".{folder_name(step)}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -45,33 +54,64 @@ def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callabl
             writer(partial / name)
             _sync(partial / name)
             files[name] = {"bytes": (partial / name).stat().st_size, "sha256": file_sha256(partial / name)}
-        manifest = {"schema": SCHEMA, "step": step, "recipe_hash": recipe_hash, "files": files, "time": time.time()}
+        manifest = {
+            "schema": SCHEMA,
+            "step": step,
+            "recipe_hash": recipe_hash,
+            "attempt": attempt,
+            "files": files,
+            "time": time.time(),
+        }
+        if attempt is not None:
+            fence.check(root.parent, attempt)
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         _sync(partial / MANIFEST)
-        _sync(partial)
-        if target.exists():
-            # Left by an earlier attempt that got further than the resume step. A rename cannot replace a folder that has files.
-            old = root / f".{folder_name(step)}.{os.getpid()}.old"
-            os.replace(target, old)
-            os.replace(partial, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(partial, target)
-        _sync(root)
+        return put(partial, root, step)
     except (OSError, RuntimeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if isinstance(error, RuntimeError):  # torch's zip writer does not say that the disk is full
             if shutil.disk_usage(root).free > _FULL_BYTES:
                 raise
             why = os.strerror(errno.ENOSPC)
-        raise WorkerError(
-            f"the checkpoint of step {step} cannot be written: {why}",
-            where=str(root),
-            hint="make room on that disk (`df -h` shows it), then `homelab recover`; the older checkpoints are untouched",
-        ) from error
+        raise unwritable(root, step, why) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def put(partial: Path, root: Path, step: int, *, is_corrupt: bool = False) -> Path:
+    """Rename a folder that is whole, all of its files fsynced, to its place; the folder. Raises OSError.
+
+    One that lies there was left by an earlier attempt that got further than the resume step, and goes; `is_corrupt`: it is kept aside.
+    """
+    target = root / folder_name(step)
+    _sync(partial)
+    # A rename cannot replace a folder that has files.
+    old = root / f".{folder_name(step)}.{os.getpid()}.old"
+    if target.exists():
+        if is_corrupt:
+            clear_corrupt(root)
+            old = root / f".{folder_name(step)}.corrupt"
+        os.replace(target, old)
+    os.replace(partial, target)
+    _sync(root)
+    if not is_corrupt:
+        shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def clear_corrupt(root: Path) -> None:
+    """Remove what was kept aside as evidence."""
+    for folder in root.glob(".step-*.corrupt"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unwritable(root: Path, step: int, why: str) -> WorkerError:
+    """The disk does not take a checkpoint: `why` in the system's words."""
+    return WorkerError(
+        f"the checkpoint of step {step} cannot be written: {why}",
+        where=str(root),
+        hint="make room on that disk (`df -h` shows it), then `homelab recover`; the older checkpoints are untouched",
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -124,12 +164,14 @@ def complete_steps(root: Path) -> list[int]:
     return sorted(manifest["step"] for manifest in found if manifest)
 
 
-def retain(root: Path, keep: int) -> list[Path]:
+def retain(root: Path, keep: int, *, newest: int | None = None) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints (at least one stays) and return what was removed.
 
     Folders without a good manifest are left alone here: they may be somebody's evidence, and they never count as a checkpoint.
+    Nor do those after step `newest`, the one just written: an earlier attempt left them, and this one did not go on from there
+    because they are damaged. By their names alone they would outlive every good one.
     """
-    surplus = complete_steps(root)[: -max(keep, 1)]
+    surplus = [step for step in complete_steps(root) if newest is None or step <= newest][: -max(keep, 1)]
     removed = [root / folder_name(step) for step in surplus]
     for folder in removed:
         # The manifest goes first: an interrupted removal must not look complete.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from homelab.worker.balance import Change
 from homelab.worker.task import Task
 
-Phase = Literal["starting", "loading", "training", "saving", "evaluating", "done"]
+Phase = Literal["starting", "loading", "fetching", "training", "saving", "evaluating", "done"]
 
 
 class Recorder:
@@ -28,8 +28,8 @@ class Recorder:
         self._noted: set[str] = set()
         task.rank_dir.mkdir(parents=True, exist_ok=True)
 
-    def heartbeat(self, phase: Phase) -> None:
-        """Replace heartbeat.json in one piece, so that a reader never sees half of it."""
+    def heartbeat(self, phase: Phase, *, done: float | None = None) -> None:
+        """Replace heartbeat.json in one piece, so that a reader never sees half of it. `done`: the part of this phase, 0 to 1, where known."""
         beat = {
             "time": time.time(),
             "rank": self.task.rank,
@@ -38,6 +38,7 @@ class Recorder:
             "step": self.step,
             "total_steps": self.total_steps,
             "step_tokens": self.step_tokens,
+            "done": done,
         }
         replace_text(self.task.rank_dir / "heartbeat.json", json.dumps(beat))
 
@@ -61,6 +62,12 @@ class Recorder:
         values = {"speeds": [asdict(speed) for speed in change.speeds], "portions": list(change.portions)}
         message = f"after step {step}: {change.because}; the ranks take {parts} of the tokens"
         self._metric({"kind": "shares", "time": time.time(), **where, "message": message, **values})
+
+    def saved(self, step: int, save_s: float, size_bytes: int, *, in_background: bool) -> None:
+        """Record a checkpoint by this rank: for how long the training stood still for it, and what is written."""
+        where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}
+        values = {"save_s": save_s, "checkpoint_bytes": size_bytes, "in_background": in_background}
+        self._metric({"kind": "save", "time": time.time(), **where, **values})
 
     def evaluation(self, step: int, loss: float) -> None:
         """Record the loss per token over the held-out rows (rank 0 only)."""

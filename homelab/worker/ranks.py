@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -47,7 +49,7 @@ def connect(task: Task) -> None:
         store=_stores[0],
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "120"))),
+        timeout=silence(),
         device_id=torch.device("cuda", task.local_rank) if task.plan["backend"] == "nccl" else None,
     )
 
@@ -68,6 +70,36 @@ def wait_for_all(occasion: str, size: int) -> None:
     _stores[0].wait([f"{occasion}/all"], _patience())
 
 
+def sign(occasion: str) -> None:
+    """Tell those who wait at `wait_while_moving` that there is progress."""
+    if _stores:
+        _stores[0].add(f"{occasion}/signs", 1)
+
+
+def wait_while_moving(occasion: str, size: int, beat: Callable[[], None]) -> None:
+    """Wait until all `size` ranks are here, however long that takes, while `sign` tells of progress. `beat` is called once a second.
+
+    Raises TimeoutError when there was none for as long as a silent peer has inside a step.
+    """
+    if not _stores:
+        return
+    store = _stores[0]
+    if store.add(f"{occasion}/arrived", 1) == size:
+        store.set(f"{occasion}/all", "here")
+    seen, since_s, beat_s = -1, time.monotonic(), time.monotonic()
+    while not store.check([f"{occasion}/all"]):
+        signs = store.add(f"{occasion}/signs", 0) + store.add(f"{occasion}/arrived", 0)
+        now_s = time.monotonic()
+        if signs != seen:
+            seen, since_s = signs, now_s
+        if now_s - since_s > silence().total_seconds():
+            raise TimeoutError(f"waiting for the others ({occasion}) timed out after {now_s - since_s:.0f} s without progress")
+        if now_s - beat_s >= 1.0:
+            beat_s = now_s
+            beat()
+        time.sleep(0.02)
+
+
 def gather(values: list[float]) -> list[list[float]]:
     """The values of every rank in rank order, the same on all ranks. Sent as float64: token counts stay exact up to 2^53."""
     if not dist.is_initialized():
@@ -77,6 +109,11 @@ def gather(values: list[float]) -> list[list[float]]:
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     return [theirs.tolist() for theirs in everyone]
+
+
+def silence() -> datetime.timedelta:
+    """How long a collective waits for a peer that says nothing."""
+    return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "120")))
 
 
 def _patience() -> datetime.timedelta:

@@ -69,6 +69,15 @@ def content(
     }  # fmt: skip
 
 
+def save_s_of(task: Task) -> float | None:
+    """How long a save halted this run on this node, as it wrote down in an earlier attempt; None where it did not."""
+    try:
+        found = json.loads(path_of(task).read_text(encoding="utf-8"))
+        return float(found["save_s"]) if found["run"] == task.run_dir.name else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _quantiles(lengths: Sequence[int]) -> list[int]:
     """Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out."""
     ordered = sorted(lengths)

@@ -10,12 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker import checkpoint, imports, sampler
+from homelab.worker import checkpoint, fence, imports, sampler
 from homelab.worker.errors import EXIT_FAILED, WorkerError
+from homelab.worker.interval import LOSS_S, Interval, loses_more
 from homelab.worker.metrics import Recorder, TensorBoard, peak_memory_bytes, perplexity
+from homelab.worker.saving import Saver
 from homelab.worker.task import Task, load_task
 
 if TYPE_CHECKING:
@@ -64,14 +65,17 @@ class Run:
         self.tokenizer: Any = None
         self.tensorboard: TensorBoard | None = None
         self.balance = task.balance()
-        self.save_s: float | None = None
+        self.saver = Saver(task, recorder.note)
+        self.interval = Interval(task.section("checkpoint").get("every_steps"), _known_save_s(task))
+        self.has_told = False
+        self.is_saved = task.resume_step > 0  # there is a checkpoint to go on from
         self.evaluate_s: float | None = None
 
     def go(self) -> None:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import ranks
+        from homelab.worker import ranks, spread
         from homelab.worker.batches import StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
@@ -79,7 +83,9 @@ class Run:
         from homelab.worker.weights import load_weights
 
         imports.quiet()
-        resume = self._resume_folder()
+        if task.local_rank == 0:
+            checkpoint.clear_partial(task.checkpoints_dir)
+        fault = spread.look(task)
         path = model_path(task.run)
         self.tokenizer = load_tokenizer(task.run, path)
         data = load_data(task.run, self.tokenizer)
@@ -93,6 +99,7 @@ class Run:
         ranks.claim_device(task)
         model = load_model(task, path, recorder.note)
         ranks.connect(task)
+        resume = spread.bring(task, fault, recorder)
         batches = StepBatches(
             data.train,
             seed=task.seed,
@@ -104,13 +111,12 @@ class Run:
         )
         if task.rank == 0 and task.section("tracking")["tensorboard"]:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard")
-        if task.local_rank == 0:
-            checkpoint.clear_partial(task.checkpoints_dir)
         trainer = ShareTrainer(
             model=model,
             args=training_arguments(task, steps, recorder.note),
             batches=batches,
             task=task,
+            interval=self.interval,
             before_first=self._before_first,
             after_step=self._after_step,
             load_weights=load_weights,
@@ -120,18 +126,11 @@ class Run:
         ranks.disconnect()
         recorder.heartbeat("done")
 
-    def _resume_folder(self) -> Path | None:
-        """The verified checkpoint that this attempt starts from, on this node's own disk."""
-        if self.task.resume_step == 0:
-            return None
-        folder = self.task.checkpoints_dir / checkpoint.folder_name(self.task.resume_step)
-        checkpoint.verify(folder, self.task.recipe_hash)
-        return folder
-
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
         if self.task.resume_step == 0:
             self.evaluate_s = _timed(lambda: self._evaluate(trainer, 0))
+        self.interval.begin(time.perf_counter())
         self.recorder.heartbeat("training")
 
     def _after_step(self, trainer: ShareTrainer) -> None:
@@ -139,11 +138,12 @@ class Run:
         step = trainer.state.global_step
         self.recorder.step = step
         self._record(trainer, step)
+        self.saver.check()
         if trainer.change and self.task.rank == 0:
             self.recorder.shares(step, trainer.change)
         last = step == self.recorder.total_steps
-        if last or step % int(self.task.section("checkpoint")["every_steps"]) == 0:
-            self.save_s = _timed(lambda: self._save(trainer, step))
+        if self.interval.is_due(step, last=last):
+            self._save(trainer, step, last=last)
             self._keep_speeds(trainer)
         every = int(self.task.section("tracking")["eval_every_steps"])
         if last or (every and step % every == 0):
@@ -194,7 +194,7 @@ class Run:
             steps=self.recorder.step - self.task.resume_step,
             sync_s=trainer.sync_s,
             row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
-            save_s=self.save_s,
+            save_s=self.interval.own_stall_s,
             evaluate_s=self.evaluate_s if self.held_out else None,
             torch_version=torch.__version__,
         )
@@ -222,18 +222,43 @@ class Run:
             if self.tensorboard:
                 self.tensorboard.write(step, {"eval/loss": loss, "eval/perplexity": perplexity(loss)})
 
-    def _save(self, trainer: ShareTrainer, step: int) -> None:
-        """A checkpoint on every node, by its first rank. The others wait, and say so."""
-        from homelab.worker import ranks
-        from homelab.worker.weights import checkpoint_writers
+    def _save(self, trainer: ShareTrainer, step: int, *, last: bool) -> None:
+        """A checkpoint on every node, by its first rank. The others wait, and say so.
 
+        The first one of a run and the last one are on the disk of every node when this returns; others may still be written while
+        the next steps are done.
+        """
+        from homelab.worker import ranks
+
+        before = time.perf_counter()
         self.recorder.heartbeat("saving")
         self._compare_weights(trainer)
         if self.task.local_rank == 0:
-            root = self.task.checkpoints_dir
-            checkpoint.write(root, step, self.task.recipe_hash, checkpoint_writers(trainer, self.task))
-            checkpoint.retain(root, int(self.task.section("checkpoint")["keep"]))
+            self.saver.begin(trainer, step)
         ranks.wait_for_all(f"saved/{step}", self.task.world_size)
+        save_s = time.perf_counter() - before
+        if last or not self.is_saved:
+            self.saver.finish()
+            ranks.wait_for_all(f"written/{step}", self.task.world_size)
+        self.is_saved = True
+        now = time.perf_counter()
+        self.interval.saved(now, save_s, self.saver.write_s)
+        if self.task.local_rank == 0:
+            self.recorder.saved(step, now - before, self.saver.size_bytes, in_background=self.saver.is_in_background)
+        self._tell_of_the_cost()
+
+    def _tell_of_the_cost(self) -> None:
+        """Once: the two promises of the automatic interval contradict each other here."""
+        interval = self.interval
+        is_automatic = interval.every_steps is None and self.task.rank == 0
+        if self.has_told or not is_automatic or not loses_more(interval.stall_s, interval.write_s):
+            return
+        self.has_told = True
+        self.recorder.note(
+            f"a checkpoint halts the training for {interval.stall_s:.1f} s and takes {interval.write_s:.0f} s more to be written, so there"
+            f" is one every {interval.interval_s:.0f} s, and a fault may lose more than {LOSS_S:.0f} s of work; [checkpoint] every_steps"
+            " sets it by hand"
+        )
 
     def _compare_weights(self, trainer: ShareTrainer) -> None:
         """Ranks hold copies, and every node saves its own. Unequal hardware may round apart: notice it before it matters."""
@@ -256,6 +281,7 @@ class Run:
         if self.tensorboard:
             self.tensorboard.close()
         if self.task.rank == 0:
+            fence.check(self.task.run_dir, self.task.attempt)
             write_final(trainer.model, self.tokenizer, self.task, self.losses, self.train_losses)
         ranks.wait_for_all("finished", self.task.world_size)
 
@@ -265,6 +291,13 @@ def _timed(work: Callable[[], None]) -> float:
     before = time.perf_counter()
     work()
     return time.perf_counter() - before
+
+
+def _known_save_s(task: Task) -> float | None:
+    """How long a save halted an earlier attempt of this run; None for the first, and where it is not known."""
+    from homelab.worker import speeds
+
+    return speeds.save_s_of(task) if task.resume_step else None
 
 
 def total_steps(task: Task, rows: int) -> int:

@@ -31,6 +31,7 @@ from homelab.worker.balance import Change, Report
 from homelab.worker.batches import StepBatches, StepItem, loss_tokens
 from homelab.worker.clock import StepClock
 from homelab.worker.errors import TrainingError, WorkerError
+from homelab.worker.interval import NUMBERS, Interval
 from homelab.worker.meter import Meter
 from homelab.worker.task import Task
 
@@ -86,11 +87,13 @@ class ShareTrainer(Trainer):
         args: TrainingArguments,
         batches: StepBatches,
         task: Task,
+        interval: Interval,
         before_first: Callable[[ShareTrainer], None],
         after_step: Callable[[ShareTrainer], None],
         load_weights: Callable[[Any, Path], None],
     ) -> None:
         self.task = task
+        self.interval = interval
         self.clock = StepClock(task.device)
         self.reduction = compress.reduction_for(task, len(batches))
         self.load_weights = load_weights
@@ -155,10 +158,12 @@ class ShareTrainer(Trainer):
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
         counted = sum(loss_tokens(batch) for batch in inputs.micro_batches)
         mine = [float(summed) / self.accelerator.num_processes, counted, inputs.loss_tokens, self._waited_s]
-        everyone = self.clock.gather([*mine, *self._report(inputs)])
+        since_save = self.interval.numbers(time.perf_counter(), self.step_s)
+        everyone = self.clock.gather([*mine, *since_save, *self._report(inputs)])
         self._check_batch([int(values[1]) for values in everyone], [int(values[2]) for values in everyone])
         losses = [values[0] for values in everyone]
-        self.reports = [Report.of(values[4:]) for values in everyone]
+        self.interval.update([values[4 : 4 + NUMBERS] for values in everyone])
+        self.reports = [Report.of(values[4 + NUMBERS :]) for values in everyone]
         self.change = self.train_dataset.balance.update(self.reports)
         if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
             self.sync_s.append(min(values[3] for values in everyone))

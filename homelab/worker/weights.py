@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_map_only
 
 from homelab.worker.card import model_card
 from homelab.worker.errors import WorkerError
@@ -24,31 +27,56 @@ if TYPE_CHECKING:
 WEIGHTS = "trainable.safetensors"
 
 
-def checkpoint_writers(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
-    """What a checkpoint holds: file name -> function that writes it. The Trainer reads all but the weights under these names."""
+def checkpoint_state(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
+    """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
+
+    The Trainer reads all but the weights under these names.
+    """
     law = {
         "recipe_hash": task.recipe_hash,
         "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()},
     }
-    writers = {
-        WEIGHTS: lambda path: save_file(trainable_weights(trainer.model), str(path), metadata={"format": "pt"}),
-        "optimizer.pt": lambda path: torch.save(trainer.optimizer.state_dict(), path),
-        "scheduler.pt": lambda path: torch.save(trainer.lr_scheduler.state_dict(), path),
-        "trainer_state.json": lambda path: trainer.state.save_to_json(str(path)),
-        "law.json": lambda path: replace_text(path, json.dumps(law, indent=2)),
+    state = {
+        WEIGHTS: {name: weight.detach() for name, weight in trainer.model.named_parameters() if weight.requires_grad},
+        "optimizer.pt": trainer.optimizer.state_dict(),
+        "scheduler.pt": trainer.lr_scheduler.state_dict(),
+        "trainer_state.json": trainer.state,
+        "law.json": law,
     }
     if trainer.accelerator.scaler is not None:
-        writers["scaler.pt"] = lambda path: torch.save(trainer.accelerator.scaler.state_dict(), path)
-    return writers
+        state["scaler.pt"] = trainer.accelerator.scaler.state_dict()
+    return state
 
 
-def trainable_weights(model: Any) -> dict[str, Any]:
-    """Name -> tensor of everything that is trained, on the CPU."""
+def copy_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The same content in host memory, which no later step touches."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # an optimizer's pages may be read from here while the card still writes them
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to("cpu", copy=True)
+
     return {
-        name: parameter.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        name: tree_map_only(torch.Tensor, copied, content) if isinstance(content, dict) else copy.deepcopy(content)
+        for name, content in state.items()
     }
+
+
+def writers_of(state: dict[str, Any]) -> dict[str, Callable[[Path], None]]:
+    """File name -> function that writes it."""
+    return {name: functools.partial(_write, content) for name, content in state.items()}
+
+
+def _write(content: Any, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
+        save_file(tensors, str(path), metadata={"format": "pt"})
+    elif path.suffix == ".pt":
+        torch.save(content, path)
+    elif isinstance(content, dict):
+        replace_text(path, json.dumps(content, indent=2))
+    else:
+        content.save_to_json(str(path))
 
 
 def weights_sum(model: Any) -> float:

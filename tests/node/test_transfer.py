@@ -27,7 +27,10 @@ def checkpoint(workdir: Path, step: int, content: bytes = BODY) -> Path:
     folder = Path(files.checkpoint_dir(paths.run_dir(str(workdir), RUN), step))
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(content)
-    manifest = {"step": step, "files": {"weights": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}}
+    manifest = {
+        "step": step,
+        "files": {"weights": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
+    }
     (folder / "complete.json").write_text(json.dumps(manifest))
     return folder
 
@@ -39,10 +42,12 @@ def sent(workdir: Path, step: int) -> bytes:
 
 
 def left_over(workdir: Path) -> list[str]:
-    return [path.name for path in workdir.rglob("*") if "partial" in path.name or "receiving" in path.name]
+    return [path.name for path in workdir.rglob("*") if "partial" in path.name]
 
 
-@pytest.mark.parametrize("name", ["data.jsonl", "it's $(touch pwned)\n.jsonl", "../../climb.jsonl", "/etc/absolute", "ä 中"])
+@pytest.mark.parametrize(
+    "name", ["data.jsonl", "it's $(touch pwned)\n.jsonl", "../../climb.jsonl", "/etc/absolute", "ä 中"]
+)
 def test_a_data_file_arrives_whole_and_in_its_place(tmp_path: Path, name: str) -> None:
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name=name)
     assert not transfer.has_file(wanted)["found"]
@@ -92,6 +97,26 @@ def test_a_damaged_checkpoint_is_neither_sent_nor_chosen(tmp_path: Path) -> None
         assert transfer.verify_checkpoint(request(tmp_path, step=step))["fault"]
 
 
+def test_damaged_ones_are_set_aside_where_a_whole_one_is_left(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        checkpoint(tmp_path, step)
+    root = checkpoint(tmp_path, 40).parent
+    for step in (30, 40):
+        (root / f"step-{step:08d}" / "weights").write_bytes(bytes(len(BODY)))
+    assert set(transfer.checkpoints(request(tmp_path))["bad"]) == {"30", "40"}, "by itself the question changes nothing"
+    found = transfer.checkpoints(request(tmp_path, set_aside=True))
+    assert found["good"] == [20] and set(found["bad"]) == {"30", "40"}
+    assert sorted(path.name for path in root.iterdir()) == [".step-00000040.corrupt", "step-00000010", "step-00000020"]
+    assert files.checkpoint_steps(str(root.parent)) == [10, 20], "and no longer counts as the newest"
+
+
+def test_where_none_is_whole_all_stay_where_they_are(tmp_path: Path) -> None:
+    for step in (10, 20):
+        (checkpoint(tmp_path, step) / "weights").write_bytes(b"bad")
+    assert transfer.checkpoints(request(tmp_path, set_aside=True))["good"] == []
+    assert transfer.checkpoints(request(tmp_path))["bad"].keys() == {"10", "20"}
+
+
 @pytest.mark.parametrize("cut", [0, 100, 5000, -20_000])
 def test_a_checkpoint_that_is_cut_on_the_way_is_refused(tmp_path: Path, cut: int) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -120,6 +145,8 @@ def test_a_bad_copy_is_replaced_and_a_bad_archive_replaces_nothing(tmp_path: Pat
     with pytest.raises((ValueError, OSError, tarfile.TarError)):
         transfer.receive_checkpoint(request(second, step=20), io.BytesIO(b"no archive at all"))
     assert transfer.verify_checkpoint(request(second, step=20))["fault"] is None, "the good one stays"
+    root = Path(files.checkpoint_dir(paths.run_dir(str(second), RUN), 20)).parent
+    assert (root / ".step-00000020.corrupt" / "weights").read_bytes() == b"bad", "the bad one is kept as evidence"
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped-homelab-test", "folder/file", ".", ".."])
@@ -131,7 +158,11 @@ def test_an_archive_that_wants_out_of_its_folder(tmp_path: Path, name: str) -> N
         archive.addfile(entry, io.BytesIO(b"x"))
     with pytest.raises(ValueError, match="unexpected entry"):
         transfer.receive_checkpoint(request(tmp_path, step=20), io.BytesIO(stream.getvalue()))
-    assert not list(tmp_path.rglob("escaped")) and not Path("/tmp/escaped-homelab-test").exists() and not left_over(tmp_path)
+    assert (
+        not list(tmp_path.rglob("escaped"))
+        and not Path("/tmp/escaped-homelab-test").exists()
+        and not left_over(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])

@@ -86,6 +86,27 @@ def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:
     assert policy.lowered([], decide(found=diagnosis())) == {}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:01:00): 79, pid=1234, GPU has fallen off the bus.",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "OSError: [Errno 5] Input/output error: 'model.safetensors'",
+    ],
+)
+def test_a_machine_that_needs_its_owner_is_left_out_by_default(line: str) -> None:
+    assert decide(logs={"laptop": ["step 40", line]}).exclude == ("laptop",)
+    assert decide(logs={"laptop": ["NVRM: Xid (PCI:0000:01:00): 13, pid=7", "step 79"]}).exclude == ()
+
+
+def test_who_leaves_nobody_to_go_on_with_is_not_left_out() -> None:
+    logs = {name: ["GPU is lost"] for name in NODES}
+    found = decide(logs=logs)
+    assert found.kind == "give-up" and "no node to go on with" in found.because
+    assert decide(logs={"laptop": ["GPU is lost"]}, min_nodes=3).kind == "give-up"
+    assert decide(logs={"laptop": ["GPU is lost"]}, min_nodes=2).kind == "go-on"
+
+
 def signs(*checkpoints: int) -> dict[str, Sign]:
     return {name: Sign(attempt=2, checkpoint=step) for name, step in zip(NODES, checkpoints, strict=False)}
 
@@ -103,7 +124,10 @@ def test_a_node_is_taken_back_right_after_the_next_checkpoint_that_all_have() ->
 
 def test_beginning_again_is_allowed_only_while_no_checkpoint_was_due() -> None:
     every_ten = Checkpoint(every_steps=10)
-    assert policy.may_begin_again(9, every_ten) and not policy.may_begin_again(10, every_ten)
+    assert policy.may_begin_again(9, every_ten) and not policy.may_begin_again(11, every_ten)
+    assert policy.may_begin_again(10, every_ten), "the fault came while the first one was written"
+    # By itself the first is after step 1, and whoever has done step 2 has seen it whole on every node.
+    assert policy.may_begin_again(1, Checkpoint()) and not policy.may_begin_again(2, Checkpoint())
 
 
 def test_a_pattern_that_is_none_is_refused_with_its_place() -> None:

@@ -2,11 +2,12 @@
 
 The ranks are real processes with torchrun's environment, a store as torchrun's agent has one, gloo, and the worker's own `main`.
 Requests come as JSON lines on stdin: {"ranks": [environment of each rank], "output": file, "timeout_s": ...}; the answer is a JSON
-line with the exit codes. What goes wrong shows in the output file, as in torchrun's.
+line with the exit codes. FORKS_ENTRY in a rank's environment may name another function than `main`. What goes wrong shows in the output file, as in torchrun's.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -14,8 +15,6 @@ import sys
 import time
 import traceback
 from typing import Any
-
-AFTER_A_FAILURE_S = 15.0  # what the others get to end by themselves when one rank has failed
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
         print(json.dumps(run(**request)), flush=True)
 
 
-def run(ranks: list[dict[str, str]], output: str, timeout_s: float) -> list[int]:
+def run(ranks: list[dict[str, str]], output: str, timeout_s: float, after_failure_s: float) -> list[int]:
     """Exit codes of the ranks. Nobody outlives `timeout_s`."""
     store, port = fork_store()
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -44,7 +43,7 @@ def run(ranks: list[dict[str, str]], output: str, timeout_s: float) -> list[int]
             if pid not in codes and (done := os.waitpid(pid, os.WNOHANG))[0]:
                 codes[pid] = os.waitstatus_to_exitcode(done[1])
                 if codes[pid]:
-                    end = min(end, time.monotonic() + AFTER_A_FAILURE_S)
+                    end = min(end, time.monotonic() + after_failure_s)
         if time.monotonic() > end:
             for pid in pids:
                 if pid not in codes:
@@ -84,9 +83,8 @@ def fork_rank(environment: dict[str, str], output: str) -> int:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.environ.update(environment)
-        from homelab.worker.train import main as worker
-
-        code = worker()
+        module, _, function = environment["FORKS_ENTRY"].partition(":")
+        code = getattr(importlib.import_module(module), function)()
     except SystemExit as leaving:
         code = leaving.code
     except BaseException:

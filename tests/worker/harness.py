@@ -208,12 +208,20 @@ class Forks:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = 60, **plan: Any) -> tuple[list[int], str]:
-        """Plan and run one attempt; the ranks' exit codes and output."""
+    def run(
+        self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = 60, after_failure_s: float = 15,
+        prepare: Callable[[], object] = lambda: None, entry: str = "homelab.worker.train:main", **plan: Any,
+    ) -> tuple[list[int], str]:  # fmt: skip
+        """Plan and run one attempt; the ranks' exit codes and output. `prepare` comes in between; `entry` ("module:function") is what ranks run.
+
+        `after_failure_s` is what the others get to end by themselves when one rank has failed.
+        """
         make_plan(run, attempt, shares, **plan)
+        prepare()
         places = list(plan.get("nodes") or ["here"] * len(shares))
         own = [
             worker_environment(folder_of(run, node, places), attempt, node)
+            | {"FORKS_ENTRY": entry}
             | (
                 {
                     "RANK": str(rank), "WORLD_SIZE": str(len(shares)), "LOCAL_RANK": str(places[:rank].count(node)),
@@ -226,7 +234,7 @@ class Forks:
         ]  # fmt: skip
         output = run / "attempts" / str(attempt) / "output.txt"
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s}) + "\n")
+        self.process.stdin.write(json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s, "after_failure_s": after_failure_s}) + "\n")
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
         collect(run, attempt, places)

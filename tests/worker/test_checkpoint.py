@@ -89,6 +89,33 @@ def test_a_failed_write_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
 
 
+def test_an_attempt_that_was_replaced_completes_no_checkpoint(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for attempt in (1, 2):
+        (tmp_path / "attempts" / str(attempt)).mkdir(parents=True)
+    writers = {"a.bin": lambda path: path.write_bytes(b"weights")}
+    assert json.loads((checkpoint.write(root, 20, "r1", writers, attempt=2) / checkpoint.MANIFEST).read_text())["attempt"] == 2
+    with pytest.raises(WorkerError, match="attempt 2 has replaced this one") as caught:
+        checkpoint.write(root, 40, "r1", writers, attempt=1)
+    assert caught.value.where.endswith("attempts/2") and "homelab status" in caught.value.hint
+    assert [entry.name for entry in root.iterdir()] == ["step-00000020"]
+
+
+def test_one_of_before_manifests_named_the_attempt_is_read(tmp_path: Path) -> None:
+    folder = save(tmp_path, 20)
+    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
+    del manifest["attempt"]
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    assert checkpoint.verify(folder, "r1")["step"] == 20 and checkpoint.complete_steps(tmp_path) == [20]
+
+
+def test_damaged_ones_left_by_an_earlier_attempt_do_not_outlive_the_good(tmp_path: Path) -> None:
+    for step in (20, 40, 25):
+        save(tmp_path, step)
+    checkpoint.retain(tmp_path, 1, newest=25)
+    assert checkpoint.complete_steps(tmp_path) == [25, 40]
+
+
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 20, content=b"of the first attempt")
     folder = save(tmp_path, 20, content=b"of the second")
@@ -124,5 +151,5 @@ def test_leftovers_of_a_killed_write_are_cleared_and_what_was_moved_aside_return
 
 def test_the_manifest_has_the_agreed_shape(tmp_path: Path) -> None:
     manifest = json.loads((save(tmp_path, 20) / checkpoint.MANIFEST).read_text())
-    assert set(manifest) == {"schema", "step", "recipe_hash", "files", "time"}
+    assert set(manifest) == {"schema", "step", "recipe_hash", "attempt", "files", "time"}
     assert set(manifest["files"]["a.bin"]) == {"bytes", "sha256"}

@@ -1,0 +1,194 @@
+"""A node that lacks the checkpoint, or holds a damaged one, has it from a peer before the first step; whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.worker import checkpoint
+from tests.worker import harness
+from tests.worker.test_law import TOLERANCE
+
+pytestmark = pytest.mark.timeout(200)
+
+# Two ranks on one node: the second has no part in the sending, and waits.
+PLACES = ["damaged", "without", "without", "whole"]
+SHARES = [5, 3, 2, 2]
+STEP = "step-00000002"
+_Usage = namedtuple("_Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path, forks: harness.Forks) -> Path:
+    """The folder of a run of four steps that nothing happened to: checkpoints 2 and 4 on all three nodes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run = harness.make_run(folder / "run", model, data, train__steps=4, train__epochs=None)
+    forks.train(run, 1, SHARES, nodes=PLACES)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, undisturbed: Path) -> Path:
+    """A copy of it, on the disks of all nodes."""
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "run"
+
+
+def checkpoints(run: Path, node: str) -> Path:
+    return harness.folder_of(run, node, PLACES) / "checkpoints"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def damage(run: Path) -> None:
+    """As it is after a fault at step 3: only one node of three holds checkpoint 2 whole."""
+    for node in dict.fromkeys(PLACES):
+        shutil.rmtree(checkpoints(run, node) / "step-00000004", ignore_errors=True)
+    shutil.rmtree(checkpoints(run, "without"))
+    weights = checkpoints(run, "damaged") / STEP / "trainable.safetensors"
+    flipped = bytearray(weights.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    weights.write_bytes(flipped)
+
+
+def again(forks: harness.Forks, run: Path, attempt: int, **more: Any) -> tuple[list[int], str]:
+    # Ranks that wait at the store for one that has ended are ended by whoever watches the run: here soon.
+    more = {"prepare": lambda: damage(run), "after_failure_s": 3, **more}
+    return forks.run(run, attempt, SHARES, nodes=PLACES, resume_step=2, **more)
+
+
+def error_of(run: Path, node: str, attempt: int, rank: int) -> dict[str, str]:
+    file = harness.folder_of(run, node, PLACES) / f"attempts/{attempt}/ranks/{rank}/error.json"
+    return json.loads(file.read_text())
+
+
+def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole(
+    run: Path, forks: harness.Forks
+) -> None:
+    undisturbed = harness.weights(run, 4)
+    codes, output = again(forks, run, 2)
+    assert codes == [0] * 4, output
+    sent = content(checkpoints(run, "whole") / STEP)
+    for node in dict.fromkeys(PLACES):
+        assert content(checkpoints(run, node) / STEP) == sent, node
+        assert checkpoint.complete_steps(checkpoints(run, node)) == [2, 4]
+    assert harness.relative_error(harness.weights(run, 4), undisturbed) < TOLERANCE
+    assert min(harness.losses(run, 2)) == 3, "no step is repeated"
+    evidence = [path.name for path in checkpoints(run, "damaged").iterdir() if not path.name.startswith("step-")]
+    assert evidence == [f".{STEP}.corrupt"] and content(checkpoints(run, "damaged") / evidence[0]) != sent
+    notes = [line["message"] for rank in (0, 3) for line in harness.lines(run, 2, rank, "metrics.jsonl", "note")]
+    assert any("set aside" in note and "sha256" in note for note in notes)
+    assert any("went from whole to damaged, without" in note for note in notes)
+
+
+def test_where_nobody_holds_it_every_node_says_what_is_wrong_with_its_own(run: Path, forks: harness.Forks) -> None:
+    def damage_all() -> None:
+        damage(run)
+        (checkpoints(run, "whole") / STEP / "optimizer.pt").write_bytes(b"cut short")
+
+    codes, output = again(forks, run, 2, prepare=damage_all)
+    assert codes == [2] * 4 and "Traceback" not in output
+    assert "sha256" in error_of(run, "damaged", 2, 0)["message"]
+    assert "no node of this attempt" in error_of(run, "without", 2, 2)["message"]
+    assert "9 bytes" in error_of(run, "whole", 2, 3)["message"]
+
+
+def test_a_disk_without_room_ends_the_attempt_before_anything_is_sent(run: Path, forks: harness.Forks) -> None:
+    codes, output = again(forks, run, 2, entry="tests.worker.test_spread:without_room")
+    assert codes[1] == 2 and all(codes), output
+    error = error_of(run, "without", 2, 1)
+    assert (
+        "checkpoint of step 2" in error["message"]
+        and "No space left" in error["message"]
+        and "1000 bytes are free" in error["message"]
+    )
+    assert error["where"] == str(checkpoints(run, "without")) and "df -h" in error["hint"]
+    assert list(checkpoints(run, "without").iterdir()) == []
+
+
+def test_killed_in_the_middle_of_receiving_leaves_nothing_under_the_final_name(run: Path, forks: harness.Forks) -> None:
+    undisturbed = harness.weights(run, 4)
+    codes, output = again(forks, run, 2, entry="tests.worker.test_spread:killed_in_the_middle")
+    assert codes[1] == -signal.SIGKILL and all(codes), output
+    left = list(checkpoints(run, "without").iterdir())
+    assert [path.suffix for path in left] == [".partial"] and not (left[0] / checkpoint.MANIFEST).exists()
+    assert any(path.stat().st_size for path in left[0].iterdir()), "it was in the middle of it"
+    codes, output = again(forks, run, 3)
+    assert codes == [0] * 4, output
+    assert harness.relative_error(harness.weights(run, 4), undisturbed) < TOLERANCE
+    assert [path.name for path in checkpoints(run, "without").glob(".*")] == []
+
+
+def test_what_arrives_damaged_is_not_taken(run: Path, forks: harness.Forks) -> None:
+    codes, output = again(forks, run, 2, entry="tests.worker.test_spread:damaged_on_the_way")
+    assert codes[1] == 1 and all(codes), output
+    assert "arrived damaged from whole" in error_of(run, "without", 2, 1)["message"]
+    assert list(checkpoints(run, "without").iterdir()) == []
+
+
+def test_an_attempt_that_was_replaced_saves_nothing_more(run: Path, forks: harness.Forks) -> None:
+    replaced = harness.folder_of(run, "whole", PLACES) / "attempts" / "5"
+    codes, output = again(forks, run, 2, prepare=lambda: (damage(run), replaced.mkdir()))
+    assert codes[3] == 2 and all(codes), output
+    assert "attempt 5 has replaced this one" in error_of(run, "whole", 2, 3)["message"]
+    assert [path.name for path in checkpoints(run, "whole").iterdir()] == [STEP]
+
+
+# What the ranks of some tests run instead of the worker's `main`: the same with one thing that goes wrong.
+
+
+def worker() -> int:
+    from homelab.worker import spread
+    from homelab.worker.train import main
+
+    spread.CHUNK_BYTES = 4096
+    return main()
+
+
+def is_without() -> bool:
+    return os.environ["HOMELAB_NODE"] == "without"
+
+
+def without_room() -> int:
+    if is_without():
+        shutil.disk_usage = lambda path: _Usage(10**9, 10**9 - 1000, 1000)  # type: ignore[assignment, misc]
+    return worker()
+
+
+def killed_in_the_middle() -> int:
+    from homelab.worker import spread
+
+    write, seen = spread._Arriving.write, [0]
+
+    def die(self: Any, chunk: Any) -> None:
+        write(self, chunk)
+        seen[0] += 1
+        if seen[0] == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if is_without():
+        spread._Arriving.write = die  # type: ignore[method-assign]
+    return worker()
+
+
+def damaged_on_the_way() -> int:
+    from homelab.worker import spread
+
+    write = spread._Arriving.write
+
+    def flip(self: Any, chunk: Any) -> None:
+        chunk[0] ^= 1
+        write(self, chunk)
+
+    if is_without():
+        spread._Arriving.write = flip  # type: ignore[method-assign]
+    return worker()
