@@ -17,6 +17,8 @@ import typer
 if TYPE_CHECKING:
     from homelab.checks.evidence import Finding
     from homelab.config.cluster import Cluster
+    from homelab.control.detach import Supervision
+    from homelab.remote.fanout import Fleet
     from homelab.runs.paths import RunPaths
 
 ClusterOption = Annotated[
@@ -29,15 +31,27 @@ RunsOption = Annotated[
 ]
 SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.")]
 SuperviseOption = Annotated[
-    bool,
+    str,
     typer.Option(
-        "--supervise/--no-supervise", envvar="HOMELAB_SUPERVISE",
-        help="Leave a supervisor on this machine that recovers the run by itself, or not.",
+        "--supervise", envvar="HOMELAB_SUPERVISE", metavar="here|head", parser=lambda text: _supervised(text),
+        help="Where the supervisor is left that recovers the run by itself: on this machine, or on the head node (for a machine that sleeps; "
+        "the head then needs our packages and a key to the other nodes; if the head dies, `homelab recover` goes on).",
     ),
 ]
+NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave no supervisor; recover by hand.")]
 RunArgument = Annotated[
     str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the newest.", show_default=False)
 ]
+
+_SUPERVISED = {"here": "here", "head": "head"} | dict.fromkeys(("true", "yes", "1"), "here") | dict.fromkeys(("no", "false", "0"), "no")
+
+
+def _supervised(text: str) -> str:
+    """Of the option or HOMELAB_SUPERVISE: here, head or no."""
+    if text.lower() not in _SUPERVISED:
+        raise typer.BadParameter(f"{text!r}; allowed: here, head (HOMELAB_SUPERVISE: no, too)")
+    return _SUPERVISED[text.lower()]
+
 
 DEFAULT_CLUSTER = Path("cluster.toml")
 DEFAULT_RUNS = Path("runs")
@@ -65,15 +79,17 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
     return cluster.only(names) if names else cluster
 
 
-def leave_supervisor(paths: RunPaths, cluster: Path, nodes: Collection[str]) -> None:
-    """Start the run's supervisor. Where that fails the run is under way all the same: a warning on stderr, not an error."""
-    from homelab.control import detach
+def leave_supervisor(
+    supervision: Supervision, fleet: Fleet, paths: RunPaths, cluster: Path, nodes: Collection[str], say: Callable[[str], None]
+) -> str:
+    """Start the run's supervisor; what to tell of it. Where that fails the run is under way all the same: a warning on stderr, not an error."""
     from homelab.errors import HomelabError
 
     try:
-        detach.start(paths, cluster, nodes)
+        return supervision.leave(fleet, paths, cluster, nodes, say)
     except HomelabError as error:
         sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {error.hint}\n")
+        return ""
 
 
 def print_json(value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,7 +21,8 @@ def command(
     wait: Annotated[
         bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")
     ] = False,
-    supervise: common.SuperviseOption = True,
+    supervise: common.SuperviseOption = "here",
+    no_supervise: common.NoSuperviseOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")
     ] = False,
@@ -39,6 +40,7 @@ def command(
     from homelab.checks import registry, report
     from homelab.config.load import load_recipe
     from homelab.control import launch, watch
+    from homelab.control.detach import Supervision, Where
     from homelab.planning import report as plan_report
     from homelab.remote.fanout import Fleet
     from homelab.runs import store
@@ -83,10 +85,15 @@ def command(
         with spinner:
             say = spinner.enter_context(common.progress(as_json))
             say(f"run {prepared.plan.run}")
-            plan_text = plan_report.text(prepared.plan)
-            paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
-        if supervise and wanted.recovery.auto:
-            common.leave_supervisor(paths, cluster, [node.name for node in prepared.plan.nodes])
+            plan, plan_text = prepared.plan, plan_report.text(prepared.plan)
+            supervision = Supervision("no" if no_supervise or not wanted.recovery.auto else cast(Where, supervise))
+            addresses = {node.name: node.lan_address for node in plan.nodes}
+            with supervision.tried(fleet, plan.run, plan.head, list(addresses), addresses, say):
+                paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
+        with common.progress(as_json) as say:
+            told = common.leave_supervisor(supervision, fleet, paths, cluster, list(addresses), say)
+        if told:
+            console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

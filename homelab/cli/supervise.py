@@ -15,7 +15,7 @@ def command(
     import sys
     import time
 
-    from homelab.control import find, supervise
+    from homelab.control import find, head_supervisor, supervise
     from homelab.remote.fanout import Fleet
 
     def say(text: str) -> None:
@@ -25,6 +25,10 @@ def command(
     loaded = common.load_cluster(cluster, nodes)
     with Fleet(loaded) as fleet:
         paths = find.run(fleet, runs_dir, run, say)
+        away = head_supervisor.at_work(fleet, paths) if head_supervisor.recorded(paths) else None
+    if away is not None:
+        say(f"{paths.name} has a supervisor on {away[0]} already. Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
+        return 0
     ended = supervise.supervise(loaded, paths, say)
     options = common.same_options(cluster, runs_dir)
     if ended is None:

@@ -1,18 +1,61 @@
-"""Starting a run's supervisor: a process of its own that outlives this terminal."""
+"""Starting a run's supervisor: a process of its own that outlives this terminal, on this machine or on the head node."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
+from homelab.control import head_supervisor
+from homelab.control.head_supervisor import Place
 from homelab.errors import HomelabError
+from homelab.remote.fanout import Fleet
 from homelab.runs import lock
 from homelab.runs.paths import RunPaths
 
-_START_S = 10.0
+_START_S = 30.0
+Where = Literal["here", "head", "no"]
+Say = Callable[[str], None]
+
+
+class Supervision:
+    """Where a run is to have its supervisor. A head that is this machine itself (`host = "local"`) is here."""
+
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._place: Place | None = None
+
+    @contextmanager
+    def tried(
+        self, fleet: Fleet, run: str, head: str, nodes: Collection[str], addresses: Mapping[str, str], say: Say, silent: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Around the start of the training: raises HomelabError before it where the head cannot have the supervisor.
+
+        `nodes` are those it may use, `addresses` theirs on the LAN, as far as they are known; those that are `silent` may come back.
+        """
+        if self._where == "head" and fleet.cluster.node(head).host != "local":
+            self._place = head_supervisor.prepare(fleet, run, head, nodes, addresses, say, silent)
+        try:
+            yield
+        except BaseException:
+            if self._place is not None:
+                head_supervisor.discard(fleet, self._place)
+            raise
+
+    def leave(self, fleet: Fleet, paths: RunPaths, cluster_file: Path, nodes: Collection[str], say: Say) -> str:
+        """Start it; what a person may want to know of it, empty where that is nothing. Raises HomelabError; the run itself goes on."""
+        if self._where == "no":
+            return ""
+        if self._place is not None:
+            log = head_supervisor.start(fleet, paths, self._place, say)
+            return f"on {self._place.node}, whatever becomes of this machine; its log there: {log}"
+        paths.supervised_json.unlink(missing_ok=True)
+        start(paths, cluster_file, nodes)
+        return ""
 
 
 def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:

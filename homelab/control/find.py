@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
 def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     local = store.runs_in(runs_dir)
     newest = max(local, key=_created_at, default=None)
-    if name is None and newest and store.read_object(newest.state_json).get("state") not in FINISHED:
+    if name is None and newest and _state(newest) not in FINISHED:
         return newest
     if name is not None:
         chosen = store.choose(name, [paths.name for paths in local])
@@ -63,6 +64,8 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     if found is None:
         if unreachable and not answers:
             raise next(iter(unreachable.values()))
+        if name is not None and re.fullmatch(store.USABLE_NAME, name) and (runs_dir / name).is_dir():
+            raise _damaged(RunPaths(runs_dir / name), "run.json is not in it")
         if name is not None:
             raise store.unknown(name, names + [paths.name for paths in local])
         raise InputError(
@@ -72,6 +75,12 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     return _adopt(fleet, RunPaths(runs_dir / found), node)
 
 
+def _state(paths: RunPaths) -> str:
+    """As this controller last saw it, "planned" where that cannot be read."""
+    state = store.read_object(paths.state_json).get("state")
+    return state if isinstance(state, str) else "planned"
+
+
 def _created_at(paths: RunPaths) -> float:
     moment = store.read_object(paths.run_json).get("created_at")
     return float(moment) if isinstance(moment, int | float) else 0.0
@@ -79,46 +88,58 @@ def _created_at(paths: RunPaths) -> float:
 
 def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
     """The plan of an attempt, the newest that can be read by default. Raises HomelabError when the run's folder is damaged."""
-    for number in [attempt] if attempt else _attempts(paths):
+    for number in [attempt] if attempt else attempts(paths):
         plan = _read_plan(paths, number)
         if plan is not None:
             return plan
-    raise _damaged(paths, "no plan is in it")
+    raise _damaged(paths, "no plan in it can be read")
 
 
 def recipe_of(paths: RunPaths) -> tuple[dict[str, Any], Recipe]:
     """run.json, and the recipe in it. Raises HomelabError when the run's folder is damaged."""
     described = store.read_object(paths.run_json)
-    try:
-        recipe = Recipe.model_validate(described["recipe"], strict=False)
-        for entry in described["data"].values():
-            assert entry is None or {"path", "name", "sha256", "kind"} <= entry.keys()
-    except (ValidationError, KeyError, AttributeError, AssertionError) as error:
-        raise _damaged(paths, "run.json is not whole") from error
+    recipe = _recipe_in(described)
+    if recipe is None:
+        raise _damaged(paths, "run.json is not whole" if paths.run_json.exists() else "run.json is not in it")
     return described, recipe
+
+
+def _recipe_in(described: dict[str, Any]) -> Recipe | None:
+    """None for what is no whole run.json."""
+    try:
+        for entry in described["data"].values():
+            if entry is not None and not {"path", "name", "sha256", "kind"} <= entry.keys():
+                return None
+        return Recipe.model_validate(described["recipe"], strict=False)
+    except (ValidationError, KeyError, AttributeError, TypeError):
+        return None
 
 
 def is_whole(paths: RunPaths) -> bool:
     """False when run.json or the newest plan cannot be read."""
-    numbers = _attempts(paths)
-    try:
-        recipe_of(paths)
-    except HomelabError:
+    numbers = attempts(paths)
+    if _recipe_in(store.read_object(paths.run_json)) is None:
         return False
     return bool(numbers) and _read_plan(paths, numbers[0]) is not None
 
 
-def _attempts(paths: RunPaths) -> list[int]:
+def attempts(paths: RunPaths) -> list[int]:
     """Numbers of the attempts that have a folder here, the newest first."""
     found = [int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdecimal()]
     return sorted(found, reverse=True)
 
 
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:
+    return _plan_in(store.read_json(paths.plan_json(number)), paths.name, number)
+
+
+def _plan_in(value: Any, run: str, number: int) -> Plan | None:
+    """None for what is no plan, or that of another run or attempt (a copied folder)."""
     try:
-        return Plan.model_validate(store.read_json(paths.plan_json(number)))
+        plan = Plan.model_validate(value)
     except ValidationError:
         return None
+    return plan if (plan.run, plan.attempt) == (run, number) else None
 
 
 def _damaged(paths: RunPaths, what: str) -> HomelabError:
@@ -131,18 +152,30 @@ def _damaged(paths: RunPaths, what: str) -> HomelabError:
 
 
 def _mend(fleet: Fleet, paths: RunPaths) -> None:
-    """Take run.json and the plans anew from a node that has them. Raises HomelabError when there is none."""
-    answers, _ = fleet.ask("runs")
+    """Take what cannot be read of run.json and the plans from whatever nodes have it. Raises HomelabError when none has.
+
+    An attempt of which only its number is left, here and on all nodes, did not come to its start: the plan before it counts.
+    """
+    answers, unreachable = fleet.ask("describe", {"run": paths.name})
+    known = 0  # the newest attempt that a node has a folder of
     for node, answer in answers.items():
-        if any(entry["name"] == paths.name for entry in answer["runs"]):
-            try:
-                _adopt(fleet, paths, node)
-            except HomelabError:
-                continue
-            if is_whole(paths):
-                return
+        taken = []
+        known = max([known, *map(int, answer["plans"])])
+        if answer["run_json"] and _recipe_in(answer["run_json"]) and not _recipe_in(store.read_object(paths.run_json)):
+            store.write_json(paths.run_json, answer["run_json"])
+            taken.append("run.json")
+        for number, value in ((int(key), plan) for key, plan in answer["plans"].items()):
+            if _read_plan(paths, number) is None and _plan_in(value, paths.name, number):
+                store.write_json(paths.plan_json(number), value)
+                taken.append(f"the plan of attempt {number}")
+        if taken:
+            store.event(paths, f"mended from {node}: {', '.join(taken)}")
+    if is_whole(paths):
+        return
     recipe_of(paths)
-    raise _damaged(paths, "the newest plan cannot be read")
+    if not unreachable and plan_of(paths).attempt >= known:
+        return
+    raise _damaged(paths, f"{paths.plan_json(max([known, *attempts(paths)])).relative_to(paths.root)} cannot be read")
 
 
 def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any]], dict[str, HomelabError]]:
@@ -151,11 +184,11 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any
     answers, unreachable = fleet.ask("runs")
     rows: dict[str, dict[str, Any]] = {}
     for paths in store.runs_in(runs_dir):
-        state = store.read_object(paths.state_json)
+        attempt = store.read_object(paths.state_json).get("attempt")
         rows[paths.name] = {
             "name": paths.name,
-            "state": state.get("state", "planned"),
-            "attempt": state.get("attempt", 0),
+            "state": _state(paths),
+            "attempt": attempt if isinstance(attempt, int) else 0,
             "created_at": _created_at(paths) or None,
             "nodes": [],
             "seen": [],
@@ -231,6 +264,6 @@ def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:
 def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
     """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
     for number, plan in fleet.agent(node).ask("describe", {"run": paths.name})["plans"].items():
-        if plan is not None and _read_plan(paths, int(number)) is None:
+        if _read_plan(paths, int(number)) is None and _plan_in(plan, paths.name, int(number)):
             store.write_json(paths.plan_json(int(number)), plan)
     return plan_of(paths)

@@ -23,7 +23,7 @@ from homelab.planning.model import Plan
 from homelab.planning.outlook import Throughputs
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
-from homelab.runs import store
+from homelab.runs import identity, store
 from homelab.runs.paths import RunPaths
 
 Say = Callable[[str], None]
@@ -193,6 +193,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "recipe_file": prepared.recipe_path.name,
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
+        "model": identity.model_record(next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)),
         "versions": {
             name: {"python": facts.python_version, **{key: value for key, value in facts.packages.items() if value}}
             for name, facts in prepared.evidence.facts.items()

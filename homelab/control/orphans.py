@@ -9,21 +9,21 @@ from homelab.control import find, stop, watch
 from homelab.control.stop import Outcome
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
-from homelab.runs import lock
 from homelab.runs.state import FINISHED
 
 
 def end(fleet: Fleet, runs_dir: Path, say: Callable[[str], None]) -> tuple[list[Outcome], list[str], dict[str, HomelabError]]:
     """End them on whatever node: (what was ended, the runs that live and were left alone, the nodes that could not be asked).
 
-    A run that trains is left alone, and so is one whose supervisor is at work on this machine.
+    A run that trains is left alone, and so is one whose supervisor is at work, here or on its head.
     """
     say("asking the nodes what runs there")
     answers, unreachable = fleet.ask("runs")
     ended, kept = [], []
     for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
         paths = find.run(fleet, runs_dir, name, say)
-        if lock.is_held(paths) or watch.Watcher(fleet, paths, "").look().state not in (*FINISHED, "lost"):
+        seen = watch.Watcher(fleet, paths, "").look()
+        if seen.supervisor or seen.state not in (*FINISHED, "lost"):
             kept.append(name)
         else:
             ended.append(stop.stop(fleet, paths, say))

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from homelab.checks import registry
-from homelab.checks.evidence import Evidence
-from homelab.control import diagnosed, find, gather, launch, start, watch
+from homelab.control import diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
 from homelab.control.material import Material, sha256
 from homelab.diagnose import cause
 from homelab.diagnose.cause import Diagnosis
@@ -24,12 +23,9 @@ from homelab.runs.paths import RunPaths
 from homelab.runs.reply import parse_replies
 
 Say = Callable[[str], None]
+_READ_S, _BRING_S = 1800.0, 4 * 3600.0  # a full fine-tune's checkpoint has tens of GB; a node that falls silent meanwhile is noticed by itself
 # What to do where no checkpoint is left: nothing (a person decides), begin again (a person did), or begin again because none was ever due.
 Scratch = Literal["never", "always", "if-nothing-was-saved"]
-
-
-class OtherDataError(HomelabError):
-    """The data is not what the run began with: no waiting mends that, and going on would break the law."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Examination:
     """What was found before anything is started again."""
 
     attempt: int
-    state: str
+    because: str  # the run's state, or what the supervisor saw
     diagnosis: Diagnosis | None
     unreachable: dict[str, str]
     step: int = 0
@@ -55,12 +51,14 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
             where=paths.name,
             hint=f"homelab chat {paths.name} --prompt '...'",
         )
-    if seen.state in ("running", "starting", "shipping") and not watcher.unreachable:
-        raise InputError(
-            f"this run is {seen.state}: there is nothing to recover",
-            where=f"{paths.name}, step {seen.step}",
-            hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
-        )
+    if seen.state in ("running", "starting", "shipping"):
+        if not watcher.unreachable:
+            raise InputError(
+                f"this run is {seen.state}: there is nothing to recover",
+                where=f"{paths.name}, step {seen.step}",
+                hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
+            )
+        refusals.refuse_moving(fleet, paths.name, watcher.replies, watcher.unreachable, say)
     diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in ("stopped", "planned") else None)
     if diagnosis is not None and seen.state not in ("stopped", "planned"):
         diagnosed.keep(paths, seen.attempt, diagnosis, watcher.unreachable)
@@ -68,7 +66,7 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
 
 
 def examine_failure(
-    fleet: Fleet, paths: RunPaths, plan: Plan, *, silent: Mapping[str, str], silent_ranks: Collection[int], has_failed: bool
+    fleet: Fleet, paths: RunPaths, plan: Plan, *, silent: Mapping[str, str], silent_ranks: Collection[int], has_failed: bool, because: str
 ) -> Examination:
     """What happened in an attempt that is to be ended: asks the nodes that can be heard, and takes `silent` (node -> why) as it is."""
     names = [node.name for node in plan.nodes if node.name not in silent and node.name in {known.name for known in fleet.cluster.nodes}]
@@ -83,7 +81,7 @@ def examine_failure(
     if diagnosis is not None:
         diagnosed.keep(paths, plan.attempt, diagnosis, unreachable)
     logs = {name: [line for rank in of_node for line in (*rank.log_tail.stdout, *rank.log_tail.stderr)] for name, of_node in ranks.items()}
-    return Examination(plan.attempt, "failed", diagnosis, unreachable, step, logs)
+    return Examination(plan.attempt, because, diagnosis, unreachable, step, logs)
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,12 @@ def halt(
     """Stop what is left of the last attempt everywhere, and choose the newest checkpoint that is whole.
 
     `fleet` is the whole cluster: a node that is not among `nodes` may still run the last attempt, or hold the newest
-    checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when a process does not end, or when no
-    complete checkpoint is left and `from_scratch` does not allow to begin again.
+    checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when a process does not end, when no
+    complete checkpoint is left and `from_scratch` does not allow to begin again, or when it would be another training.
     """
+    described, recipe = find.recipe_of(paths)
+    refusals.refuse_too_few(paths, recipe, list(nodes), {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes})
+    identity.refuse_edited_recipe(fleet, paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
     stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=grace_s)
@@ -116,19 +117,22 @@ def halt(
             where=paths.name,
             hint="homelab preflight --only ssh",
         )
-    _refuse_leftovers({name: stopped[name] for name in names})
+    refusals.refuse_leftovers({name: stopped[name] for name in names})
     step, holders = _newest_checkpoint(fleet, paths, list(stopped), silent=unreachable, from_scratch=from_scratch, say=say)
+    if step:
+        identity.refuse_other_checkpoint(fleet, paths, described, step, holders)
     return Halted(names, unreachable, step, holders)
 
 
 def resume(
     fleet: Fleet, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
-    lower: Mapping[str, int] = MappingProxyType({}),
+    lower: Mapping[str, int] = MappingProxyType({}), announce: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:  # fmt: skip
     """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
 
-    `lower`: node -> how often its micro-batch is halved.
-    Raises HomelabError when none is well, or when the data is not what the run began with. Nothing is left running by a failure.
+    `lower`: node -> how often its micro-batch is halved. `announce` tells the person; no Ctrl-C comes between the start and it.
+    Raises HomelabError when too few are well, or when data or model are not what the run began with: then the run is as it was.
+    Nothing is left running by a failure of the start itself, or by Ctrl-C.
     """
     described, recipe = find.recipe_of(paths)
     items = material_of(paths, described)
@@ -143,18 +147,20 @@ def resume(
         first = next(iter(ill.values()), None)
         raise HomelabError(
             f"no node is well enough to go on{': ' + first.message if first else ''}",
-            where=paths.name,
+            where=f"{paths.name}: {', '.join(ill) or ', '.join(names)}",
             hint=first.hint if first else "homelab preflight",
         )
-    _refuse_other_data(described, seen, items)
-    attempt = max(found.attempt, find.plan_of(paths).attempt) + 1  # one that did not come to its start has used its number, too
+    unnamed = {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes}
+    gone = {name: ill[name].message for name in ill} | unreachable | unnamed
+    refusals.refuse_too_few(paths, recipe, well, gone)
+    identity.refuse_other_data(described, seen, items)
+    attempt = max(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
     only_well = seen.__class__(
         **{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}}
     )
+    identity.refuse_other_model(paths, described, only_well)
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
     plan = plan.model_copy(update={"ranks": tuple(_lowered(rank, lower.get(rank.node, 0)) for rank in plan.ranks)})
-    unnamed = {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes}
-    gone = {name: ill[name].message for name in ill} | unreachable | unnamed
     was = {node.name for node in find.plan_of(paths).nodes}
     plan = plan.model_copy(update={
         "left_out": (*plan.left_out, *sorted(set(gone) & was)),
@@ -162,24 +168,26 @@ def resume(
     })  # fmt: skip
     if step:
         _bring_checkpoint(fleet, paths, step, holders, [node.name for node in plan.nodes], say)
-    start.keep(paths, fleet, plan, report.text(plan))
-    store.set_state(paths, "starting", attempt)
-    try:
-        start.ship_material(fleet, [node.name for node in plan.nodes], items, say)
-        start.start(fleet, plan, described, items, say)
-    except BaseException:
-        store.set_state(paths, "failed", attempt)
-        store.event(paths, f"attempt {attempt} did not start")
-        raise
-    store.set_state(paths, "running", attempt)
-    because = found.diagnosis.title if found.diagnosis else found.state
-    store.event(
-        paths,
-        f"attempt {attempt} goes on after step {step}",
-        because=because,
-        nodes=[node.name for node in plan.nodes],
-        left_out=list(plan.left_out),
-    )
+    start.ship_material(fleet, [node.name for node in plan.nodes], items, say)
+    with interrupts.held():
+        start.keep(paths, fleet, plan, report.text(plan))
+        store.set_state(paths, "starting", attempt)
+        try:
+            start.start(fleet, plan, described, items, say)
+        except BaseException:
+            store.set_state(paths, "failed", attempt)
+            store.event(paths, f"attempt {attempt} did not start")
+            raise
+        store.set_state(paths, "running", attempt)
+        because = found.diagnosis.title if found.diagnosis else found.because
+        store.event(
+            paths,
+            f"attempt {attempt} goes on after step {step}",
+            because=because,
+            nodes=[node.name for node in plan.nodes],
+            left_out=list(plan.left_out),
+        )
+        announce(plan)
     return plan
 
 
@@ -210,24 +218,17 @@ def material_of(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
     return items
 
 
-def _refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
-    for node, answer in stopped.items():
-        if answer["left"]:
-            raise HomelabError(
-                f"processes of the last attempt do not end: {', '.join(map(str, answer['left']))}",
-                where=f"node {node}",
-                hint="on that node: sudo reboot (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
-            )
-
-
 def _newest_checkpoint(
     fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Collection[str], from_scratch: Scratch, say: Say
 ) -> tuple[int, list[str]]:
-    """(step, nodes that hold it whole). Step 0 when there is none and `from_scratch` allows it."""
+    """(step, nodes that hold it whole). Step 0 when there is none and `from_scratch` allows it.
+
+    Every node reads its newest ones (sha256), and sets aside what is damaged where it has a whole one left.
+    """
     if from_scratch == "always":
         return 0, []
     say("looking for the newest complete checkpoint")
-    answers, errors = fleet.ask("checkpoints", {"run": paths.name}, names=names, timeout_s=120.0)
+    answers, errors = fleet.ask("checkpoints", {"run": paths.name, "set_aside": True}, names=names, timeout_s=_READ_S)
     best = max((step for answer in answers.values() for step in answer["good"]), default=0)
     for node, answer in answers.items():
         for step, why in answer["bad"].items():
@@ -236,12 +237,7 @@ def _newest_checkpoint(
         return best, [name for name, answer in answers.items() if best in answer["good"]]
     if from_scratch == "if-nothing-was-saved":
         return 0, []
-    raise HomelabError(
-        "no complete checkpoint is left on the nodes that answer"
-        + (f" ({', '.join(dict.fromkeys([*silent, *errors]))} did not)" if silent or errors else ""),
-        where=paths.name,
-        hint=f"{'wake them, then recover; ' if silent or errors else ''}to begin again at step 0: homelab recover {paths.name} --from-scratch",
-    )
+    raise refusals.no_checkpoint(paths.name, answers, list(dict.fromkeys([*silent, *errors])))
 
 
 def _fresh_port(fleet: Fleet, names: list[str], first: int, last: int) -> int:
@@ -254,36 +250,28 @@ def _fresh_port(fleet: Fleet, names: list[str], first: int, last: int) -> int:
     return last + 1
 
 
-def _refuse_other_data(described: dict[str, Any], seen: Evidence, items: list[Material]) -> None:
-    """The law: the samples are those the run began with."""
-    for item in items:
-        if item.kind != "on-node":
-            continue
-        expected = described["data"][item.role]["sha256"]
-        for name, facts in seen.facts.items():
-            file = facts.data.get(item.role)
-            if file and file.sha256 and file.sha256 != expected:
-                raise OtherDataError(
-                    "this data file is not the one the run began with: going on would train on other samples",
-                    where=f"node {name}: {file.path} (sha256 {file.sha256[:12]}, the run began with {expected[:12]})",
-                    hint="put the old file back, or start a new run: homelab launch RECIPE",
-                )
-
-
 def _bring_checkpoint(fleet: Fleet, paths: RunPaths, step: int, holders: list[str], names: list[str], say: Say) -> None:
-    """Every node of the plan gets the checkpoint; those that lack it receive it from one that has it, by way of here."""
+    """See to it that a node of the plan holds the checkpoint whole: the ranks bring it to the others among themselves, over the LAN.
+
+    Where only a node outside of the plan holds it, the first of `names` receives it by way of here; for a [script], whose program
+    knows nothing of that, every node that lacks it does.
+    """
+    _, recipe = find.recipe_of(paths)
     lacking = [name for name in names if name not in holders]
-    if not lacking:
+    targets = lacking if recipe.script is not None else lacking[: 0 if len(lacking) < len(names) else 1]
+    if not targets:
         return
-    say(f"bringing checkpoint {step} from {holders[0]} to {', '.join(lacking)}")
-    with tempfile.NamedTemporaryFile(prefix="homelab-checkpoint-") as archive:
-        fleet.agent(holders[0]).fetch("send-checkpoint", {"run": paths.name, "step": step}, archive)  # type: ignore[arg-type]
+    say(f"bringing checkpoint {step} from {holders[0]} to {', '.join(targets)}")
+    request = {"run": paths.name, "step": step}
+    # In the run's folder: the one for temporary files is often in memory.
+    with tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
+        fleet.agent(holders[0]).fetch("send-checkpoint", request, archive, timeout_s=_BRING_S)  # type: ignore[arg-type]
         archive.flush()
 
         def send(name: str) -> None:
             with open(archive.name, "rb") as stream:
-                fleet.agent(name).send("receive-checkpoint", {"run": paths.name, "step": step}, stream)
+                fleet.agent(name).send("receive-checkpoint", request, stream, timeout_s=_BRING_S)
 
-        _, errors = on_all(lacking, send)
+        _, errors = on_all(targets, send)
     for error in errors.values():
         raise error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import find, start
+from homelab.control import find, head_supervisor, start
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
@@ -68,6 +68,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
         store.set_state(paths, "stopping", attempt, intent="stopping")
     planned = {node.name for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
     names = [node.name for node in fleet.cluster.nodes if node.name in planned]
+    head_supervisor.end(fleet, paths, say)
     say(f"stopping {paths.name} on {', '.join(names)}")
     ended, unreachable = start.stop_all(fleet, paths.name, names)
     for name in planned - {node.name for node in fleet.cluster.nodes}:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
 from homelab.config.cluster import Cluster
-from homelab.control import find, recover, stacks, watch
+from homelab.control import by_hand, find, recover, stacks, watch
 from homelab.control.followers import Followers
+from homelab.control.identity import OtherTrainingError
 from homelab.control.recover import Examination, Scratch
 from homelab.control.returning import Returning
 from homelab.diagnose.cause import Diagnosis
@@ -30,7 +31,7 @@ from homelab.runs.watchdog import Verdict
 
 Say = Callable[[str], None]
 # What follows the first sign of a failure within a moment belongs to it: the ends of the other ranks, their last words.
-SETTLE_S = 1.0
+SETTLE_S, SETTLE_MOST_S = 1.0, 4.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
@@ -49,17 +50,20 @@ class Supervisor:
         described, self._recipe = find.recipe_of(paths)
         self._items = recover.material_of(paths, described)
         known = store.read_object(paths.supervisor_json)
-        self._was = (known.get("doing"), known.get("attempt"))
-        self._restarts = [Restart(**entry) for entry in known.get("restarts", [])]
+        whole = by_hand.kept(known)
+        self._was = (known.get("doing"), whole["attempt"])
+        self._restarts = [Restart(**entry) for entry in whole["restarts"]]
         # What the person left out at the launch is left out again.
         self._skipped = tuple(store.read_object(paths.checks_json).get("skipped", ()))
-        self._pace = Pace(known.get("step_s"))
+        self._pace = Pace(whole["step_s"])
         self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
 
     def run(self) -> str:
         """Until the run is done, stopped, or given up; how it ended."""
         plan = find.plan_of(self._paths)
+        if plan.attempt != self._was[1]:
+            self._pace = Pace()
         # Ended in the middle of a recovery: what it has stopped by then looks as if a person had.
         cut_short = Verdict("exit", because="the supervisor was ended while it recovered this run")
         was_recovering = self._was[0] == "recovering" and not self._has_started(plan) and not self._is_stopped(plan)
@@ -140,7 +144,7 @@ class Supervisor:
         try:
             with Fleet(self._cluster) as fleet:
                 watch.Watcher(fleet, self._paths, "").look()
-        except HomelabError as error:
+        except Exception as error:  # whatever is wrong with what people are shown: the run is looked after all the same
             self._say(f"looking failed: {error}")
 
     def _recover(self, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> bool:
@@ -155,12 +159,12 @@ class Supervisor:
             try:
                 with Fleet(self._cluster) as fleet, followers.letting_go(fleet):
                     # Once: after the stop nobody has anything to tell.
-                    found = found or self._examine(fleet, plan, verdict, left_out)
+                    found = found or self._examine(fleet, plan, verdict, left_out, followers)
                     return self._once(fleet, plan, verdict, found)
             except HomelabError as error:
                 if self._is_stopped(plan):
                     return False
-                if isinstance(error, recover.OtherDataError) or time.monotonic() - began_at > WAIT_S:
+                if isinstance(error, OtherTrainingError) or time.monotonic() - began_at > WAIT_S:
                     diagnosis = found.diagnosis if found else None
                     self._give_up(plan, diagnosis, Action("give-up", str(error.message), verdict.kind, hint=error.hint or ""))
                     return False
@@ -173,15 +177,16 @@ class Supervisor:
                     self._write("recovering", f"waiting: {error.message}", plan)
                 time.sleep(wait_s)
 
-    def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str]) -> Examination:
+    def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> Examination:
         if verdict.kind in ("exit", "dead-rank"):
-            time.sleep(SETTLE_S)
+            _settle(followers, verdict.nodes)
         if verdict.kind in ("hang", "frozen-rank", "silent-node"):
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
         silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
         silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
         return recover.examine_failure(
-            fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble
+            fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble,
+            because=verdict.because,
         )
 
     def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
@@ -205,6 +210,7 @@ class Supervisor:
             self._refused[name] = time.monotonic() + RETURN_AGAIN_S
         if verdict.is_trouble:
             self._restarts.append(Restart(time.time(), action.cause, action.node, made.resume_step))
+        self._pace = Pace()  # the first step of an attempt takes longer than all others
         self._write("watching", f"attempt {made.attempt} goes on after step {made.resume_step}: {action.because}", made)
         return True
 
@@ -220,6 +226,16 @@ class Supervisor:
             "restarts": [asdict(restart) for restart in self._restarts],
         }  # fmt: skip
         store.write_json(self._paths.supervisor_json, state)
+
+
+def _settle(followers: Followers, names: Collection[str]) -> None:
+    """Wait until torchrun on these nodes has said how its ranks ended, which takes longer on a busy machine; not for long."""
+    began_s = time.monotonic()
+    while (passed_s := time.monotonic() - began_s) < SETTLE_MOST_S:
+        signs = followers.signs()
+        if passed_s >= SETTLE_S and all(signs[name].exit is not None for name in names if name in signs):
+            return
+        followers.wait(0.1)
 
 
 def _suspects(verdict: Verdict) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from homelab.config.cluster import Node
-from homelab.control import diagnosed, find, stop
+from homelab.control import diagnosed, find, head_supervisor, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -19,7 +19,7 @@ from homelab.remote.fanout import Fleet
 from homelab.runs import lock, store
 from homelab.runs import reply as replies
 from homelab.runs.paths import RunPaths
-from homelab.runs.reply import Metric, Reply
+from homelab.runs.reply import Metric, Reply, SupervisorReply
 from homelab.runs.state import FINISHED, newest_attempt
 
 INTERVAL_S = 2.0
@@ -61,6 +61,7 @@ class Watcher:
             supervisor=self.supervisor(),
             options=self._options,
         )
+        seen = self._without_supervisor(seen)
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             store.event(self._paths, seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
@@ -69,12 +70,23 @@ class Watcher:
         return seen
 
     def supervisor(self) -> str:
-        """What the run's supervisor is doing; empty where none is at work on this machine."""
-        if not lock.is_held(self._paths):
-            return ""
-        state = store.read_object(self._paths.supervisor_json)
-        doing = str(state.get("doing", ""))
-        return doing if doing == "watching" else f"{doing}: {state.get('why', '')}"
+        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
+        if lock.is_held(self._paths):
+            known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
+            return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
+        on_nodes = {name: reply.supervisor for name, reply in self.replies.items() if reply.supervisor}
+        if head_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more
+            on_nodes |= head_supervisor.look(self._fleet, self._paths)
+        return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
+
+    def _without_supervisor(self, seen: Snapshot) -> Snapshot:
+        """Says so where the run should have one on a node, and nobody answers there."""
+        name = head_supervisor.recorded(self._paths)
+        if not name or seen.supervisor or seen.state in ("done", "stopped"):
+            return seen
+        why = f"{name} does not answer" if name in self.unreachable else f"none is at work on {name} any more"
+        note = f"no supervisor is heard of ({why}): after a failure this run goes on by homelab recover {seen.run}{self._options}"
+        return seen.model_copy(update={"notes": (*seen.notes, note)})
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""

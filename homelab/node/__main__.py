@@ -95,6 +95,10 @@ def _answer(verb, request):
         from homelab.node import collective
 
         return getattr(collective, verb.rpartition("-")[2])(request)
+    if verb == "manifest":
+        from homelab.node import manifest
+
+        return manifest.manifest(request)
     if verb in ("has-file", "checkpoints", "verify-checkpoint"):
         from homelab.node import transfer
 
@@ -103,6 +107,14 @@ def _answer(verb, request):
         from homelab.node import transfer
 
         return getattr(transfer, verb.replace("-", "_"))(request, sys.stdin.buffer)
+    if verb in ("supervisor-needs", "supervisor-reach", "supervisor-start", "supervisor-look", "supervisor-end", "supervisor-discard"):
+        from homelab.node import supervisor
+
+        return getattr(supervisor, verb.rpartition("-")[2])(request)
+    if verb == "supervisor-put":
+        from homelab.node import supervisor
+
+        return supervisor.put(request, sys.stdin.buffer)
     if verb == "sample-data":
         from homelab.node import sample
 

@@ -28,6 +28,11 @@ def run_dir(workdir, run):
     return os.path.join(expand(workdir), "runs", checked(run))
 
 
+def supervised_dir(workdir, run):
+    """Folder of a run's supervisor, where it was put on this node."""
+    return os.path.join(expand(workdir), "supervised", checked(run))
+
+
 def speeds_file(workdir, model, kind):
     """Measured speeds of a model and a method (the twin of `homelab.worker.speed.file_name`, whose dataclass needs Python 3.10)."""
     last = model.rstrip("/").rsplit("/", 1)[-1].lower()

@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-from homelab.node import files, load, paths, processes
+from homelab.node import files, load, paths, processes, supervisor
 
 
 def poll(request):
@@ -16,6 +16,8 @@ def poll(request):
     folder = paths.run_dir(request["workdir"], run) if run else None
     if folder and os.path.isdir(folder):
         reply["run"] = _run(folder, request)
+    if run:
+        reply["supervisor"] = supervisor.state(request["workdir"], run)
     return reply
 
 

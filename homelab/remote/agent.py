@@ -75,6 +75,12 @@ class Agent:
             f"the agent did not begin to '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}"
         )
 
+    def unpack(self, place: str, archive: bytes, *, timeout_s: float = 60.0) -> None:
+        """Put an archive of code (`homelab.remote.ship`) into the folder that is named by its content, unless it is there."""
+        done = self.session.run(unpack_command(self.node.python, place), stdin=archive, timeout_s=timeout_s)
+        if done.returncode != 0:
+            raise self._error("homelab's code could not be unpacked on this node", done)
+
     def close(self) -> None:
         """Close the connection."""
         self.session.close()
@@ -115,10 +121,7 @@ class Agent:
         )  # fmt: skip
 
     def _ship(self, timeout_s: float) -> None:
-        command = unpack_command(self.node.python, ship.code_dir(self.node.workdir))
-        done = self.session.run(command, stdin=ship.archive()[1], timeout_s=max(timeout_s, 30.0))
-        if done.returncode != 0:
-            raise self._error("the agent could not be unpacked on this node", done)
+        self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
 
     def _answer(self, verb: str, done: Completed) -> dict[str, Any]:
         if done.returncode == _PYTHON_MISSING:

@@ -161,6 +161,13 @@ class SampleOfData(Loose):
     sample: SampleResult | None
 
 
+class Manifest(Loose):
+    """`manifest`."""
+
+    recipe_hash: Annotated[str, Field(max_length=200)] | None
+    path: Annotated[str, Field(max_length=4096)]
+
+
 class SupervisorNeeds(Loose):
     """`supervisor-needs`."""
 
@@ -206,7 +213,7 @@ class SupervisorEnded(Loose):
 SHAPES: dict[str, type[BaseModel]] = {
     "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "stacks": Stacks, "free-port": Port, "meet": Dials,
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
-    "collective-look": CollectiveLook, "collective-end": Stopped,
+    "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
 }  # fmt: skip

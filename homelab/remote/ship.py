@@ -20,6 +20,16 @@ def archive() -> tuple[str, bytes]:
     files = [_ROOT / "__init__.py"]
     for folder in _SHIPPED:
         files += sorted((_ROOT / folder).glob("*.py"))
+    return _packed(files)
+
+
+@functools.cache
+def package() -> tuple[str, bytes]:
+    """The same of all of homelab, for a node that a run's supervisor is put on."""
+    return _packed(sorted(_ROOT.rglob("*.py")))
+
+
+def _packed(files: list[Path]) -> tuple[str, bytes]:
     digest = hashlib.sha256()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:

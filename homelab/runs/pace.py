@@ -11,7 +11,7 @@ _KEPT = 200
 
 
 class Pace:
-    """The seconds between steps, from the moments at which the newest step was first seen. `known`: of an earlier attempt."""
+    """The seconds between steps, from the moments at which the newest step was first seen. `known`: what somebody else saw of this attempt."""
 
     def __init__(self, known: float | None = None) -> None:
         self._known = known

@@ -78,6 +78,11 @@ class RunPaths:
         return self.root / "supervisor.log"
 
     @property
+    def supervised_json(self) -> Path:
+        """On which node the supervisor is, where it is not on this machine."""
+        return self.root / "supervised.json"
+
+    @property
     def code(self) -> Path:
         """Snapshot of the recipe file and of a [script]."""
         return self.root / "code"

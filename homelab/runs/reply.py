@@ -37,17 +37,18 @@ class Heartbeat(Loose):
     """A rank's sign of life. `time` is the node's own clock, in seconds since 1970."""
 
     time: float
-    phase: str = "starting"  # starting | loading | training | saving | evaluating | done
+    phase: str = "starting"  # starting | loading | fetching (a checkpoint, from a peer) | training | saving | evaluating | done
     step: int = 0
     total_steps: int | None = None
     step_tokens: float | None = None
+    done: float | None = None  # 0 to 1, where the phase knows its end
     pid: int | None = None
 
 
 class Metric(Loose):
     """One line of metrics.jsonl. Loss is the global mean per token; tokens and seconds are this rank's own."""
 
-    kind: str  # train | eval | note | shares
+    kind: str  # train | eval | note | shares | save
     time: float = 0.0
     attempt: int = 0
     rank: int = 0

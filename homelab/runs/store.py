@@ -28,6 +28,7 @@ commands.sh      what was executed on each node, runnable by hand (secrets maske
 preflight.json   the checks this run was started with, and which were skipped
 events.jsonl     what happened, one JSON object per line
 supervisor.json  what the supervisor of this run is doing, and the restarts it has made (supervisor.log: its words)
+supervised.json  the node that the supervisor is on, where it is not this machine (--supervise head)
 state.json       the state as this controller last saw it (the truth is on the nodes)
 metrics.jsonl    the metrics of all ranks, gathered from the nodes by `homelab status`
 attempts/<n>/    one start of torchrun on all nodes (diagnosis.json: why it failed); recovery makes the next

@@ -1,0 +1,145 @@
+"""Why a run cannot be recovered now: too few nodes, no checkpoint, or it goes on by itself."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from homelab.config.recipe import Recipe
+from homelab.errors import HomelabError, InputError
+from homelab.remote.fanout import Fleet
+from homelab.runs import watchdog
+from homelab.runs.paths import RunPaths
+from homelab.runs.reply import Reply, parse_replies
+
+Say = Callable[[str], None]
+# (phase, step) of one rank, in the order in which they were seen.
+Track = list[tuple[str, int]]
+_MOST_SHOWN = 6
+_LOOK_S = 0.5
+_ALL_LINES = 1 << 60  # of the metrics that are known already
+# What was on its way when a peer fell silent still ends: one step, and what comes after it. More than that needs all ranks.
+_ECHOES = 2
+
+
+def refuse_too_few(paths: RunPaths, recipe: Recipe, names: Collection[str], gone: Mapping[str, str]) -> None:
+    """Raises HomelabError when fewer nodes are left than the recipe wants at least. `gone`: node -> why it takes no part."""
+    least, count = recipe.recovery.min_nodes, len(set(names))
+    if count >= least:
+        return
+    left = f"{count} node{' is' if count == 1 else 's are'} left to go on with{' (' + ', '.join(names) + ')' if names else ''}"
+    without = "; ".join(f"{name}: {why}" for name, why in gone.items())
+    raise HomelabError(
+        f"{left}, and [recovery] min_nodes is {least}",
+        where=f"{paths.run_json}, key recipe.recovery.min_nodes{f'; without {without}' if without else ''}",
+        hint="bring a node back (homelab preflight), or lower that number in that file: it changes nothing in the training",
+    )
+
+
+def refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
+    """Raises HomelabError when a process of the last attempt does not end. `stopped`: of the verb `stop`, by node."""
+    for node, answer in stopped.items():
+        if answer["left"]:
+            raise HomelabError(
+                f"processes of the last attempt do not end: {', '.join(map(str, answer['left']))}",
+                where=f"node {node}",
+                hint="on that node: sudo reboot (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
+            )
+
+
+def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Sequence[str]) -> HomelabError:
+    """The error where no node has a complete one: they are damaged, who may have them does not answer, or nothing was ever saved.
+
+    `answers`: of the verb `checkpoints`, by node; `silent`: nodes that gave none.
+    """
+    bad = [f"step {step} on {node}: {why}" for node, answer in answers.items() for step, why in answer["bad"].items()]
+    what = "no complete checkpoint is left on the nodes that answer" + (
+        f" ({', '.join(silent)} did not)" if silent else ""
+    )
+    if bad:
+        what += f"; of {len(bad)} that are there none is whole"
+    elif not silent and not any(answer.get("run_known", True) for answer in answers.values()):
+        what = "no node knows this run, so there is no complete checkpoint: it never started, or its folders there are gone"
+    shown = [*bad[:_MOST_SHOWN], *([f"and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else [])]
+    return HomelabError(
+        what,
+        where="; ".join([run, *shown]),
+        hint=f"{'wake them, then recover; ' if silent else ''}to begin again at step 0: homelab recover {run} --from-scratch",
+    )
+
+
+def refuse_moving(
+    fleet: Fleet, run: str, replies: Mapping[str, Reply], unreachable: Mapping[str, str], say: Say
+) -> None:
+    """Raises InputError when the ranks that can be seen go on, though not every node answers: no step ends without all of them.
+
+    Waits until that is clear: as long as a rank may stand still while it is well (`homelab.runs.watchdog`).
+    """
+    runs = [reply.run for reply in replies.values() if reply.run]
+    seconds = [
+        metric.step_s for part in runs for rank in part.ranks.values() for metric in rank.metrics if metric.step_s
+    ]
+    known = {str(number): _ALL_LINES for part in runs for number in part.ranks}
+    watch = Movement(statistics.median(seconds) if seconds else None)
+    names, said = list(replies), False
+    while True:
+        answers, _ = fleet.ask("poll", {"run": run, "tail_lines": 0, "after_lines": known}, names=names, timeout_s=15.0)
+        watch.see(parse_replies(answers).values(), time.monotonic())
+        if watch.moves:
+            silent = "; ".join(f"{name}: {why}" for name, why in unreachable.items())
+            raise InputError(
+                "this run goes on, though not every node answers: there is nothing to recover",
+                where=f"{run}, step {watch.step}; {silent}",
+                hint=f"why a node does not answer: homelab preflight --only ssh; or end the run first: homelab stop {run}",
+            )
+        if watch.wait_s <= 0:
+            return
+        if not said:
+            said = True
+            say(
+                f"{', '.join(unreachable)} cannot be asked: looking for up to {watch.wait_s:.0f} s whether the other ranks go on"
+            )
+        time.sleep(min(_LOOK_S, watch.wait_s))
+
+
+class Movement:
+    """Whether the ranks of some nodes go on, from one look at them after the other. Pure. `step_s`: how long a step takes, if known."""
+
+    def __init__(self, step_s: float | None) -> None:
+        self._step_s = step_s
+        self._tracks: dict[tuple[str, int], Track] = {}
+        self._since: dict[tuple[str, int], float] = {}
+        self.wait_s = 0.0
+        """How long the rank that may stand still longest may still do so; 0 or less when it is clear that nobody moves."""
+
+    def see(self, replies: Iterable[Reply], now_s: float) -> None:
+        """`now_s` is monotonic: a node's own clock counts for the first look alone, because it may jump."""
+        self.wait_s = 0.0
+        for reply in replies:
+            for number, rank in reply.run.ranks.items() if reply.run and reply.run.is_alive else ():
+                beat, key = rank.heartbeat, (reply.node, number)
+                if beat is None or beat.phase == "done":
+                    continue
+                limit_s = watchdog.limit_s(beat.phase, self._step_s, nobody_missing=False)
+                track = self._tracks.setdefault(key, [])
+                if not track or track[-1] != (beat.phase, beat.step):
+                    age_s = 0.0 if track else min(max(reply.time - beat.time, 0.0), limit_s)
+                    track.append((beat.phase, beat.step))
+                    self._since[key] = now_s - age_s
+                self.wait_s = max(self.wait_s, self._since[key] + limit_s - now_s)
+
+    @property
+    def moves(self) -> bool:
+        """A rank has done more than what was on its way when it was first looked at."""
+        return any(
+            sum(max(1, later[1] - earlier[1]) for earlier, later in pairwise(track)) > _ECHOES
+            for track in self._tracks.values()
+        )
+
+    @property
+    def step(self) -> int:
+        """The newest that was seen."""
+        return max((track[-1][1] for track in self._tracks.values()), default=0)

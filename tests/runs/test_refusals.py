@@ -1,0 +1,131 @@
+"""Why a run is not recovered now, decided without any node: movement, too few nodes, no checkpoint; and one at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.config.recipe import Recipe
+from homelab.control import by_hand, find, refusals
+from homelab.control.refusals import Movement
+from homelab.errors import HomelabError, InputError
+from homelab.runs import lock
+from homelab.runs.paths import RunPaths
+from homelab.runs.reply import Reply
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def reply(step: int, phase: str = "training", *, age_s: float = 0.0, now_s: float = 1000.0) -> Reply:
+    beat = {"time": now_s - age_s, "phase": phase, "step": step}
+    run = {"name": "r", "attempt": 1, "agent_alive": True, "ranks": {"0": {"heartbeat": beat}}}
+    return Reply.model_validate({"node": "tower", "time": now_s, "run": run})
+
+
+def test_steps_that_go_on_are_seen() -> None:
+    watch = Movement(step_s=1.0)
+    for second, step in enumerate((7, 8, 9)):
+        watch.see([reply(step)], float(second))
+        assert not watch.moves, "a step or two may have been on their way"
+    watch.see([reply(10)], 3.0)
+    assert watch.moves and watch.step == 10
+
+
+def test_ranks_that_stand_still_are_waited_for_only_as_long_as_a_step_may_take() -> None:
+    watch = Movement(step_s=1.0)
+    watch.see([reply(7)], 0.0)
+    assert watch.wait_s == pytest.approx(5.0)
+    watch.see([reply(7)], 4.0)
+    assert watch.wait_s == pytest.approx(1.0) and not watch.moves
+    watch.see([reply(7)], 5.5)
+    assert watch.wait_s <= 0 and not watch.moves
+    late = Movement(step_s=1.0)
+    late.see([reply(7, age_s=30.0)], 0.0)
+    assert late.wait_s <= 0, "it has stood still before anybody looked"
+
+
+def test_a_clock_that_jumps_makes_nobody_wait_for_ever() -> None:
+    watch = Movement(step_s=1.0)
+    watch.see([reply(7, age_s=-3600.0)], 0.0)
+    assert watch.wait_s == pytest.approx(5.0)
+    watch.see([reply(7, age_s=-7200.0)], 6.0)
+    assert watch.wait_s <= 0
+
+
+def test_nobody_that_lives_is_nobody_that_moves() -> None:
+    watch = Movement(step_s=None)
+    watch.see([Reply.model_validate({"node": "tower", "time": 1.0})], 0.0)
+    assert watch.wait_s == 0 and not watch.moves
+
+
+def answer(good: tuple[int, ...] = (), bad: dict[str, str] | None = None, *, known: bool = True) -> dict[str, Any]:
+    return {"good": good, "bad": bad or {}, "run_known": known}
+
+
+def test_no_checkpoint_says_why() -> None:
+    error = refusals.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, ["c"])
+    assert "(c did not); of 1 that are there none is whole" in error.message and "step 20 on a: optimizer.pt is missing" in error.where
+    assert error.hint.startswith("wake them") and error.hint.endswith("homelab recover r --from-scratch")
+    assert "no node knows this run" in refusals.no_checkpoint("r", {"a": answer(known=False)}, []).message
+    assert "no node knows" not in refusals.no_checkpoint("r", {"a": answer(known=False)}, ["b"]).message
+    many = refusals.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, [])
+    assert "and 3 more" in many.where
+
+
+def test_too_few_nodes_says_who_is_missing_and_where_the_number_is() -> None:
+    recipe = Recipe.model_validate({"script": {"path": "a.py"}, "recovery": {"min_nodes": 2}}, strict=False)
+    refusals.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a", "b"], {})
+    with pytest.raises(HomelabError) as caught:
+        refusals.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a"], {"b": "it does not answer"})
+    assert caught.value.message.startswith("1 node is left to go on with (a)") and "min_nodes is 2" in caught.value.message
+    assert "runs/r/run.json" in caught.value.where and "b: it does not answer" in caught.value.where
+
+
+def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_hand, "_LOCK_S", 0.1)
+    paths = RunPaths(tmp_path)
+    with by_hand.alone(paths, ""):
+        assert lock.is_held(paths)
+        with pytest.raises(InputError, match="being recovered already"), by_hand.alone(paths, ""):
+            raise AssertionError
+    assert not lock.is_held(paths)
+    paths.supervisor_json.write_text('{"pid": 7, "doing": "watching", "why": "attempt 1"}')
+    with lock.held(paths), pytest.raises(InputError, match="has a supervisor") as caught, by_hand.alone(paths, ""):
+        raise AssertionError
+    assert "process 7" in caught.value.where and "kill 7" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[1", "[]", '{"restarts": 5, "step_s": "x", "attempt": []}', '{"restarts": [{"at": 1}]}'])
+def test_what_a_supervisor_left_half_written_is_not_passed_on(tmp_path: Path, text: str) -> None:
+    paths = RunPaths(tmp_path)
+    paths.supervisor_json.write_text(text)
+    with by_hand.alone(paths, ""):
+        said = json.loads(paths.supervisor_json.read_text())
+    assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, by_hand.DOING)
+
+
+def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    made = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
+    paths.supervisor_json.write_text(json.dumps({"restarts": [made], "step_s": 0.5, "attempt": 2}))
+    with by_hand.alone(paths, ""):
+        pass
+    assert json.loads(paths.supervisor_json.read_text())["restarts"] == [made]
+
+
+def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "r")
+    plan = {
+        "run": "r", "attempt": 1, "world_size": 1, "backend": "gloo", "device": "cpu", "precision": "fp32", "strategy": "ddp", "head": "a",
+        "master_address": "10.0.0.1", "master_port": 29500, "resume_step": 0, "ranks": [], "nodes": [],
+    }  # fmt: skip
+    for number, value in ((1, plan), (2, plan), (3, plan | {"run": "copied", "attempt": 3})):
+        paths.attempt(number).mkdir(parents=True)
+        paths.plan_json(number).write_text(json.dumps(value))
+    assert find.plan_of(paths).attempt == 1 and find.attempts(paths) == [3, 2, 1]
+    paths.plan_json(1).unlink()
+    with pytest.raises(HomelabError, match="no plan in it can be read"):
+        find.plan_of(paths)
