@@ -2,7 +2,7 @@
 
 A lab of three nodes trains a small model with `homelab launch`; in every case something happens at a random moment, and nobody helps.
 
-cases, survived        faults tried; runs that ended as they should (training on, or refusing where that is right)
+cases, survived        faults tried (not those for which this machine lacks a program: "not played"); runs that ended as they should (training on, or refusing where that is right)
 weights_equal          runs that ended with the weights of the undisturbed run (relative difference <= 1e-5, fp32), of `trained`
 exactly_once           runs that trained on every sample once per epoch, of `trained`
 orphans                processes of a run that were still on a node 20 s after its end
@@ -13,6 +13,13 @@ false_alarms           undisturbed runs that were restarted all the same, before
 save_overhead_percent  share of the undisturbed run's time that went into checkpoints
 
 `--case NAME` (repeatable): these alone. `--seed N`: other moments and other nodes. `--repeats N`: each case with N seeds.
+`--fast`: the most telling cases with a short training, in less than four minutes. `--soak MINUTES`: one long run instead, with a
+random fault about every minute (figures soak_*).
+`--torchrun`: some of the same faults once more under `torchrun --nnodes=2:3 --max-restarts=3 --rdzv-backend=c10d` with a plain DDP
+program of the same size, as it comes and tuned (benchmarks/elastic/settings.py says how); `--only-torchrun`: nothing but these.
+
+torchrun_default_median_s, torchrun_tuned_median_s  from the fault to the next training step; never counts as --torchrun-limit
+homelab_same_faults_median_s  the same of the supervised runs with the same faults; *_survived of *_played went on within the limit
 """
 
 from __future__ import annotations
@@ -28,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.faults import catalogue
+from benchmarks.elastic import compare
+from benchmarks.faults import catalogue, soak
 from benchmarks.faults.ground import LIMIT_S, Ground, SeenRun, ground
 from benchmarks.faults.scene import Case, Outcome, is_exactly_once, play
 from rich.console import Console
@@ -46,15 +54,28 @@ def main() -> int:
         for case in catalogue.ALL:
             print(f"{case.name:22} {case.title}")
         return 0
-    cases = [_find(name) for name in asked.case] or list(catalogue.ALL)
+    names = [*asked.case, *(catalogue.FAST if asked.fast else ())]
+    cases = [_find(name) for name in dict.fromkeys(names)] or list(catalogue.ALL)
+    if asked.only_torchrun and not any(case.name in compare.NAMES for case in cases):
+        raise SystemExit(f"error: no such case is played under torchrun\nfix:   choose of {', '.join(compare.NAMES)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
+    if asked.soak is not None:
+        return soak.main(asked.soak, asked.seed, asked.json, asked.keep)
     outcomes: list[Outcome] = []
+    measured: list[compare.Measured] = []
     runs: list[dict[str, Any]] = []
-    with ground(asked.epochs, asked.every_steps, keep=asked.keep) as place:
-        _say("the undisturbed run")
-        place.reference = _undisturbed(place, runs)
+    epochs, every_steps = catalogue.FAST_LENGTH if asked.fast else (asked.epochs, asked.every_steps)
+    with ground(epochs, every_steps, keep=asked.keep) as place:
+        if not asked.only_torchrun:
+            _say("the undisturbed run")
+            place.reference = _undisturbed(place, runs)
         for seed in range(asked.seed, asked.seed + asked.repeats):
             for case in cases:
+                if asked.torchrun or asked.only_torchrun:
+                    measured += compare.beside(place, case, seed, asked.torchrun_limit, runs, _say)
+                    _keep(runs, asked.json)
+                if asked.only_torchrun:
+                    continue
                 _say(f"seed {seed}, {case.name}: {case.title}")
                 outcome = play(place, case, seed)
                 outcomes.append(outcome)
@@ -62,18 +83,39 @@ def main() -> int:
                 _say(f"  {_line(outcome)}")
                 if outcome.why:
                     _explain(outcome)
-                if asked.json:  # what was measured so far is not lost with an interruption
-                    asked.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
-    Console(width=None if sys.stdout.isatty() else 180).print(_table(outcomes))
-    figures = _figures(outcomes) | {"false_alarms": float(len(runs[0]["false_alarms"]))}
-    figures |= {"save_overhead_percent": runs[0]["save_overhead_percent"]}
+                _keep(runs, asked.json)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    figures = compare.figures(measured, outcomes, asked.torchrun_limit)
+    if not asked.only_torchrun:
+        console.print(_table(outcomes))
+        figures |= _figures(outcomes) | {"false_alarms": float(len(runs[0]["false_alarms"]))}
+        figures |= {"save_overhead_percent": runs[0]["save_overhead_percent"]}
+    if measured:
+        console.print(compare.table(measured, outcomes, asked.torchrun_limit))
     report.finish("chaos", figures, runs, _rows(outcomes), asked.json)
-    return 0 if all(outcome.survived for outcome in outcomes) else 1
+    for outcome in outcomes:
+        if outcome.missing:
+            print(f"not played: {outcome.case}: {outcome.missing}", file=sys.stderr)
+    return 0 if all(outcome.survived for outcome in outcomes if not outcome.missing) else 1
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="play this case alone (repeatable)")
+    parser.add_argument("--fast", action="store_true", help="play the most telling cases, with a short training")
+    parser.add_argument(
+        "--soak", type=float, nargs="?", const=30.0, metavar="MINUTES",
+        help="one run of about so many minutes, with a fault about every minute (30)",
+    )  # fmt: skip
+    parser.add_argument("--torchrun", action="store_true", help="play the same faults under an elastic torchrun, too")
+    parser.add_argument("--only-torchrun", action="store_true", help="play the faults under an elastic torchrun alone")
+    parser.add_argument(
+        "--torchrun-limit",
+        type=float,
+        default=compare.LIMIT_S,
+        metavar="S",
+        help="a later next step counts as never (120)",
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses nodes and moments (1)")
     parser.add_argument(
@@ -94,6 +136,12 @@ def _find(name: str) -> Case:
             return case
     known = [case.name for case in catalogue.ALL]
     raise SystemExit(f'error: no case is called "{name}".{did_you_mean(name, known)}\nfix:   scripts/chaos --list')
+
+
+def _keep(runs: list[dict[str, Any]], file: Path | None) -> None:
+    """What was measured so far is not lost with an interruption."""
+    if file is not None:
+        file.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 def _say(text: str) -> None:
@@ -136,6 +184,7 @@ def _undisturbed(place: Ground, runs: list[dict[str, Any]]) -> SeenRun:
 
 
 def _figures(outcomes: list[Outcome]) -> dict[str, float]:
+    outcomes = [outcome for outcome in outcomes if not outcome.missing]
     trained = [outcome for outcome in outcomes if outcome.weights_equal is not None]
     figures = {
         "cases": float(len({outcome.case for outcome in outcomes})),
@@ -182,9 +231,9 @@ def _table(outcomes: list[Outcome]) -> Table:
     table.add_column("why not", overflow="fold", max_width=60)
     for one in outcomes:
         table.add_row(
-            one.case, one.node, _word(one.survived), _seconds(one.detect_s), _seconds(one.next_step_s), _seconds(one.over_floor_s),
+            one.case, one.node, "not played" if one.missing else _word(one.survived), _seconds(one.detect_s), _seconds(one.next_step_s), _seconds(one.over_floor_s),
             "" if one.lost_steps is None else str(one.lost_steps), str(one.restarts), str(one.orphans), _word(one.weights_equal),
-            _word(one.exactly_once), _short(one.why), style="" if one.survived else "red",
+            _word(one.exactly_once), _short([one.missing] if one.missing else one.why), style="" if one.survived or one.missing else "red",
         )  # fmt: skip
     return table
 
@@ -194,6 +243,8 @@ def _short(why: list[str]) -> str:
 
 
 def _line(one: Outcome) -> str:
+    if one.missing:
+        return f"not played: {one.missing}"
     return (
         f"survived: {_word(one.survived)}, {one.node or 'no node'} at step {one.step}, detected {_seconds(one.detect_s)} s, next step"
         f" {_seconds(one.next_step_s)} s, worker start {_seconds(one.worker_start_s)} s, lost {one.lost_steps}, restarts {one.restarts},"

@@ -6,3 +6,7 @@ from benchmarks.faults import deaths, disks, outside
 from benchmarks.faults.scene import Case
 
 ALL: tuple[Case, ...] = (*deaths.CASES, *outside.CASES, *disks.CASES)
+
+# The most telling ones, a quarter of a minute each: for every change of the code.
+FAST = ("worker-killed", "power-cut", "worker-frozen", "checkpoint-bit", "two-at-once", "out-of-memory")
+FAST_LENGTH = (12, 20)  # epochs of 20 steps, steps between checkpoints

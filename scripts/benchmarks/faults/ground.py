@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ name = "{model}"
 train = "{data}"
 [method]
 kind = "lora"
-rank = 4
+rank = {rank}
 alpha = 8
 dropout = 0.0
 [train]
@@ -70,13 +71,14 @@ dist.barrier()
 
 @dataclass
 class Ground:
-    """The lab and the desk. `epochs` and `every_steps` are those of the recipe; `reference` is None before it was made."""
+    """The lab and the desk. `epochs`, `every_steps` and `rank` are those of the recipe; `reference` is None before it was made."""
 
     lab: Lab
     desk: Desk
     model: Path
     epochs: int
     every_steps: int
+    rank: int = 4
     reference: SeenRun | None = None
 
     @property
@@ -87,17 +89,24 @@ class Ground:
     def recipe(self, *, data: str = "chats.jsonl", more: str = "") -> str:
         """The text of the recipe."""
         text = RECIPE.format(
-            model=self.model, data=data, epochs=self.epochs, every_steps=self.every_steps, global_batch=GLOBAL_BATCH
-        )
+            model=self.model, data=data, epochs=self.epochs, every_steps=self.every_steps, global_batch=GLOBAL_BATCH,
+            rank=self.rank,
+        )  # fmt: skip
         return text + more
 
-    def launch(self, recipe: str = "train.toml") -> SeenRun:
+    def launch(self, recipe: str = "train.toml", *options: str) -> SeenRun:
         """`homelab launch` with a supervisor; returns when both are started."""
-        started = self.desk.json("launch", recipe, timeout_s=BEGIN_S)
+        started = self.desk.json("launch", recipe, *options, timeout_s=BEGIN_S)
         return SeenRun(self.lab, started["run"], RunPaths(self.desk.folder / "runs" / started["run"]))
 
+    def runs(self) -> list[SeenRun]:
+        """All runs of the desk, those whose launch failed in the middle too."""
+        return [SeenRun(self.lab, path.name, RunPaths(path)) for path in (self.desk.folder / "runs").glob("*")]
+
     def restore(self) -> None:
-        """Every node on, thawed, plugged, and without a process of any run."""
+        """Every node on, thawed, plugged, and without a process of any run; and no supervisor that looks after one."""
+        for run in self.runs():
+            run.kill_supervisor()
         for node in self.lab.status()["nodes"]:
             if node["power"] == "off":
                 self.lab.fault(node["name"], "power-on")
@@ -145,7 +154,7 @@ class SeenRun(Run):
     def supervisor_alive(self) -> bool:
         """Whether the process that wrote this down runs."""
         pid = self.supervisor().get("pid")
-        return isinstance(pid, int) and "supervise" in procfs.command_line(pid)
+        return isinstance(pid, int) and {"supervise", self.name} <= {*procfs.command_line(pid)}
 
     def kill_supervisor(self) -> None:
         """kill -9, if it runs."""
@@ -166,6 +175,14 @@ class SeenRun(Run):
         """When torchrun ran on the last node of an attempt (seconds since 1970)."""
         agents = [store.read_object(file) for file in self._files(f"attempts/{attempt}/nodes/*/agent.json")]
         return max((agent["started_at"] for agent in agents if "started_at" in agent), default=None)
+
+    def lost_steps(self) -> list[int]:
+        """For every restart: how many steps that were done had to be done again."""
+        attempts, lost = range(1, self.attempt() + 1), []
+        for before, attempt in itertools.pairwise(attempts):
+            reached = max(self.train_times(before), default=self.plan(before).get("resume_step", 0))
+            lost.append(max(0, reached - self.plan(attempt).get("resume_step", 0)))
+        return lost
 
     def has_finished(self) -> bool:
         """Whether the final weights were written."""
@@ -189,16 +206,20 @@ def left_on(lab: Lab) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def ground(epochs: int, every_steps: int, *, keep: Path | None = None) -> Iterator[Ground]:
-    """The lab with its desk; all of it is gone afterwards, supervisors too. `keep`: a folder for the runs' controller folders."""
+def ground(
+    epochs: int, every_steps: int, *, keep: Path | None = None, rank: int = 4, rate: str | None = None
+) -> Iterator[Ground]:
+    """The lab with its desk; all of it is gone afterwards, supervisors too. `keep`: a folder for the runs' controller folders.
+
+    `rank` of the adapters and `rate` of the cables ("12mbit") together say how long a step waits for the network.
+    """
     folder = Path(tempfile.mkdtemp(prefix="homelab-chaos-"))
     try:
-        with Lab.up(folder / "lab", names=list(NODES), backend="namespaces", cpu=[1.0]) as lab:
+        with Lab.up(folder / "lab", names=list(NODES), backend="namespaces", cpu=[1.0], rate=rate) as lab:
             place = folder / "desk"
             place.mkdir()
-            made = Ground(
-                lab, Desk(place, lab, supervise=True), harness.tiny_llama(folder / "tiny-llama"), epochs, every_steps
-            )
+            model = harness.tiny_llama(folder / "tiny-llama")
+            made = Ground(lab, Desk(place, lab, supervise=True), model, epochs, every_steps, rank)
             harness.write_jsonl(place / "chats.jsonl", harness.chat_rows(ROWS))
             made.desk.write("train.toml", made.recipe())
             made.desk.write("broken.py", BROKEN)
@@ -206,8 +227,8 @@ def ground(epochs: int, every_steps: int, *, keep: Path | None = None) -> Iterat
             try:
                 yield made
             finally:
-                for run in (place / "runs").glob("*"):
-                    SeenRun(lab, run.name, RunPaths(run)).kill_supervisor()
+                for run in made.runs():
+                    run.kill_supervisor()
                 if keep is not None and (place / "runs").is_dir():
                     shutil.copytree(place / "runs", keep, dirs_exist_ok=True)
     finally:

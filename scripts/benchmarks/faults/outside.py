@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from benchmarks.faults.deaths import CUT_S
 from benchmarks.faults.ground import left_on
 from benchmarks.faults.scene import Case, Scene
 
-from homelab.lab import network, procfs, sshd
+from homelab.lab import Lab, network, procfs, sshd
 from homelab.lab.flaws.inside import enter, needs, own_folder, running, sessions_have
 from homelab.lab.flaws.network import firewall
 from homelab.lab.tools import call
@@ -99,10 +102,15 @@ def one_way_loss(scene: Scene) -> None:
     """What a node sends to the other nodes is lost, for good; what they send arrives, and the controller sees all of them."""
     scene.train()
     node = scene.node()
-    peers = ", ".join(other.host for other in scene.lab.nodes if other.name != node)
     with scene.fault():
-        scene.undo.enter_context(firewall(scene.lab, node, "output", f"ip daddr {{ {peers} }} drop"))
+        scene.undo.enter_context(mute(scene.lab, node))
     scene.finish()
+
+
+def mute(lab: Lab, node: str) -> AbstractContextManager[None]:
+    """What a node sends to the other nodes is lost."""
+    peers = ", ".join(other.host for other in lab.nodes if other.name != node)
+    return firewall(lab, node, "output", f"ip daddr {{ {peers} }} drop")
 
 
 def controller_cut(scene: Scene) -> None:
@@ -125,18 +133,45 @@ def sshd_dead(scene: Scene) -> None:
     """sshd of a node is killed with all its sessions, and is back when the training is done. Nothing may be restarted."""
     scene.train()
     node = scene.node()
-    place = scene.lab.state.node_folder(scene.lab.state.node(node))
-    servers = [pid for pid in scene.lab.processes_of(node) if "sshd" in " ".join(procfs.command_line(pid))[:60]]
     with scene.fault():
-        procfs.send(servers, signal.SIGKILL)
+        dead = without_sshd(scene.lab, node)
+        dead.__enter__()
     try:
         scene.until(scene.run.has_finished, "end of the training")
         time.sleep(3.0)
     finally:
-        with (place / "sshd.log").open("ab") as log:  # below the node's first process, as before
-            command = [*enter(scene.lab, node), "setsid", "--fork", *sshd.command(place)]
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+        dead.__exit__(None, None, None)
     scene.finish()
+
+
+@contextmanager
+def without_sshd(lab: Lab, node: str) -> Iterator[None]:
+    """sshd of a node and all its sessions are killed; it is started again at the end."""
+    place = lab.state.node_folder(lab.state.node(node))
+    servers = [pid for pid in lab.processes_of(node) if "sshd" in " ".join(procfs.command_line(pid))[:60]]
+    procfs.send(servers, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        with (place / "sshd.log").open("ab") as log:  # below the node's first process, as before
+            command = [*enter(lab, node), "setsid", "--fork", *sshd.command(place)]
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+
+
+@contextmanager
+def clock_with_offset(lab: Lab, node: str) -> Iterator[Path]:
+    """All programs that sessions of the node start from now on ask a clock that adds the seconds in the file that is yielded (0).
+
+    Raises NotInjectable where there is no C compiler.
+    """
+    needs("cc", package="gcc")
+    with own_folder(lab, node) as folder:
+        offset, source, library = folder / "offset", folder / "clock.c", folder / "clock.so"
+        offset.write_text("0\n")
+        source.write_text(CLOCK.replace("OFFSET_FILE", json.dumps(str(offset))))
+        call("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl")
+        with sessions_have(lab, node, LD_PRELOAD=str(library)):
+            yield offset
 
 
 def clock_jump(scene: Scene) -> None:
@@ -144,14 +179,8 @@ def clock_jump(scene: Scene) -> None:
 
     (libfaketime will not do: without its monotonic clock, which must not jump, it refuses every sleep; version 0.9.10.)
     """
-    needs("cc", package="gcc")
     node = scene.node()
-    folder = scene.undo.enter_context(own_folder(scene.lab, node))
-    offset, source, library = folder / "offset", folder / "clock.c", folder / "clock.so"
-    offset.write_text("0\n")
-    source.write_text(CLOCK.replace("OFFSET_FILE", json.dumps(str(offset))))
-    call("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl")
-    scene.undo.enter_context(sessions_have(scene.lab, node, LD_PRELOAD=str(library)))
+    offset = scene.undo.enter_context(clock_with_offset(scene.lab, node))
     scene.train()
     scene.victim = node
     with scene.fault():
@@ -163,13 +192,17 @@ def clock_jump(scene: Scene) -> None:
     scene.finish()
 
 
+def stranger(lab: Lab, node: str) -> AbstractContextManager[int]:
+    """A program of somebody else that takes port 29500 and those behind it as soon as they are free."""
+    return running(lab, node, sys.executable, "-I", "-c", STRANGER, *map(str, PORTS))
+
+
 def port_taken(scene: Scene) -> None:
     """While the run recovers, a stranger takes port 29500 and those behind it on every node."""
     scene.train()
     node = scene.node()
     for other in scene.run.node_names(1):
-        command = (sys.executable, "-I", "-c", STRANGER, *map(str, PORTS))
-        scene.undo.enter_context(running(scene.lab, other, *command))
+        scene.undo.enter_context(stranger(scene.lab, other))
     with scene.fault():
         scene.lab.fault(node, "kill-worker")
     scene.finish()

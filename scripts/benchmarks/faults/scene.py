@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from benchmarks.faults.ground import LIMIT_S, ROWS, Ground, SeenRun, left_on
 
+from homelab.errors import HomelabError
 from homelab.lab import procfs
+from homelab.lab.flaws.flaw import NotInjectable
 from tests.e2e.desk import relative_error
 
 # death: a process or a machine's last word is there to be seen. cut: silence. quiet: nothing must happen. refused: it must not go on.
@@ -39,7 +41,10 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came of it; None where there is nothing to measure. All times are seconds."""
+    """What came of it; None where there is nothing to measure. All times are seconds.
+
+    `missing`: what this machine lacks for the case, which was not played then: neither survived nor failed.
+    """
 
     case: str
     kind: str
@@ -61,6 +66,7 @@ class Outcome:
     events: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     run: str = ""
+    missing: str = ""
 
     @property
     def over_floor_s(self) -> float | None:
@@ -145,16 +151,18 @@ def play(ground: Ground, case: Case, seed: int) -> Outcome:
     try:
         try:
             case.play(scene)
-        except (Unexpected, AssertionError, OSError, RuntimeError) as error:
+        except NotInjectable as error:
+            outcome.missing = f"{error.message} (install it: {error.hint})"
+        except (Unexpected, AssertionError, HomelabError, OSError, RuntimeError) as error:
             outcome.why.append(f"{type(error).__name__}: {str(error)[-600:]}")
-        if scene.run is not None:
+        if scene.run is not None and not outcome.missing:
             _measure(scene, case, outcome, began)
     finally:
         if scene.run is not None:
             scene.run.kill_supervisor()
         scene.undo.close()
         ground.restore()
-    outcome.survived = not outcome.why
+    outcome.survived = not outcome.why and not outcome.missing
     return outcome
 
 
@@ -193,11 +201,7 @@ def _measure(scene: Scene, case: Case, outcome: Outcome, began: float) -> None:
 def _measure_steps(run: SeenRun, attempts: range, fault_at: float, outcome: Outcome) -> None:
     """Which steps were done when, how many twice, and when the first one after the fault was done."""
     times = {attempt: run.train_times(attempt) for attempt in attempts}
-    lost = 0
-    for attempt in attempts[1:]:
-        reached = max((step for step in times[attempt - 1]), default=run.plan(attempt - 1).get("resume_step", 0))
-        lost += max(0, reached - run.plan(attempt).get("resume_step", 0))
-    outcome.lost_steps = lost
+    outcome.lost_steps = sum(run.lost_steps())
     newer = [attempt for attempt in attempts[1:] if times[attempt] and min(times[attempt].values()) > fault_at]
     if newer:
         first = min(times[newer[0]].values())

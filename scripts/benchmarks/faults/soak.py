@@ -1,0 +1,241 @@
+"""One long supervised run, and a random trouble about every minute until the training is done; then: is it the same training?
+
+The undisturbed run is computed by one node alone, where no step waits for a wire: the law says that its weights are the same. The
+wires between the nodes are slow, so that the soak's own steps take long and cost the processor nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.faults import troubles
+from benchmarks.faults.ground import STEPS_PER_EPOCH, Ground, SeenRun, ground, left_on
+from benchmarks.faults.outside import clock_with_offset
+from benchmarks.faults.scene import ORPHAN_GRACE_S, TOLERANCE, Unexpected, is_exactly_once
+from benchmarks.faults.troubles import Place, Trouble
+from rich.console import Console
+from rich.table import Table
+
+from homelab.errors import HomelabError
+from homelab.lab import procfs
+from homelab.lab.flaws.flaw import NotInjectable
+from tests.e2e.desk import relative_error
+
+RANK = 64  # of the adapters: half a megabyte of gradient
+RATE = "12mbit"
+STEP_S = 0.6  # with these
+WORKING = 0.55  # the share of a soak in which steps are done that are not lost
+EVERY_STEPS = 20
+GAP_S = (40.0, 80.0)
+NOTHING_MOVES_S = 300.0
+RECOVERY = """
+[recovery]
+max_restarts = 100000
+min_nodes = 2
+"""  # one node alone needs no wire, and would be done in no time: it waits for another one
+
+
+@dataclass
+class Happened:
+    """One line of the soak's story."""
+
+    at: float
+    what: str
+    node: str = ""
+    step: int | None = None
+    trouble: bool = False
+
+
+def main(minutes: float, seed: int, json_file: Path | None, keep: Path | None) -> int:
+    """Soak for about `minutes`. Returns 0 when nothing was lost."""
+    epochs = max(2, round(minutes * 60 * WORKING / STEP_S / STEPS_PER_EPOCH))
+    with ground(epochs, EVERY_STEPS, keep=keep, rank=RANK, rate=RATE) as place:
+        place.desk.write("soak.toml", place.recipe(more=RECOVERY))
+        _say(f"the undisturbed run: {place.steps} steps on one node")
+        place.reference = _reference(place)
+        with ExitStack() as undo:
+            soak = Soak(place, seed, undo, limit_s=minutes * 60 * 3 + 600)
+            soak.play()
+            return soak.finish(json_file)
+
+
+def _reference(place: Ground) -> SeenRun:
+    run = place.launch("train.toml", "--nodes", "node1")
+    while run.supervisor().get("doing") not in ("ended", "given up"):
+        time.sleep(0.5)
+    if not run.has_finished():
+        raise SystemExit(f"error: the undisturbed run did not end as it should\n{run.logs(run.attempt())}")
+    return run
+
+
+class Soak:
+    """The run, what happened to it, and what came of it."""
+
+    def __init__(self, ground: Ground, seed: int, undo: ExitStack, *, limit_s: float) -> None:
+        self.ground = ground
+        self.draw = random.Random(f"{seed} soak")
+        self.why: list[str] = []
+        self.story: list[Happened] = []
+        self.began = time.time()
+        clocks = {}
+        node = self.draw.choice([node.name for node in ground.lab.nodes])
+        try:
+            clocks[node] = undo.enter_context(clock_with_offset(ground.lab, node))
+        except NotInjectable as error:
+            _say(f"no clock jumps: {error.message} (install it: {error.hint})")
+        self.place = Place(ground, ground.launch("soak.toml"), self.draw, clocks)
+        undo.callback(self.place.close)
+        self.run = self.place.run
+        self.began = time.time()
+        self.limit_s = limit_s
+        self._most, self._moved_at = 0, time.monotonic()
+
+    def play(self) -> None:
+        """Until the training is done, or something went wrong for good."""
+        try:
+            self._wait(self.draw.uniform(*GAP_S))
+            for trouble in self._bag():
+                if self._is_over():
+                    return
+                self._let_happen(trouble)
+                self._wait(self.draw.uniform(*GAP_S))
+        except (Unexpected, HomelabError, OSError) as error:
+            self.why.append(f"{type(error).__name__}: {str(error)[-600:]}")
+
+    def _bag(self) -> Iterator[Trouble]:
+        """Every trouble once in a random order, then every one again, for ever."""
+        known = [trouble for trouble in troubles.ALL if self.place.clocks or not trouble.needs_clock]
+        while True:
+            yield from self.draw.sample(known, len(known))
+
+    def _let_happen(self, trouble: Trouble) -> None:
+        at, step = time.time(), self._step()
+        line = Happened(at, trouble.title, step=step, trouble=True)
+        with trouble.happens(self.place):
+            line.at, line.node = time.time(), self.place.victim
+            self.story.append(line)
+            _say(f"{line.what} ({line.node}, step {step})")
+            self._wait(self.draw.uniform(*trouble.lasts_s))
+        if trouble.lasts_s[1]:
+            self.story.append(Happened(time.time(), "mended", line.node, self._step()))
+
+    def _step(self) -> int:
+        """The newest step of the newest attempt."""
+        attempt = self.run.attempt()
+        return max(
+            (self.run.heartbeat(attempt, rank).get("step", 0) for rank in range(len(self.place.names()))), default=0
+        )
+
+    def _is_over(self) -> bool:
+        return self.run.supervisor().get("doing") in ("ended", "given up")
+
+    def _wait(self, seconds: float) -> None:
+        """So long, or to the run's end. Raises Unexpected when nothing moves."""
+        deadline = time.monotonic() + seconds
+        while not self._is_over() and time.monotonic() < deadline:
+            step = self._step()
+            if step > self._most:
+                self._most, self._moved_at = step, time.monotonic()
+            if time.monotonic() - self._moved_at > NOTHING_MOVES_S:
+                raise Unexpected(f"no step beyond {self._most} for {NOTHING_MOVES_S:.0f} s")
+            if time.time() - self.began > self.limit_s:
+                raise Unexpected(
+                    f"not done after {self.limit_s / 60:.0f} minutes, at step {step} of {self.ground.steps}"
+                )
+            time.sleep(0.2)
+
+    def finish(self, json_file: Path | None) -> int:
+        """Judge, and tell. Returns the exit code."""
+        doing = self.run.supervisor()
+        ended = next((event["time"] for event in reversed(self.run.events())), time.time())
+        minutes = (max(ended, self.story[-1].at if self.story else 0.0) - self.began) / 60
+        left: dict[int, str] = {}
+        if self._is_over():  # else they are the run itself
+            procfs.until(lambda: not left_on(self.ground.lab), ORPHAN_GRACE_S)
+            left = left_on(self.ground.lab)
+        if (doing.get("doing"), doing.get("why")) != ("ended", "done"):
+            self.why.append(f"the supervisor: {doing.get('doing')}: {doing.get('why')}")
+        if left:
+            self.why.append(f"left on the nodes: {'; '.join(left.values())}")
+        lost = self.run.lost_steps()
+        if max(lost, default=0) > EVERY_STEPS:
+            self.why.append(f"{max(lost)} steps lost by a restart, with a checkpoint every {EVERY_STEPS}")
+        log = self.run.paths.supervisor_log
+        said = (log.read_text(errors="replace") if log.exists() else "") + "".join(self.place.said)
+        if "Traceback" in said:
+            self.why.append("a traceback of the supervisor")
+        error, once = self._compare()
+        faults = [line for line in self.story if line.trouble]
+        figures = {
+            "soak_minutes": minutes, "soak_faults": float(len(faults)), "soak_restarts": float(len(lost)),
+            "soak_lost_steps_max": float(max(lost, default=0)), "soak_lost_steps": float(sum(lost)),
+            "soak_save_interval_steps": float(EVERY_STEPS), "soak_steps": float(self.ground.steps),
+            "soak_weights_equal": float(error is not None and error <= TOLERANCE), "soak_exactly_once": float(once),
+            "soak_orphans": float(len(left)), "soak_tracebacks": float(said.count("Traceback")),
+        }  # fmt: skip
+        story = self._story()
+        Console(width=None if sys.stdout.isatty() else 180).print(_table(story, self.began))
+        counted = Counter(line.what for line in faults)
+        rows = [(what, f"{times} times") for what, times in sorted(counted.items())]
+        rows.append(
+            ("largest relative difference of the weights", "no final weights" if error is None else f"{error:.1e}")
+        )
+        run: dict[str, Any] = {
+            "what": "soak", "run": self.run.name, "error": error, "why": self.why, "lost_steps": lost, "left": list(left.values()),
+            "story": [line.__dict__ | {"after_s": line.at - self.began} for line in story], "log": said.splitlines()[-400:],
+        }  # fmt: skip
+        report.finish("soak", figures, [run], rows, json_file)
+        for reason in self.why:
+            print(f"why not: {reason}", file=sys.stderr)
+        return 1 if self.why else 0
+
+    def _compare(self) -> tuple[float | None, bool]:
+        """Largest relative difference of the final weights, and whether every sample was trained on once per epoch."""
+        reference = self.ground.reference
+        assert reference is not None
+        if not self.run.has_finished():
+            self.why.append("no final weights")
+            return None, False
+        error = relative_error(self.run.final(), reference.final())
+        once = is_exactly_once(self.run, self.ground.epochs)
+        if error > TOLERANCE:
+            self.why.append(f"the weights differ by {error:.1e}")
+        if not once:
+            self.why.append("not every sample once per epoch")
+        return error, once
+
+    def _story(self) -> list[Happened]:
+        """What happened to the run and what its supervisor did, in the order of time."""
+        events = [Happened(event["time"], f"    {event['what']}") for event in self.run.events(self.began)]
+        return sorted([*self.story, *events], key=lambda line: line.at)
+
+
+def _table(story: list[Happened], began: float) -> Table:
+    table = Table(box=None, pad_edge=False, title="what happened", title_justify="left", title_style="bold")
+    table.add_column("min:s", justify="right")
+    table.add_column("node", min_width=5)
+    table.add_column("step", justify="right")
+    table.add_column("what", overflow="fold")
+    for line in story:
+        after = max(0, int(line.at - began))
+        table.add_row(
+            f"{after // 60}:{after % 60:02}",
+            line.node,
+            "" if line.step is None else str(line.step),
+            line.what,
+            style="bold" if line.trouble else "",
+        )
+    return table
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
