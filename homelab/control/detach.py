@@ -81,6 +81,7 @@ def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:
         time.sleep(0.05)
     if process.poll() == 0:  # it found nothing to do, or another one was quicker
         return
+    process.kill()  # what is said not to run must not begin later
     said = paths.supervisor_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     raise _not_started(paths, said[0] if said else f"no answer within {_START_S:.0f} s")
 

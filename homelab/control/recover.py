@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -155,9 +155,7 @@ def resume(
     refusals.refuse_too_few(paths, recipe, well, gone)
     identity.refuse_other_data(described, seen, items)
     attempt = max(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
-    only_well = seen.__class__(
-        **{**seen.__dict__, "cluster": seen.cluster.only(well), "facts": {name: seen.facts[name] for name in well}}
-    )
+    only_well = replace(seen, cluster=seen.cluster.only(well), facts={name: seen.facts[name] for name in well})
     identity.refuse_other_model(paths, described, only_well)
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
     plan = plan.model_copy(update={"ranks": tuple(_lowered(rank, lower.get(rank.node, 0)) for rank in plan.ranks)})

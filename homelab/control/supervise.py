@@ -129,7 +129,7 @@ class Supervisor:
         return store.intent_of(self._paths, plan.attempt) in ("stopping", "stopped")
 
     def _clean(self, left_out: frozenset[str]) -> None:
-        """A node that was left out may still hold a rank that waits for its peers."""
+        """On these nodes a rank may still wait for its peers."""
         with Fleet(self._cluster) as fleet:
             fleet.ask("stop", {"run": self._paths.name, "grace_s": STOP_GRACE_S}, names=left_out)
 
@@ -166,6 +166,7 @@ class Supervisor:
                     return False
                 if isinstance(error, OtherTrainingError) or time.monotonic() - began_at > WAIT_S:
                     diagnosis = found.diagnosis if found else None
+                    self._clean(frozenset(node.name for node in plan.nodes))  # it may have been refused before anything was stopped
                     self._give_up(plan, diagnosis, Action("give-up", str(error.message), verdict.kind, hint=error.hint or ""))
                     return False
                 wait_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
