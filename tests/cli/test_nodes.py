@@ -279,7 +279,7 @@ def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
 
 
 def test_a_full_disk_does_not_save_a_run_from_stop(desk: Desk) -> None:
-    with small_disk(desk, "node2", "size=1m") as folder:
+    with small_disk(desk, "node2", "size=3m") as folder:  # room for the code and the run's first files
         started = desk.json("launch", "script.toml", "--skip", "disk")
         ssh(desk, "node2", f"dd if=/dev/zero of='{folder}/filler' bs=1k 2>/dev/null; true")
         stopped = desk.json("stop", started["run"])

@@ -100,9 +100,7 @@ def test_a_node_that_was_rebooted() -> None:
 
 def test_a_node_that_stopped_itself_is_blamed_only_when_nobody_else_is_gone() -> None:
     alone = node("mini", 1, traceback(CLOSED))
-    assert alone.run is not None and alone.run.exit is not None
-    its_exit = alone.run.exit.model_copy(update={"alone": "no controller was heard for 60 s, and no step was done for 60 s"})
-    alone = alone.model_copy(update={"run": alone.run.model_copy(update={"exit": its_exit})})
+    alone["run"]["exit"]["alone"] = "no controller was heard for 60 s, and no step was done for 60 s"
     both = found(node("tower", 0, traceback(CLOSED)), alone)
     assert (both.cause, both.first_node, both.retryable) == ("alone", "mini", True)
     assert found(alone, unreachable={"tower": "timed out"}).first_node == "tower"

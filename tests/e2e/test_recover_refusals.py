@@ -204,10 +204,12 @@ def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
     time.sleep(delay_s)  # a moment, not a condition
     os.killpg(controller.pid, signal.SIGINT)
     said += read_rest(controller, timeout_s=60)
-    assert controller.returncode == 130 and "Traceback" not in said, said
-    if "goes on after step" in said:  # announced: it lives
+    assert "Traceback" not in said, said
+    if "goes on after step" in said:  # announced: it lives; on a quick machine the signal came when all was said
+        assert controller.returncode in (0, 130), said
         assert left_on(desk.lab)
         return
+    assert controller.returncode == 130, said
     wait_until(lambda: not left_on(desk.lab), 5.0, lambda: f"{said}\nleft: {left_on(desk.lab)}")
     if delay_s:
         return
