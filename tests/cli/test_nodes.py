@@ -281,6 +281,8 @@ def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
 def test_a_full_disk_does_not_save_a_run_from_stop(desk: Desk) -> None:
     with small_disk(desk, "node2", "size=3m") as folder:  # room for the code and the run's first files
         started = desk.json("launch", "script.toml", "--skip", "disk")
+        # Both programs have begun: later a full disk does not end them.
+        wait_until(lambda: desk.homelab("logs", started["run"]).stdout.count("here") == 2, 60)
         ssh(desk, "node2", f"dd if=/dev/zero of='{folder}/filler' bs=1k 2>/dev/null; true")
         stopped = desk.json("stop", started["run"])
         assert stopped["clean"] and stopped["nodes"]["node2"]["asked"] > 0, stopped

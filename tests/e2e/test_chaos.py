@@ -37,7 +37,11 @@ def place() -> Iterator[Ground]:
         yield made
 
 
-@pytest.mark.parametrize("name", catalogue.FAST)
+# Each starts the training two or three times over. What else kills a worker is in test_supervisor.py and test_head_supervisor.py.
+QUICK = ("power-cut", "checkpoint-bit", "out-of-memory")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in catalogue.FAST])
 def test_survived(place: Ground, name: str) -> None:
     outcome = play(place, CASES[name], seed=1)
     if outcome.missing:

@@ -100,6 +100,7 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     assert_lawful(run, reference, head=HEAD)
 
 
+@pytest.mark.thorough
 def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_of_the_head: None) -> None:
     run = desk.launch("sleeper.toml", "--supervise", "head")
     run.wait_for_output(1, HEAD, "asleep")

@@ -65,11 +65,12 @@ def test_control_c(desk: Desk, marker: str, delay_s: float) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, marker, delay_s))
 
 
-@pytest.mark.parametrize("pause_s", [0.05, 0.2])
+@pytest.mark.parametrize("pause_s", [0.05, pytest.param(0.2, marks=pytest.mark.thorough)])
 def test_control_c_again_and_again(desk: Desk, pause_s: float) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, ". starting torchrun", 0.0, again_after_s=(pause_s,) * 4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_control_c_after_any_time(desk: Desk, seed: int) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, ". asking", random.Random(seed).uniform(0.0, 2.5)))

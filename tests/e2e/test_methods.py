@@ -57,6 +57,7 @@ def test_full_with_the_controller_killed_right_after_launch(desk: Desk, elsewher
     assert_answers(elsewhere, run)
 
 
+@pytest.mark.thorough
 def test_qlora_with_the_controller_killed_in_the_middle(desk: Desk, elsewhere: Desk, model: Path) -> None:
     desk.write("qlora.toml", recipe(model, kind="qlora", length=f"steps = {STEPS}"))
     controller = desk.spawn("launch", "qlora.toml", "--wait")

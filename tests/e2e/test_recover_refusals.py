@@ -196,7 +196,14 @@ def test_two_at_once_start_one_attempt(stopped: Stopped) -> None:
     assert stopped.run.attempts() == [1, 2]
 
 
-@pytest.mark.parametrize(("marker", "delay_s"), [(". stopping", 0.1), (". starting torchrun", 0.0), (". starting torchrun", 0.3)])
+@pytest.mark.parametrize(
+    ("marker", "delay_s"),
+    [
+        (". starting torchrun", 0.0),
+        pytest.param(". stopping", 0.1, marks=pytest.mark.thorough),
+        pytest.param(". starting torchrun", 0.3, marks=pytest.mark.thorough),
+    ],
+)
 def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
     desk, run = stopped.desk, stopped.run
     controller = desk.spawn("recover", run.name, "--nodes", ",".join(NODES))
