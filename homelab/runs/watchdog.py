@@ -26,7 +26,10 @@ FROZEN_S = 3.0
 FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 30.0
 LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
 # The same while a node cannot be heard: then waiting so long for it is the likelier cause than the work itself.
-LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 120.0, "starting": 120.0, "loading": 120.0, "fetching": 60.0, "saving": 60.0, "evaluating": 180.0}
+LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 30.0, "starting": 30.0, "loading": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0}
+# Ranks that load may stand still for minutes: before the first step a node counts as missing only after so long.
+LOST_S = 20.0
+BEFORE_TRAINING = frozenset({"absent", "starting", "loading", "fetching"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
         found = look(heard)
         if found is not None:
             return found
-    return _still(heard, unheard, step_s)
+    is_lost = any(name not in known or known[name].heard_s > LOST_S for name in unheard)
+    return _still(heard, unheard, is_lost, step_s)
 
 
 def _ended(known: Mapping[str, Sign], expected: Collection[str], heard: Mapping[str, Sign]) -> Verdict | None:
@@ -124,14 +128,15 @@ def _frozen(heard: Mapping[str, Sign]) -> Verdict | None:
     return Verdict("frozen-rank", tuple(dict.fromkeys(name for name, _ in frozen)), tuple(rank for _, rank in frozen), f"{said} was stopped by a signal")
 
 
-def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], step_s: float | None) -> Verdict:
+def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], is_lost: bool, step_s: float | None) -> Verdict:
     """Somebody has to move. Whoever is heard and moves proves that those who are not heard move too."""
     if not heard:
         return Verdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
     late = [
         (name, number, rank)
         for name, number, rank in _ranks(heard)
-        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, nobody_missing=not unheard)
+        if rank.phase != "done"
+        and rank.still_s > limit_s(rank.phase, step_s, nobody_missing=not (is_lost if rank.phase in BEFORE_TRAINING else unheard))
     ]
     waiting = [rank for _, _, rank in _ranks(heard) if rank.phase != "done"]
     if not late or len(late) < len(waiting):
