@@ -31,7 +31,7 @@ from homelab.runs.watchdog import Verdict
 
 Say = Callable[[str], None]
 # What follows the first sign of a failure within a moment belongs to it: the ends of the other ranks, their last words.
-SETTLE_S, SETTLE_MOST_S = 0.7, 2.5
+SETTLE_S, SETTLE_MOST_S = 0.7, 6.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning

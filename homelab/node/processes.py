@@ -76,7 +76,15 @@ def end_run(run, node, grace_s=8.0, spare=()):
 
     Returns {"asked": n, "killed": n, "left": [pid, ...]}; `left` is what even SIGKILL did not end within 5 s.
     """
-    asked = [pid for pid in of_run(run, node) if pid not in spare]
+
+    def remaining():
+        found = [pid for pid in of_run(run, node) if pid not in spare]
+        if not found:
+            time.sleep(0.05)  # who is just becoming another program (execve) has no environment for a moment
+            found = [pid for pid in of_run(run, node) if pid not in spare]
+        return found
+
+    asked = remaining()
     # A stopped (frozen) process cannot handle SIGTERM before it is continued.
     signal_all(asked, signal.SIGTERM)
     signal_all(asked, signal.SIGCONT)
@@ -84,12 +92,12 @@ def end_run(run, node, grace_s=8.0, spare=()):
     left = asked
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [pid for pid in of_run(run, node) if pid not in spare]
+        left = remaining()
     killed = set()
     deadline = time.monotonic() + 5.0
     while left and time.monotonic() < deadline:
         killed.update(left)
         signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
-        left = [pid for pid in of_run(run, node) if pid not in spare]
+        left = remaining()
     return {"asked": len(asked), "killed": len(killed), "left": left}

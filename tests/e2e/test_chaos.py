@@ -38,7 +38,7 @@ def place() -> Iterator[Ground]:
 
 
 # Each starts the training two or three times over. What else kills a worker is in test_supervisor.py and test_head_supervisor.py.
-QUICK = ("power-cut", "checkpoint-bit", "out-of-memory")
+QUICK = ("power-cut", "checkpoint-bit")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in catalogue.FAST])
