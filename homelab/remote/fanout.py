@@ -42,6 +42,7 @@ class Fleet:
         self.cluster = cluster
         self._agents: dict[str, Agent] = {}
         self._silent: dict[str, tuple[float, UnreachableError]] = {}
+        self._given_up: dict[str, UnreachableError] = {}
 
     def __enter__(self) -> Fleet:
         return self
@@ -53,7 +54,7 @@ class Fleet:
     def only(self, names: Iterable[str]) -> Fleet:
         """These nodes alone, over the same connections (close the whole fleet, not the part)."""
         part = Fleet(self.cluster.only(tuple(names)))
-        part._agents, part._silent = self._agents, self._silent
+        part._agents, part._silent, part._given_up = self._agents, self._silent, self._given_up
         return part
 
     def agent(self, name: str) -> Agent:
@@ -62,21 +63,33 @@ class Fleet:
         A node that could not be reached is not tried again for `RETRY_AFTER_S`: a command asks several questions, and a node
         without power costs the whole connect time-out each time.
         """
-        if name not in self._agents:
-            failed_at, error = self._silent.get(name, (None, None))
-            if failed_at is not None and error is not None and time.monotonic() - failed_at < RETRY_AFTER_S:
-                raise error
-            try:
-                self._agents[name] = connect(self.cluster, self.cluster.node(name))
-            except UnreachableError as refused:
-                self._silent[name] = (time.monotonic(), refused)
-                raise
-        return self._agents[name]
+        agent = self._agents.get(name)
+        if agent is not None:
+            return agent
+        failed_at, error = self._silent.get(name, (-math.inf, None))
+        if error is not None and time.monotonic() - failed_at < RETRY_AFTER_S:
+            raise error
+        self._refuse_given_up(name)
+        try:
+            agent = connect(self.cluster, self.cluster.node(name))
+        except UnreachableError as refused:
+            self._silent[name] = (time.monotonic(), refused)
+            raise
+        self._agents[name] = agent
+        self._refuse_given_up(name)
+        return agent
 
     def give_up(self, name: str, because: str) -> None:
         """End what is being asked of this node, from another thread, and ask it nothing any more: it would be waited for in vain."""
-        error = UnreachableError(because, where=f"node {name}", hint="homelab preflight --only ssh")
-        self._silent[name] = (math.inf, error)
+        self._given_up[name] = UnreachableError(because, where=f"node {name}", hint="homelab preflight --only ssh")
+        self._drop(name)
+
+    def _refuse_given_up(self, name: str) -> None:
+        if name in self._given_up:
+            self._drop(name)
+            raise self._given_up[name]
+
+    def _drop(self, name: str) -> None:
         agent = self._agents.pop(name, None)
         if agent is not None:
             agent.close()
@@ -93,8 +106,8 @@ class Fleet:
             try:
                 return self.agent(name).ask(verb, dict(body or {}), timeout_s=timeout_s)
             except HomelabError as error:
-                if error.exit_code == 3 and name in self._agents:
-                    self._agents.pop(name).close()
+                if error.exit_code == 3:
+                    self._drop(name)
                 raise
 
         return on_all([node.name for node in self.cluster.nodes] if names is None else names, one)

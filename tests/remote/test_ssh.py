@@ -222,3 +222,29 @@ def test_a_line_without_end_is_refused(cluster: Cluster, monkeypatch: pytest.Mon
         stream.close()
     finally:
         session.close()
+
+
+def test_a_node_that_is_given_up_is_not_waited_for(cluster: Cluster) -> None:
+    """Somebody waits for its answer; from another thread it is given up. Then it is not even connected again."""
+    failed: list[Exception] = []
+    with Fleet(cluster) as fleet:
+
+        def wait() -> None:
+            try:
+                fleet.agent("node1").session.run("exec sleep 50", timeout_s=50)
+            except UnreachableError as error:
+                failed.append(error)
+
+        session = fleet.agent("node1").session
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        started = time.monotonic()
+        while session.run("pgrep -f 'sleep 5[0]'", timeout_s=10).returncode != 0:
+            assert time.monotonic() - started < 20
+        fleet.give_up("node1", "nothing has been heard of it")
+        waiting.join(10)
+        assert failed and not waiting.is_alive()
+        with pytest.raises(UnreachableError, match="nothing has been heard of it"):
+            fleet.agent("node1")
+        assert fleet.ask("free-port", names=["node1"])[1]["node1"].exit_code == 3
+        assert "node2" in fleet.ask("free-port", names=["node2"])[0]
