@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError, InputError
 from homelab.remote.fanout import Fleet
-from homelab.runs import watchdog
+from homelab.runs.movement import Movement
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Reply, parse_replies
 
 Say = Callable[[str], None]
-# (phase, step) of one rank, in the order in which they were seen.
-Track = list[tuple[str, int]]
 _MOST_SHOWN = 6
 _LOOK_S = 0.5
 _ALL_LINES = 1 << 60  # of the metrics that are known already
-# What was on its way when a peer fell silent still ends: one step, and what comes after it. More than that needs all ranks.
-_ECHOES = 2
 
 
 def refuse_too_few(paths: RunPaths, recipe: Recipe, names: Collection[str], gone: Mapping[str, str]) -> None:
@@ -103,43 +98,3 @@ def refuse_moving(
                 f"{', '.join(unreachable)} cannot be asked: looking for up to {watch.wait_s:.0f} s whether the other ranks go on"
             )
         time.sleep(min(_LOOK_S, watch.wait_s))
-
-
-class Movement:
-    """Whether the ranks of some nodes go on, from one look at them after the other. Pure. `step_s`: how long a step takes, if known."""
-
-    def __init__(self, step_s: float | None) -> None:
-        self._step_s = step_s
-        self._tracks: dict[tuple[str, int], Track] = {}
-        self._since: dict[tuple[str, int], float] = {}
-        self.wait_s = 0.0
-        """How long the rank that may stand still longest may still do so; 0 or less when it is clear that nobody moves."""
-
-    def see(self, replies: Iterable[Reply], now_s: float) -> None:
-        """`now_s` is monotonic: a node's own clock counts for the first look alone, because it may jump."""
-        self.wait_s = 0.0
-        for reply in replies:
-            for number, rank in reply.run.ranks.items() if reply.run and reply.run.is_alive else ():
-                beat, key = rank.heartbeat, (reply.node, number)
-                if beat is None or beat.phase == "done":
-                    continue
-                limit_s = watchdog.limit_s(beat.phase, self._step_s, nobody_missing=False)
-                track = self._tracks.setdefault(key, [])
-                if not track or track[-1] != (beat.phase, beat.step):
-                    age_s = 0.0 if track else min(max(reply.time - beat.time, 0.0), limit_s)
-                    track.append((beat.phase, beat.step))
-                    self._since[key] = now_s - age_s
-                self.wait_s = max(self.wait_s, self._since[key] + limit_s - now_s)
-
-    @property
-    def moves(self) -> bool:
-        """A rank has done more than what was on its way when it was first looked at."""
-        return any(
-            sum(max(1, later[1] - earlier[1]) for earlier, later in pairwise(track)) > _ECHOES
-            for track in self._tracks.values()
-        )
-
-    @property
-    def step(self) -> int:
-        """The newest that was seen."""
-        return max((track[-1][1] for track in self._tracks.values()), default=0)

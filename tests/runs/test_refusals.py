@@ -10,9 +10,9 @@ import pytest
 
 from homelab.config.recipe import Recipe
 from homelab.control import by_hand, find, refusals
-from homelab.control.refusals import Movement
 from homelab.errors import HomelabError, InputError
 from homelab.runs import lock
+from homelab.runs.movement import Movement
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Reply
 
