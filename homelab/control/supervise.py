@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.config.cluster import Cluster
@@ -169,6 +169,8 @@ class Supervisor:
                     self._clean(frozenset(node.name for node in plan.nodes))  # it may have been refused before anything was stopped
                     self._give_up(plan, diagnosis, Action("give-up", str(error.message), verdict.kind, hint=error.hint or ""))
                     return False
+                # Who was silent may be back by now: it is what is waited for. Whether it is well is seen then.
+                found = found and replace(found, unreachable={})
                 wait_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
                 tries += 1
                 if error.message != said:  # once, not twice a minute all night

@@ -186,6 +186,19 @@ def comes_back(scene: Scene) -> None:
     assert node in names, f"{node} was never taken back: the last attempt has {', '.join(names)}"
 
 
+def too_few(scene: Scene) -> None:
+    """The recipe wants three nodes; one loses its power: the run waits, and goes on when it is back."""
+    scene.ground.desk.write("three.toml", scene.ground.recipe(more="[recovery]\nmin_nodes = 3\n"))
+    scene.train("three.toml")
+    node = scene.node()
+    with scene.fault():
+        scene.lab.fault(node, "power-cut")
+    scene.until(lambda: scene.said("min_nodes is 3"), "word that it waits", 60)
+    assert scene.run.attempt() == 1, "it went on with two nodes"
+    scene.lab.fault(node, "power-on")
+    scene.finish()
+
+
 def _wait_for_the_minute(scene: Scene) -> None:
     time.sleep(max(0.0, scene.fault_at + CUT_S - time.time()))
 
@@ -210,5 +223,6 @@ CASES = (
     ),
     Case("supervisor-twice", "a second supervisor is started", "other", supervisor_twice, restarts=(1, 1)),
     Case("everything-killed", "everything at once, then homelab recover", "other", everything_killed, restarts=(1, 1)),
+    Case("too-few", "a node is lost without which too few are left", "other", too_few, restarts=(1, 1)),
     Case("comes-back", "a node comes back after a power cut", "cut", comes_back, restarts=(2, 2)),
 )
