@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -67,12 +68,12 @@ def write(
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         _sync(partial / MANIFEST)
         return put(partial, root, step)
-    except (OSError, RuntimeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if isinstance(error, RuntimeError):  # torch's zip writer does not say that the disk is full
-            if shutil.disk_usage(root).free > _FULL_BYTES:
-                raise
-            why = os.strerror(errno.ENOSPC)
+    except WorkerError:
+        raise
+    except Exception as error:  # the libraries that write have errors of their own
+        why = disk_fault(error, root)
+        if why is None:
+            raise
         raise unwritable(root, step, why) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -103,6 +104,17 @@ def clear_corrupt(root: Path) -> None:
     """Remove what was kept aside as evidence."""
     for folder in root.glob(".step-*.corrupt"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def disk_fault(error: Exception, root: Path) -> str | None:
+    """Why the disk of `root` has refused a write, in the system's words; None when `error` is about something else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    told = re.search(r"\(os error (\d+)\)", str(error))  # safetensors' way of saying it
+    if told:
+        return os.strerror(int(told[1]))
+    # torch's zip writer says nothing of the disk.
+    return os.strerror(errno.ENOSPC) if shutil.disk_usage(root).free <= _FULL_BYTES else None
 
 
 def unwritable(root: Path, step: int, why: str) -> WorkerError:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_map_only
 
+from homelab.worker import checkpoint
 from homelab.worker.card import model_card
 from homelab.worker.errors import WorkerError
 from homelab.worker.metrics import replace_text
@@ -106,15 +107,29 @@ def load_weights(model: Any, folder: Path) -> None:
 def write_final(
     model: Any, tokenizer: Any, task: Task, eval_losses: dict[int, float], train_losses: Sequence[float]
 ) -> None:
-    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card."""
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
+
+    Raises WorkerError when the disk does not take it.
+    """
     partial = task.run_dir / ".final.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
-    if task.section("method")["kind"] == "full":
-        model.to(DTYPES[task.precision]).save_pretrained(partial)
-    else:
-        model.save_pretrained(partial, save_embedding_layers=False)
-    tokenizer.save_pretrained(partial)
-    (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
-    shutil.rmtree(task.final_dir, ignore_errors=True)
-    os.replace(partial, task.final_dir)
+    try:
+        if task.section("method")["kind"] == "full":
+            model.to(DTYPES[task.precision]).save_pretrained(partial)
+        else:
+            model.save_pretrained(partial, save_embedding_layers=False)
+        tokenizer.save_pretrained(partial)
+        (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
+        shutil.rmtree(task.final_dir, ignore_errors=True)
+        os.replace(partial, task.final_dir)
+    except Exception as error:  # the libraries that write have errors of their own
+        why = checkpoint.disk_fault(error, task.run_dir)
+        if why is None:
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        raise WorkerError(
+            f"the final model cannot be written: {why}",
+            where=str(task.final_dir),
+            hint="make room on that disk (`df -h` shows it), then `homelab recover`; the last checkpoint holds all that was trained",
+        ) from error

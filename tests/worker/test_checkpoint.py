@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,32 @@ def test_a_failed_write_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None
         checkpoint.write(tmp_path, 40, "r1", {"a.bin": fail})
     assert checkpoint.complete_steps(tmp_path) == [20]
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
+
+
+def test_a_refusal_in_the_words_of_the_library_that_writes_is_the_disks(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    def write(path: Path) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # what a disk can refuse without being full
+        try:
+            save_file({"a": zeros(10_000)}, str(path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with pytest.raises(WorkerError, match="step 40 cannot be written: File too large"):
+        checkpoint.write(tmp_path, 40, "r1", {"a.safetensors": write})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_about_the_disk_is_not_told_as_such(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        raise RuntimeError("a tensor has no storage")
+
+    with pytest.raises(RuntimeError, match="no storage"):
+        checkpoint.write(tmp_path, 40, "r1", {"a.bin": fail})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_attempt_that_was_replaced_completes_no_checkpoint(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -115,6 +116,19 @@ def full_disk() -> int:
     return _at_step_four(write)
 
 
+def no_room_for_the_model() -> int:
+    from homelab.worker import weights
+
+    real = weights.write_final
+
+    def write(*args: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        real(*args)
+
+    weights.write_final = write
+    return main()
+
+
 EIGHT: dict[str, Any] = {"train__steps": 8, "train__epochs": None, "checkpoint__every_steps": 2}
 
 
@@ -188,6 +202,18 @@ def test_a_disk_that_is_full_in_the_background_ends_the_run_at_the_next_step(for
     assert error["message"] == "the checkpoint of step 4 cannot be written: No space left on device" and "make room" in error["hint"]
     assert max(harness.losses(run, 1)) in (5, 6), "at the next step, at the latest when the next checkpoint is due"
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.slow
+def test_no_room_for_the_final_model_is_said_and_nothing_is_trained_again(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+    run = harness.make_run(tmp_path / "run", model, data, **EIGHT)
+    codes, output = forks.run(run, 1, [12], entry=f"{HERE}:no_room_for_the_model")
+    assert codes == [2] and "Traceback" not in output
+    error = json.loads((run / "attempts/1/ranks/0/error.json").read_text())
+    assert error["message"] == "the final model cannot be written: File too large" and error["where"].endswith("/final")
+    assert not list(run.glob("*final*")) + list(run.glob(".final*"))
+    forks.train(run, 2, [12], resume_step=8)
+    assert harness.losses(run, 2) == {} and (run / "final/README.md").exists()
 
 
 def manifest(run: Path, step: int) -> dict[str, Any]:
