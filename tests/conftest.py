@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 LONG = ("e2e", "cli", "worker", "lab", "remote")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

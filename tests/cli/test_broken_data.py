@@ -23,7 +23,7 @@ def model(cli_lab: Lab) -> Path:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [('{"messages": [{"role": "user", "con', "line 3"), ("\xff", "not UTF-8")],
+    [('{"messages": [{"role": "user", "con', "line 3"), pytest.param("\xff", "not UTF-8", marks=pytest.mark.thorough)],
     ids=["cut short", "not UTF-8"],
 )
 def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:

@@ -67,6 +67,7 @@ def log(lab: Lab, run: Run) -> str:
     return RunPaths(place(lab, run) / "runs" / run.name).supervisor_log.read_text(errors="replace")
 
 
+@pytest.mark.thorough
 def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, reference: Run, key_of_the_head: None) -> None:
     run = desk.launch("law.toml", "--supervise", "head")
     # Nothing of it is on the controller, which may be closed now; there it is a program of its own, of the node's own files.
@@ -100,7 +101,6 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     assert_lawful(run, reference, head=HEAD)
 
 
-@pytest.mark.thorough
 def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_of_the_head: None) -> None:
     run = desk.launch("sleeper.toml", "--supervise", "head")
     run.wait_for_output(1, HEAD, "asleep")

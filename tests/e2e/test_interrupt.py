@@ -21,15 +21,15 @@ ANNOUNCED = "is starting on"
 MOMENTS = [
     ("import typer.core", 0.0),
     ("import homelab.cli.launch", 0.0),
-    ("import paramiko.transport", 0.0),
+    pytest.param("import paramiko.transport", 0.0, marks=pytest.mark.thorough),
     (". asking", 0.0),
-    (". asking", 0.3),
+    pytest.param(". asking", 0.3, marks=pytest.mark.thorough),
     (". dialling", 0.05),
     (". run", 0.0),
     (". shipping", 0.02),
     (". starting torchrun", 0.0),
-    (". starting torchrun", 0.1),
-    (". starting torchrun", 0.3),
+    pytest.param(". starting torchrun", 0.1, marks=pytest.mark.thorough),
+    pytest.param(". starting torchrun", 0.3, marks=pytest.mark.thorough),
     (ANNOUNCED, 0.0),
 ]
 

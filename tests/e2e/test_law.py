@@ -85,6 +85,7 @@ def test_measured_shares_move_rows_and_the_next_plan_knows_the_speeds(desk: Desk
     assert plan["time"]["is_measured"] and plan["time"]["hours"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.namespaces
 @pytest.mark.timeout(300)

@@ -41,6 +41,7 @@ def test_lora_answers(desk: Desk, reference: Run) -> None:
     assert_answers(desk, reference)
 
 
+@pytest.mark.thorough
 def test_full_with_the_controller_killed_right_after_launch(desk: Desk, elsewhere: Desk, model: Path) -> None:
     desk.write("full.toml", recipe(model, kind="full", length=f"steps = {STEPS}", learning_rate=1e-3))
     controller = desk.spawn("launch", "full.toml")
