@@ -23,6 +23,7 @@ from homelab.runs.paths import RunPaths
 from homelab.runs.reply import parse_replies
 
 Say = Callable[[str], None]
+UNNAMED = "--nodes does not name it"
 _READ_S, _BRING_S = 1800.0, 4 * 3600.0  # a full fine-tune's checkpoint has tens of GB; a node that falls silent meanwhile is noticed by itself
 # What to do where no checkpoint is left: nothing (a person decides), begin again (a person did), or begin again because none was ever due.
 Scratch = Literal["never", "always", "if-nothing-was-saved"]
@@ -104,7 +105,7 @@ def halt(
     complete checkpoint is left and `from_scratch` does not allow to begin again, or when it would be another training.
     """
     described, recipe = find.recipe_of(paths)
-    refusals.refuse_too_few(paths, recipe, list(nodes), {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes})
+    refusals.refuse_too_few(paths, recipe, list(nodes), {node.name: UNNAMED for node in fleet.cluster.nodes if node.name not in nodes})
     identity.refuse_edited_recipe(fleet, paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
@@ -126,11 +127,11 @@ def halt(
 
 def resume(
     fleet: Fleet, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
-    lower: Mapping[str, int] = MappingProxyType({}), announce: Callable[[Plan], None] = lambda plan: None,
+    lower: Mapping[str, int] = MappingProxyType({}), why_not: str = UNNAMED, announce: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:  # fmt: skip
     """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
 
-    `lower`: node -> how often its micro-batch is halved. `announce` tells the person; no Ctrl-C comes between the start and it.
+    `lower`: node -> how often its micro-batch is halved. `why_not`: nodes that answer are not among `nodes`. `announce` tells the person; no Ctrl-C comes between the start and it.
     Raises HomelabError when too few are well, or when data or model are not what the run began with: then the run is as it was.
     Nothing is left running by a failure of the start itself, or by Ctrl-C.
     """
@@ -150,8 +151,8 @@ def resume(
             where=f"{paths.name}: {', '.join(ill) or ', '.join(names)}",
             hint=first.hint if first else "homelab preflight",
         )
-    unnamed = {node.name: "--nodes does not name it" for node in fleet.cluster.nodes if node.name not in nodes}
-    gone = {name: ill[name].message for name in ill} | unreachable | unnamed
+    unnamed = {node.name: why_not for node in fleet.cluster.nodes if node.name not in nodes}
+    gone = {name: ill[name].message for name in ill} | unnamed | unreachable
     refusals.refuse_too_few(paths, recipe, well, gone)
     identity.refuse_other_data(described, seen, items)
     attempt = max(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too

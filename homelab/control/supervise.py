@@ -207,8 +207,9 @@ class Supervisor:
             return False
         wanted = [name for name in everybody if name not in action.exclude]
         made = recover.resume(
-            fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say, lower=policy.lowered(self._restarts, action)
-        )
+            fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say,
+            lower=policy.lowered(self._restarts, action), why_not=action.because,
+        )  # fmt: skip
         for name in set(verdict.nodes if verdict.kind == "rejoin" else ()) - {node.name for node in made.nodes}:
             self._refused[name] = time.monotonic() + RETURN_AGAIN_S
         if verdict.is_trouble:

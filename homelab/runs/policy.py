@@ -48,7 +48,10 @@ def decide(
     verdict: Verdict, diagnosis: Diagnosis | None, restarts: Sequence[Restart], recovery: Recovery, *,
     now: float, step: int, nodes: Collection[str], logs: Mapping[str, Sequence[str]],
 ) -> Action:  # fmt: skip
-    """`step`: from which the next attempt would go on. `nodes`: that answer, to go on with. `logs`: each node's last lines, for the recipe's own policies."""
+    """`step`: from which the next attempt would go on. `logs`: each node's last lines, for the recipe's own policies.
+
+    `nodes`: that answer, to go on with. One that was silent and answers again while too few others do is as good as any.
+    """
     cause, title, hint = (diagnosis.cause, diagnosis.title, diagnosis.hint) if diagnosis else (verdict.kind, verdict.because, "")
     node = diagnosis.first_node if diagnosis else ", ".join(verdict.nodes)
 
@@ -57,7 +60,7 @@ def decide(
 
     if not verdict.is_trouble:
         return Action("go-on", verdict.because, cause, node)
-    excluded = list(verdict.nodes) if verdict.kind == "silent-node" else []
+    excluded = []
     for name, policy in _met(logs, recovery):
         if policy.action == "stop":
             return give_up(f'{title}; {name} said what [recovery] log_policies stops at: "{policy.pattern}"')
