@@ -19,7 +19,7 @@ from homelab.remote.fanout import Fleet
 from homelab.runs import lock, store
 from homelab.runs import reply as replies
 from homelab.runs.paths import RunPaths
-from homelab.runs.reply import Metric, Reply, SupervisorReply
+from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
 from homelab.runs.state import FINISHED, newest_attempt
 
 INTERVAL_S = 2.0
@@ -47,6 +47,7 @@ class Watcher:
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
+        supervisor = self.supervisor()
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -55,28 +56,33 @@ class Watcher:
             now=time.time(),
             plan=plan,
             metrics=[Metric.model_validate(line) for line in self._kept],
-            events=store.read_lines(self._paths.events_jsonl),
+            events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
-            supervisor=self.supervisor(),
+            supervisor=supervisor,
             options=self._options,
         )
         seen = self._without_supervisor(seen)
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
-            store.event(self._paths, seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
+            self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
         if seen.state == "failed" and seen.diagnosis is not None:
             diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
 
     def supervisor(self) -> str:
-        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
+        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work.
+
+        What one on a node has written down is written down here, too: it may be off when somebody asks what happened.
+        """
         if lock.is_held(self._paths):
             known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
             return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
         on_nodes = {name: reply.supervisor for name, reply in self.replies.items() if reply.supervisor}
         if head_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more
             on_nodes |= head_supervisor.look(self._fleet, self._paths)
+        for said in on_nodes.values():
+            store.add_events(self._paths, [event for line in said.events if (event := event_of(line))])
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot) -> Snapshot:
@@ -125,6 +131,12 @@ class Watcher:
                 for line in rank["metrics"]
             ]
         )
+
+    def _tell(self, what: str) -> None:
+        """Write down what happened, unless the supervisor on a node has written it down last."""
+        known = store.events(self._paths)
+        if not known or known[-1].get("what") != what:
+            store.event(self._paths, what)
 
     def _keep(self, lines: list[dict[str, Any]]) -> None:
         have = {_key(line) for line in self._kept}

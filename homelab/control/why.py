@@ -92,7 +92,7 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
         if attempt is None:
             found, number = newest, seen.attempt
     has_failed = found.told is not None or found.state == "failed"
-    events = store.read_lines(paths.events_jsonl)
+    events = store.events(paths)
     last = [event_row(line).text for line in events if _NOT_STARTED.match(str(line.get("what", "")))]
     not_started = last[-1] if last and number == seen.attempt and found.state in ("planned", "shipping") else ""
     return Why(

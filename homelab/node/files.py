@@ -67,6 +67,19 @@ def digest_and_rows(path):
     return digest.hexdigest(), None if rows is None or rows < 1 else rows
 
 
+def objects(lines):
+    """The JSON objects among some lines of text; one that was cut short, or is broken in another way, is left out."""
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
 def tail(path, line_count, byte_limit=64 * 1024):
     """The last lines of a text file, [] when there is none. Reads at most `byte_limit` bytes."""
     try:

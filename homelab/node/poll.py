@@ -1,7 +1,6 @@
 """What a node knows of a run right now: one JSON answer for the dashboard, `status`, `recover` and `--wait`."""
 
 import glob
-import json
 import os
 import time
 
@@ -113,12 +112,4 @@ def _metrics(path, after_lines):
             whole = stream.read().split("\n")[:-1]
     except OSError:
         return []
-    lines = []
-    for text in whole[max(0, int(after_lines)) :]:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
-    return lines
+    return files.objects(whole[max(0, int(after_lines)) :])

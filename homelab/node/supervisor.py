@@ -15,6 +15,7 @@ import time
 
 from homelab.node import files, paths, processes
 
+_EVENTS = 50  # of the newest; whoever looks more seldom than so much happens has missed something
 _START_S = 30.0  # a node that trains on all its cores takes its time to import
 _TRY_S = 60.0
 
@@ -108,7 +109,7 @@ def look(request):
 
 
 def state(workdir, run):
-    """The same for `poll`. "alive": it has its lock, which the kernel drops with its holder."""
+    """The same for `poll`. "alive": it has its lock, which the kernel drops with its holder. "events": what it wrote down last."""
     folder = paths.supervised_dir(workdir, run)
     here = os.path.join(folder, "runs", run)
     if not os.path.isdir(here):
@@ -116,7 +117,8 @@ def state(workdir, run):
     said = files.read_json(os.path.join(here, "supervisor.json"))
     said = said if isinstance(said, dict) else {}
     known = {key: said.get(key) for key in ("doing", "why", "attempt", "pid") if said.get(key) is not None}
-    return dict(known, alive=_is_held(folder, run), log=os.path.join(here, "supervisor.log"))
+    events = files.objects(files.tail(os.path.join(here, "events.jsonl"), _EVENTS))
+    return dict(known, alive=_is_held(folder, run), log=os.path.join(here, "supervisor.log"), events=events)
 
 
 def end(request):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 
 from homelab.facts import GpuFacts, Loose
 
@@ -141,6 +141,28 @@ class NodeLoad(Loose):
     memory_total_bytes: int | None = None
 
 
+class Event(Loose):
+    """One line of a supervisor's events.jsonl; `time` in seconds since 1970, by the clock of its node."""
+
+    time: float = Field(allow_inf_nan=False)
+    what: Line
+    kind: Line = ""
+    because: Line = ""
+    cause: Line | None = None
+    hint: Line | None = None
+    nodes: tuple[Line, ...] = ()
+    left_out: tuple[Line, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+def event_of(line: dict[str, Any]) -> dict[str, Any] | None:
+    """What a supervisor on a node wrote down, made harmless; None when it is not whole."""
+    try:
+        return Event.model_validate(line).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        return None
+
+
 class SupervisorReply(Loose):
     """The run's supervisor, where it was put on this node: whether it is at work, and what it said last."""
 
@@ -149,6 +171,7 @@ class SupervisorReply(Loose):
     why: Line = ""
     pid: int | None = None
     log: Line = ""
+    events: tuple[dict[str, Any], ...] = ()  # to be read by `event_of`
 
     def __str__(self) -> str:
         return self.doing if self.doing in ("", "watching") else f"{self.doing}: {self.why}"

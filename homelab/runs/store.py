@@ -129,6 +129,18 @@ def event(paths: RunPaths, what: str, **details: Any) -> None:
     append_lines(paths.events_jsonl, [{"time": time.time(), "what": what, **details}])
 
 
+def events(paths: RunPaths) -> list[dict[str, Any]]:
+    """What happened, in order of time; what has no time is left out."""
+    found = [line for line in read_lines(paths.events_jsonl) if isinstance(line.get("time"), int | float)]
+    return sorted(found, key=lambda line: float(line["time"]))
+
+
+def add_events(paths: RunPaths, new: list[dict[str, Any]]) -> None:
+    """Write down what was written down elsewhere. Two machines never write at the same instant, so the time tells what is known."""
+    known = {line["time"] for line in events(paths)} if new else set()
+    append_lines(paths.events_jsonl, [line for line in new if line["time"] not in known])
+
+
 def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None = None) -> None:
     """Write down the state as the controller sees it now.
 

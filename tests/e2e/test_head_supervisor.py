@@ -98,6 +98,10 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     done = desk.json("status", run.name)  # from here on the controller knows of it, too
     assert (done["state"], done["attempt"], done["supervisor"]) == ("done", ended["attempt"], "")
     assert own.plan_json(2).exists()
+    told = [event["text"] for event in desk.json("status", run.name)["events"]]
+    assert any(text.startswith("trouble") for text in told) and told.count("done") == 1, told
+    why = desk.json("why", run.name, "--attempt", "1")
+    assert any(row["text"].startswith("attempt 2 goes on") for row in why["since"]), why
     assert_lawful(run, reference, head=HEAD)
 
 
