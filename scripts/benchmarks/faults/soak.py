@@ -31,10 +31,12 @@ from homelab.lab.flaws.flaw import NotInjectable
 from tests.e2e.desk import relative_error
 
 RANK = 64  # of the adapters: half a megabyte of gradient
-RATE = "12mbit"
-STEP_S = 0.6  # with these
+# Half an hour must not be many steps: undisturbed runs on one node and on three, whose sums are rounded in another order, were measured
+# to be 1.1e-5 apart after 2160 steps (their losses 1e-7), because AdamW gives weights with next to no gradient full steps.
+RATE = "6mbit"
+STEP_S = 1.1  # with these
 WORKING = 0.72  # the share of a soak in which steps are done that are not lost
-EVERY_STEPS = 20
+EVERY_STEPS = 10
 GAP_S = (40.0, 80.0)
 NOTHING_MOVES_S = 300.0
 RECOVERY = """
