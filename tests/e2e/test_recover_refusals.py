@@ -64,6 +64,11 @@ def only_once(base: Path, desk: Desk, model: Path) -> Stopped:
     run.wait_for_step(1, 7)
     assert desk.json("stop", run.name)["clean"]
     found = Stopped(desk, run, model, base / "kept")
+    # The stop may have come when only one of them had written its newest.
+    names = [{folder.name for folder in (run.folder(node) / "checkpoints").glob("step-*")} for node in NODES]
+    for folder in found.checkpoints():
+        if folder.name not in set.intersection(*names):
+            shutil.rmtree(folder)
     for name, folder in found.folders().items():
         shutil.copytree(folder, found.kept / name)
     return found
