@@ -58,6 +58,7 @@ def test_three_nodes_with_unequal_shares(desk: Desk, reference: Run) -> None:
     assert_lawful(run, reference, head="node1")
 
 
+@pytest.mark.thorough  # it measures speeds: other files beside it disturb it
 @pytest.mark.slow
 @pytest.mark.namespaces
 @pytest.mark.timeout(240)
