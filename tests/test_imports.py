@@ -19,7 +19,8 @@ PURE = [
     *sorted((ROOT / "planning").glob("*.py")), ROOT / "hardware.py", ROOT / "facts.py", ROOT / "errors.py",
     *sorted(path for path in (ROOT / "config").glob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").glob("*.py")),
-    ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py", ROOT / "runs" / "state.py", ROOT / "runs" / "reply.py",
+    ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py",
+    *(ROOT / "runs" / f"{name}.py" for name in ("state", "reply", "watchdog", "policy", "pace", "movement", "signs", "identity")),
 ]  # fmt: skip
 DOES_IO = {
     "subprocess", "socket", "paramiko", "fabric", "invoke", "os", "shutil", "tempfile", "glob", "asyncio", "threading", "selectors",

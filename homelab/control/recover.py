@@ -131,7 +131,8 @@ def resume(
 ) -> Plan:  # fmt: skip
     """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
 
-    `lower`: node -> how often its micro-batch is halved. `why_not`: nodes that answer are not among `nodes`. `announce` tells the person; no Ctrl-C comes between the start and it.
+    `lower`: node -> how often its micro-batch is halved. `why_not`: why nodes that answer are not among `nodes`.
+    `announce` tells the person; no Ctrl-C comes between the start and it.
     Raises HomelabError when too few are well, or when data or model are not what the run began with: then the run is as it was.
     Nothing is left running by a failure of the start itself, or by Ctrl-C.
     """

@@ -47,7 +47,8 @@ class Watcher:
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
-        supervisor = self.supervisor()
+        on_nodes = self._supervisors_on_nodes()
+        self._gather_events(on_nodes)
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -59,7 +60,7 @@ class Watcher:
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
-            supervisor=supervisor,
+            supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
         seen = self._without_supervisor(seen)
@@ -70,19 +71,23 @@ class Watcher:
             diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
 
-    def supervisor(self) -> str:
-        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work.
+    def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
+        """Node -> what it says about a supervisor of this run there, at work or not."""
+        found = {name: reply.supervisor for name, reply in self.replies.items() if reply.supervisor}
+        if head_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more
+            found |= head_supervisor.look(self._fleet, self._paths)
+        return found
 
-        What one on a node has written down is written down here, too: it may be off when somebody asks what happened.
-        """
+    def _gather_events(self, on_nodes: dict[str, SupervisorReply]) -> None:
+        """Have here what a supervisor on a node has written down: the node may be off when somebody asks what happened."""
+        for said in on_nodes.values():
+            store.add_events(self._paths, [event for line in said.events if (event := event_of(line))])
+
+    def _supervisor(self, on_nodes: dict[str, SupervisorReply]) -> str:
+        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
         if lock.is_held(self._paths):
             known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
             return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
-        on_nodes = {name: reply.supervisor for name, reply in self.replies.items() if reply.supervisor}
-        if head_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more
-            on_nodes |= head_supervisor.look(self._fleet, self._paths)
-        for said in on_nodes.values():
-            store.add_events(self._paths, [event for line in said.events if (event := event_of(line))])
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot) -> Snapshot:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.node.files import objects
 from homelab.runs.paths import RunPaths
 
 # One path component that cannot climb (twin of `homelab.node.paths.checked`).
@@ -108,20 +109,12 @@ def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a .jsonl file; a line cut short by a crash, or broken in another way, is left out."""
-    found = []
+    """The JSON objects of a .jsonl file, none when it cannot be read; a line cut short by a crash, or broken in another way, is left out."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+    return list(objects(lines))  # type: ignore[no-untyped-call]  # the agent has no annotations
 
 
 def event(paths: RunPaths, what: str, **details: Any) -> None:

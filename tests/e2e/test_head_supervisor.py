@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from homelab.lab import Lab, procfs, sshd
-from homelab.runs import lock
+from homelab.runs import lock, store
 from homelab.runs.paths import RunPaths
 from tests.e2e.desk import Desk, Run, wait_until
 from tests.e2e.test_law import assert_lawful
@@ -111,7 +111,11 @@ def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_o
     (pid,) = supervisors(lab)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not supervisors(lab), 10)
-    seen = desk.json("status", run.name)
+    store.event(RunPaths(place(lab, run) / "runs" / run.name), "trouble: known to the head alone")
+    for _ in range(2):
+        seen = desk.json("status", run.name)
+        assert [event["text"] for event in seen["events"]].count("trouble: known to the head alone") == 1, seen["events"]
+    assert store.events(RunPaths(desk.folder / "runs" / run.name))[-1]["what"] == "trouble: known to the head alone"
     assert seen["supervisor"] == "" and any(f"homelab recover {run.name}" in note for note in seen["notes"]), seen["notes"]
 
     desk.homelab("stop", run.name)

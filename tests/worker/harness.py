@@ -337,6 +337,11 @@ def losses(run: Path, attempt: int, rank: int = 0) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines(run, attempt, rank, "metrics.jsonl", "train")}
 
 
+def error_of(run: Path, attempt: int, rank: int = 0) -> dict[str, str]:
+    """Why this rank ended, as it wrote it down for the agent."""
+    return dict(json.loads((run / f"attempts/{attempt}/ranks/{rank}/error.json").read_text()))
+
+
 def weights(run: Path, step: int) -> dict[str, Any]:
     """The trained tensors of a checkpoint."""
     from safetensors.torch import load_file

@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_a_number_names_its_rank_and_node_and_the_checkpoint_
     places = ["a", "b", "b"]
     codes, output = forks.run(run, 1, shares, nodes=places)
     assert codes == [1, 1, 1] and "Traceback" not in output, output
-    errors = [json.loads((run / f"attempts/1/ranks/{rank}/error.json").read_text()) for rank in range(3)]
+    errors = [harness.error_of(run, 1, rank) for rank in range(3)]
     for rank, error in enumerate(errors):
         assert error["message"] == f"the loss is not a number in step {step} on rank {guilty} ({places[guilty]})"
         assert ("this rank's rows" in error["where"] and str(row) in error["where"]) == (rank == guilty)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -55,5 +54,5 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_with_one_message(tmp_path: P
     code, output = harness.finish(harness.start(run, 2, 1))
     assert code == 2
     assert "sha256" in output and "Traceback" not in output and output.count("error:") == 1
-    error = json.loads((run / "attempts/2/ranks/0/error.json").read_text())
+    error = harness.error_of(run, 2)
     assert error["where"] == str(weights) and "homelab recover" in error["hint"]

@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_in_the_background_ends_the_run_at_the_next_step(for
     run = harness.make_run(tmp_path / "run", model, data, **EIGHT)
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:full_disk")
     assert codes == [2] and "Traceback" not in output
-    error = json.loads((run / "attempts/1/ranks/0/error.json").read_text())
+    error = harness.error_of(run, 1)
     assert error["message"] == "the checkpoint of step 4 cannot be written: No space left on device" and "make room" in error["hint"]
     assert max(harness.losses(run, 1)) in (5, 6), "at the next step, at the latest when the next checkpoint is due"
     assert [entry.name for entry in (run / "checkpoints").iterdir()] == ["step-00000002"]
@@ -209,7 +209,7 @@ def test_no_room_for_the_final_model_is_said_and_nothing_is_trained_again(forks:
     run = harness.make_run(tmp_path / "run", model, data, **EIGHT)
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:no_room_for_the_model")
     assert codes == [2] and "Traceback" not in output
-    error = json.loads((run / "attempts/1/ranks/0/error.json").read_text())
+    error = harness.error_of(run, 1)
     assert error["message"] == "the final model cannot be written: File too large" and error["where"].endswith("/final")
     assert not list(run.glob("*final*")) + list(run.glob(".final*"))
     forks.train(run, 2, [12], resume_step=8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -67,8 +66,7 @@ def again(forks: harness.Forks, run: Path, attempt: int, **more: Any) -> tuple[l
 
 
 def error_of(run: Path, node: str, attempt: int, rank: int) -> dict[str, str]:
-    file = harness.folder_of(run, node, PLACES) / f"attempts/{attempt}/ranks/{rank}/error.json"
-    return json.loads(file.read_text())
+    return harness.error_of(harness.folder_of(run, node, PLACES), attempt, rank)
 
 
 def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole(

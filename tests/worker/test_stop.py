@@ -39,7 +39,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path
     step = next(s for s in range(6) if 17 in sampler.step_rows(s, seed=42, count=24, global_batch=4)[1]) + 1
     assert step > 1, "choose another row: the test wants a checkpoint before"
     assert code == 1 and "Traceback" not in output.split("homelab.worker FAILED")[0].split("torch/distributed")[0]
-    errors = [json.loads((run / f"attempts/1/ranks/{rank}/error.json").read_text()) for rank in (0, 1)]
+    errors = [harness.error_of(run, 1, rank) for rank in (0, 1)]
     assert errors[0]["message"] == errors[1]["message"]
     assert f"step {step} on rank" in errors[0]["message"] and "(here)" in errors[0]["message"]
     guilty = int(errors[0]["message"].split("on rank ")[1].split()[0])
@@ -66,7 +66,7 @@ def test_a_bad_row_is_one_message_and_exit_code_two(tmp_path: Path, model: Path)
         and "fix: " in output
     )
     assert "Traceback" not in output and len(output.strip().splitlines()) == 3
-    error = json.loads((run / "attempts/1/ranks/0/error.json").read_text())
+    error = harness.error_of(run, 1)
     assert set(error) == {"message", "where", "hint"}
 
 
