@@ -54,8 +54,8 @@ def command(
         else:
             typer.echo("  not remembered")
             refused.append(node.name)
-    for error in failed[1:]:
-        typer.echo(f"{error.where}: {error.message}", err=True)
+    for other in failed[1:]:
+        typer.echo(f"{other.where}: {other.message}", err=True)
     if failed:
         raise failed[0]
     if refused:

@@ -74,7 +74,7 @@ def resolve(node: Node) -> Address:
     return Address(
         host=host,
         port=port,
-        user=node.user or options.get("user", [None])[0],  # type: ignore[list-item]
+        user=node.user or options.get("user", [None])[0],
         identity_files=tuple(str(Path(name).expanduser()) for name in identities),
         proxy_jump=None if jump in ("none", "") else jump,
         known_as=options.get("hostkeyalias", [host])[0] or host,

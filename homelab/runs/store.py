@@ -114,7 +114,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
-    return list(objects(lines))  # type: ignore[no-untyped-call]  # the agent has no annotations
+    return list(objects(lines))
 
 
 def event(paths: RunPaths, what: str, **details: Any) -> None:
