@@ -49,8 +49,9 @@ class LocalSession:
             ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert process.stdin is not None
-        process.stdin.write(stdin)
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it ended without reading its input: who reads finds its end
+            process.stdin.write(stdin)
+            process.stdin.flush()
         return _ProcessStream(process)
 
     def close(self) -> None:

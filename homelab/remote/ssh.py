@@ -78,14 +78,18 @@ class SshSession:
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
         channel = self._channel(connect.CONNECT_TIMEOUT_S)
+        has_begun = False
         try:
             with _within(connect.CONNECT_TIMEOUT_S, channel.close):
                 channel.exec_command(command)
+                has_begun = True
                 channel.sendall(stdin)
         except TimeoutError as error:
             raise self._lost(f"no answer within {connect.CONNECT_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise self._lost(str(error)) from error
+            # A command that ends without reading its input is none the less a good connection; who reads finds its end.
+            if not has_begun or not (channel.transport and channel.transport.is_active()):
+                raise self._lost(str(error)) from error
         return _ChannelStream(channel)
 
     def round_trip_ms(self) -> float:

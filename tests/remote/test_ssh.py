@@ -22,6 +22,7 @@ from homelab.lab import Lab, procfs
 from homelab.remote import session as session_module
 from homelab.remote import ssh
 from homelab.remote.fanout import Fleet
+from homelab.remote.local import LocalSession
 from homelab.remote.ssh import SshSession
 
 pytestmark = pytest.mark.timeout(60)
@@ -104,6 +105,14 @@ def test_an_open_command_is_read_line_by_line(session: SshSession) -> None:
     with pytest.raises(TimeoutError):
         stream.readline(0.2)
     stream.close()
+    stream.close()
+
+
+@pytest.mark.parametrize("kind", ["over SSH", "this machine"])
+def test_an_open_command_may_end_without_reading_its_input(session: SshSession, cluster: Cluster, kind: str) -> None:
+    opened = session if kind == "over SSH" else LocalSession(cluster.node("node1"))
+    stream = opened.open("echo one; exit 3", stdin=b"x" * (32 << 20))
+    assert [stream.readline(10), stream.readline(10)] == [b"one", b""]
     stream.close()
 
 
