@@ -24,6 +24,8 @@ def answer(question: dict[str, Any]) -> str:
         raise WorkerError(
             f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs"
         ) from error
+    # Before anything is loaded: that nothing is trained yet is known at once.
+    trained = None if question.get("base", False) else _trained(run, run_dir)
     imports.prepare(run, bitsandbytes=False)
 
     import torch
@@ -33,7 +35,7 @@ def answer(question: dict[str, Any]) -> str:
     imports.quiet()
     path = model_path(run)
     tokenizer = load_tokenizer(run, path)
-    model = _load(run, run_dir, path, base=bool(question.get("base", False)))
+    model = _load(run, path, trained).eval()
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": question["prompt"]}], tokenize=False, add_generation_prompt=True
@@ -56,39 +58,44 @@ def answer(question: dict[str, Any]) -> str:
     return tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
 
 
-def _load(run: dict[str, Any], run_dir: Path, path: str, *, base: bool) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    final, method = run_dir / "final", run["recipe"]["method"]
-    cuda = torch.cuda.is_available()
-    options = {"dtype": "auto", "trust_remote_code": False} | ({"device_map": {"": 0}} if cuda else {})
-    revision = run["recipe"]["model"].get("revision")
-    if not base and method["kind"] == "full" and final.is_dir():
-        return AutoModelForCausalLM.from_pretrained(final, **options).eval()
-    model = AutoModelForCausalLM.from_pretrained(path, revision=revision, **options)
-    if base:
-        return model.eval()
+def _trained(run: dict[str, Any], run_dir: Path) -> Path:
+    """The folder with the newest that was trained. Raises WorkerError when there is none, or when a checkpoint is damaged."""
+    final = run_dir / "final"
     if final.is_dir():
-        from peft import PeftModel
-
-        return PeftModel.from_pretrained(model, str(final)).eval()
-    return _with_checkpoint(model, run, run_dir).eval()
-
-
-def _with_checkpoint(model: Any, run: dict[str, Any], run_dir: Path) -> Any:
-    from homelab.worker.model import add_adapters
-    from homelab.worker.weights import load_weights
-
+        return final
     steps = checkpoint.complete_steps(run_dir / "checkpoints")
     if not steps:
         hint = "wait for the first checkpoint (`homelab status`), or ask the base model"
         raise WorkerError("this run has no checkpoint yet on this node", where=str(run_dir / "checkpoints"), hint=hint)
     folder = run_dir / "checkpoints" / checkpoint.folder_name(steps[-1])
     checkpoint.verify(folder, run["recipe_hash"])
-    if run["recipe"]["method"]["kind"] != "full":
-        model = add_adapters(model, run["recipe"]["method"], int(run["recipe"]["train"]["seed"]))
-    load_weights(model, folder)
+    return folder
+
+
+def _load(run: dict[str, Any], path: str, trained: Path | None) -> Any:
+    """The model at `path`, with what `_trained` found."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    method = run["recipe"]["method"]
+    cuda = torch.cuda.is_available()
+    options = {"dtype": "auto", "trust_remote_code": False} | ({"device_map": {"": 0}} if cuda else {})
+    is_final = trained is not None and trained.name == "final"
+    if is_final and method["kind"] == "full":
+        return AutoModelForCausalLM.from_pretrained(trained, **options)
+    model = AutoModelForCausalLM.from_pretrained(path, revision=run["recipe"]["model"].get("revision"), **options)
+    if trained is None:
+        return model
+    if is_final:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(trained))
+    from homelab.worker.model import add_adapters
+    from homelab.worker.weights import load_weights
+
+    if method["kind"] != "full":
+        model = add_adapters(model, method, int(run["recipe"]["train"]["seed"]))
+    load_weights(model, trained)
     return model
 
 

@@ -80,7 +80,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name != "qlora packed on 4" else pytest.mark.thorough) for name in CASES])
 def test_the_training_is_that_of_one_process(
     name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, model: Path, data: Path
 ) -> None:
