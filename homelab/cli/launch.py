@@ -75,18 +75,20 @@ def command(
             console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         launch.refuse_on_failure(prepared)
         assert prepared.plan is not None
+        supervision = Supervision("no" if no_supervise or not wanted.recovery.auto else cast(Where, supervise))
         if dry_run:
+            with common.progress(as_json) as say:
+                supervision.rehearse(fleet, prepared.plan, say)
             if as_json:
                 common.print_json(prepared.plan.model_dump(mode="json"))
             else:
                 console.print(plan_report.table(prepared.plan, why=True))
-                console.print("Nothing was started (--dry-run).")
+                console.print("Nothing was started (--dry-run). To start it: the same without --dry-run.")
             return 0
         with spinner:
             say = spinner.enter_context(common.progress(as_json))
             say(f"run {prepared.plan.run}")
             plan, plan_text = prepared.plan, plan_report.text(prepared.plan)
-            supervision = Supervision("no" if no_supervise or not wanted.recovery.auto else cast(Where, supervise))
             addresses = {node.name: node.lan_address for node in plan.nodes}
             with supervision.tried(fleet, plan.run, plan.head, list(addresses), addresses, say):
                 paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)

@@ -13,6 +13,7 @@ from typing import Literal
 from homelab.control import head_supervisor
 from homelab.control.head_supervisor import Place
 from homelab.errors import HomelabError
+from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock
 from homelab.runs.paths import RunPaths
@@ -42,9 +43,18 @@ class Supervision:
         try:
             yield
         except BaseException:
-            if self._place is not None:
-                head_supervisor.discard(fleet, self._place)
+            self._discard(fleet)
             raise
+
+    def rehearse(self, fleet: Fleet, plan: Plan, say: Say) -> None:
+        """Raise what `tried` would raise before this plan is started; nothing is left of it."""
+        addresses = {node.name: node.lan_address for node in plan.nodes}
+        with self.tried(fleet, plan.run, plan.head, list(addresses), addresses, say):
+            self._discard(fleet)
+
+    def _discard(self, fleet: Fleet) -> None:
+        if self._place is not None:
+            head_supervisor.discard(fleet, self._place)
 
     def leave(self, fleet: Fleet, paths: RunPaths, cluster_file: Path, nodes: Collection[str], say: Say) -> str:
         """Start it; what a person may want to know of it, empty where that is nothing. Raises HomelabError; the run itself goes on."""

@@ -127,10 +127,11 @@ def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_o
     assert (said(lab, run)["doing"], run.attempts()) == ("ended", [1, 2]), log(lab, run)
 
 
-def test_a_launch_that_cannot_have_it_starts_nothing(desk: Desk, lab: Lab) -> None:
+@pytest.mark.parametrize("option", [(), ("--dry-run",)], ids=["launch", "dry run"])
+def test_a_launch_that_cannot_have_it_starts_nothing(desk: Desk, lab: Lab, option: tuple[str, ...]) -> None:
     folders = (desk.folder / "runs", Path(lab.state.node(HEAD).workdir) / "supervised")
     before = [set(folder.glob("*")) for folder in folders]
-    error = desk.json("launch", "sleeper.toml", "--skip", "collective", "--supervise", "head", code=1)["error"]
+    error = desk.json("launch", "sleeper.toml", "--skip", "collective", "--supervise", "head", *option, code=1)["error"]
     assert f"{HEAD} does not reach node2 and node3" in error["message"], error
     assert "ssh-keygen" in error["hint"] and "authorized_keys" in error["hint"] and "--supervise here" in error["hint"]
     assert [set(folder.glob("*")) for folder in folders] == before
