@@ -37,8 +37,9 @@ def place() -> Iterator[Ground]:
         yield made
 
 
-# Each starts the training two or three times over. What else kills a worker is in test_supervisor.py and test_head_supervisor.py.
-QUICK = ("power-cut", "checkpoint-bit")
+# Each starts the training two or three times over. What else kills a worker is in test_supervisor.py and test_head_supervisor.py,
+# what a damaged checkpoint does in tests/worker/test_spread.py.
+QUICK = ("power-cut",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in catalogue.FAST])

@@ -13,10 +13,10 @@ from tests.worker.test_law import TOLERANCE, assert_every_sample_once_per_epoch
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
-def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     recipe = {"method__kind": "lora", "train__epochs": 3}  # 4 steps per epoch
     undisturbed = harness.make_run(tmp_path / "undisturbed", model, data, **recipe)
-    harness.train(undisturbed, 1, [12], micro_batch=4)
+    forks.train(undisturbed, 1, [12], micro_batch=4)
 
     run = harness.make_run(tmp_path / "killed", model, data, **recipe)
     harness.make_plan(run, 1, [6, 4, 2], micro_batch=[2, 3, 1])
@@ -29,7 +29,7 @@ def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(tmp_path: Path
     assert code != 0
     second = checkpoint.complete_steps(run / "checkpoints")[-1]
     assert first < second < 12, "the second attempt must have got further, and must have been killed before the end"
-    harness.train(run, 3, [12], micro_batch=5, resume_step=second)
+    forks.train(run, 3, [12], micro_batch=5, resume_step=second)
 
     expected = harness.losses(undisturbed, 1)
     found = {}
