@@ -106,6 +106,10 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
 
 
 def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_of_the_head: None) -> None:
+    place_of_all = Path(lab.state.node(HEAD).workdir) / "supervised"
+    before = set(place_of_all.glob("*"))
+    tried = desk.homelab("launch", "sleeper.toml", "--skip", "collective", "--supervise", "head", "--dry-run")
+    assert "trying the ways" in tried.stderr and set(place_of_all.glob("*")) == before, "a dry run tries it and leaves nothing"
     run = desk.launch("sleeper.toml", "--supervise", "head")
     run.wait_for_output(1, HEAD, "asleep")
     (pid,) = supervisors(lab)

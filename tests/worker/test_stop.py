@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,14 @@ def ask(run: Path, **question: object) -> tuple[int, str]:
     text = json.dumps({"run_dir": str(run), "prompt": "say it", "max_new_tokens": 8, **question})
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=harness.REPOSITORY)
     return done.returncode, done.stdout or done.stderr
+
+
+def test_asked_before_anything_is_trained_it_says_so_and_loads_nothing(tmp_path: Path, model: Path) -> None:
+    there = shutil.copytree(model, tmp_path / "model")
+    run = harness.make_run(tmp_path / "run", there, harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(8)))
+    shutil.rmtree(there)  # whoever looks for it first complains of that
+    code, said = ask(run)
+    assert code == 2 and "no checkpoint yet" in said and str(run / "checkpoints") in said, said
 
 
 def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, model: Path) -> None:
