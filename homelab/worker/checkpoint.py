@@ -1,6 +1,6 @@
 """Checkpoints as folders: step-00000020/, complete only when its manifest is. Files only; what is in them is the trainer's.
 
-    checkpoints/.step-00000020.<pid>.partial/   being written
+    checkpoints/.step-00000020.<pid>.partial/   being written, or being removed
     checkpoints/step-00000020/                  renamed there in one piece, with complete.json written and fsynced last
     checkpoints/.step-00000020.corrupt/         found damaged and replaced by a whole one; the newest such is kept, as evidence
 
@@ -186,14 +186,15 @@ def retain(root: Path, keep: int, *, newest: int | None = None) -> list[Path]:
     surplus = [step for step in complete_steps(root) if newest is None or step <= newest][: -max(keep, 1)]
     removed = [root / folder_name(step) for step in surplus]
     for folder in removed:
-        # The manifest goes first: an interrupted removal must not look complete.
-        (folder / MANIFEST).unlink()
-        shutil.rmtree(folder)
+        # Renamed first: a removal that is interrupted leaves neither what looks like a damaged checkpoint nor what nobody clears away.
+        partial = root / f".{folder.name}.{os.getpid()}.partial"
+        os.replace(folder, partial)
+        shutil.rmtree(partial)
     return removed
 
 
 def clear_partial(root: Path) -> None:
-    """Remove what interrupted writes of earlier attempts left behind. Call before any write of this attempt.
+    """Remove what interrupted writes and removals of earlier attempts left behind. Call before any write of this attempt.
 
     A checkpoint that was moved aside, and whose successor never came, goes back to its place.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,22 @@ def test_the_last_k_stay(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert [folder.name for folder in checkpoint.retain(tmp_path, 2)] == ["step-00000010", "step-00000020"]
     assert checkpoint.complete_steps(tmp_path) == [30, 40]
+
+
+def test_a_removal_that_is_interrupted_leaves_no_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+
+    def killed(folder: Path) -> None:
+        (folder / "a.bin").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        checkpoint.retain(tmp_path, 1)
+    assert [folder.name for folder in tmp_path.glob("step-*")] == ["step-00000020"]
+    checkpoint.clear_partial(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
 
 
 def test_the_only_good_one_is_never_removed(tmp_path: Path) -> None:
