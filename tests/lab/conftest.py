@@ -78,8 +78,18 @@ def traces() -> set[str]:
     }
 
 
-def left_since(before: set[str], folder: Path) -> set[str]:
-    """What is there now and was not `before`. Labs that somebody else runs on this machine, outside `folder`, do not count."""
+def left_since(before: set[str], folder: Path, timeout_s: float = 10.0) -> set[str]:
+    """What stays and was not there `before`. Labs that somebody else runs on this machine, outside `folder`, do not count.
+
+    Whose a trace is only its processes say, and a lab that comes or goes has none for a moment: hence the time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while (left := _left_since(before, folder)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return left
+
+
+def _left_since(before: set[str], folder: Path) -> set[str]:
     foreign = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
