@@ -11,6 +11,7 @@ import threading
 import time
 
 from homelab.node import files, paths
+from homelab.node.peers import Peers
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
@@ -30,9 +31,11 @@ def follow(request):
         ended.set()
 
     threading.Thread(target=listen, daemon=True).start()
+    peers = Peers(here.peers)
     before, said_at = None, -BEAT_S
     while not ended.is_set():
         seen = here.look(time.monotonic())
+        seen["missing_s"] = peers.look(seen["ranks"], time.monotonic())
         essence = _essence(seen)
         if essence != before or time.monotonic() - said_at >= BEAT_S:
             try:
@@ -45,7 +48,7 @@ def follow(request):
 
 def _essence(seen):
     ranks = {rank: {key: value for key, value in entry.items() if key != "still_s"} for rank, entry in seen["ranks"].items()}
-    return dict(seen, ranks=ranks)
+    return dict(seen, ranks=ranks, missing_s=None)
 
 
 class Follower:
@@ -56,7 +59,9 @@ class Follower:
         self.attempt = attempt
         self.here = paths.node_dir(self.folder, attempt, node)
         plan = files.read_json(os.path.join(paths.attempt_dir(self.folder, attempt), "plan.json")) or {}
-        self.has_peers = any(rank["node"] != node for rank in plan.get("ranks", []))
+        self.peers = {
+            entry["name"]: entry["lan_address"] for entry in plan.get("nodes", []) if entry["name"] != node
+        }
         self.ranks = [str(rank["rank"]) for rank in plan.get("ranks", []) if rank["node"] == node]
         self._beats = {}
 

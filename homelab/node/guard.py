@@ -55,7 +55,7 @@ class Guard:
         self._began_s = time.monotonic()
 
     def __enter__(self):
-        if self._follower.has_peers:
+        if self._follower.peers:
             self._thread.start()
         return self
 

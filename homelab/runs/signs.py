@@ -41,4 +41,5 @@ class Sign(Loose):
     exit: Exit | None = None
     checkpoint: int = 0  # step of the newest one that is complete on this node
     ranks: dict[int, RankSign] = {}
+    missing_s: dict[str, float] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.peers`)
     heard_s: float = 0.0

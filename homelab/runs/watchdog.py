@@ -27,6 +27,8 @@ FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 30.0
 LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
 # The same while a node cannot be heard: then waiting so long for it is the likelier cause than the work itself.
 LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 30.0, "starting": 30.0, "loading": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0}
+# A node that is not heard, and that nobody who is heard has reached for so long, is gone, whatever its ranks and the others do.
+MISSING_S = 4.0
 # Ranks that load may stand still for minutes: before the first step a node counts as missing only after so long.
 LOST_S = 20.0
 BEFORE_TRAINING = frozenset({"absent", "starting", "loading", "fetching"})
@@ -69,6 +71,9 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
         found = look(heard)
         if found is not None:
             return found
+    gone = _gone(heard, unheard)
+    if gone is not None:
+        return gone
     is_lost = any(name not in known or known[name].heard_s > LOST_S for name in unheard)
     return _still(heard, unheard, is_lost, step_s)
 
@@ -126,6 +131,17 @@ def _frozen(heard: Mapping[str, Sign]) -> Verdict | None:
         return None
     said = ", ".join(f"rank {number} on {name}" for name, number in frozen)
     return Verdict("frozen-rank", tuple(dict.fromkeys(name for name, _ in frozen)), tuple(rank for _, rank in frozen), f"{said} was stopped by a signal")
+
+
+def _gone(heard: Mapping[str, Sign], unheard: tuple[str, ...]) -> Verdict | None:
+    if any(rank.phase == "saving" for _, _, rank in _ranks(heard)):  # what is being written may be what the next attempt begins with
+        return None
+    missed = {name: {other: sign.missing_s[name] for other, sign in heard.items() if name in sign.missing_s} for name in unheard}
+    gone = {name: said for name, said in missed.items() if said and min(said.values()) >= MISSING_S}
+    if not gone:
+        return None
+    said = "; ".join(f"nothing is heard of {name}, and {', '.join(by)} cannot reach it any more" for name, by in gone.items())
+    return Verdict("silent-node", tuple(gone), because=said)
 
 
 def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], is_lost: bool, step_s: float | None) -> Verdict:

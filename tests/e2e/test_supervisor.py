@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ dist.barrier()
 if dist.get_rank() == 1:
     print({"loss": 1.0}["los"])
 dist.barrier()
+"""
+
+
+ENDLESS = """
+import time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for number in range(1000):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, round {number}", flush=True)
+    time.sleep(0.2)
 """
 
 
@@ -104,3 +118,23 @@ def test_a_mistake_in_a_script_is_given_up_at_once(supervised: Desk) -> None:
     status = supervised.json("status", run.name, code=1)
     assert status["state"] == "failed"
     assert (status["diagnosis"]["cause"], status["diagnosis"]["first_node"]) == ("python-error", "node2")
+
+
+@pytest.mark.thorough
+def test_a_script_goes_on_without_a_node_that_is_gone(supervised: Desk, lab: Lab) -> None:
+    """Its own peers would wait for half an hour, and nothing is known of its steps."""
+    supervised.write("endless.py", ENDLESS)
+    supervised.write("endless.toml", '[script]\npath = "endless.py"\n')
+    run = supervised.launch("endless.toml")
+    paths = of_run(supervised, run)
+    run.wait_for_output(1, "node1", "round 3")
+    lab.fault("node3", "power-cut")
+    try:
+        cut_at = time.monotonic()
+        wait_for_attempt(paths, 2)
+        assert time.monotonic() - cut_at < 30, "by its peers, not by a time-out"
+        run.wait_for_output(2, "node1", "2 ranks, round 3")
+        assert any("node3" in what and "cannot reach it any more" in what for what in events(paths)), events(paths)
+    finally:
+        lab.fault("node3", "power-on")
+        supervised.homelab("stop", run.name)

@@ -31,7 +31,8 @@ def write(path: Path, value: Any) -> None:
 def attempt(tmp_path: Path) -> Path:
     """A started attempt with one rank on this node and one elsewhere."""
     folder = tmp_path / "runs" / RUN / "attempts" / "1"
-    write(folder / "plan.json", {"ranks": [{"rank": 0, "node": NODE, "local_rank": 0}, {"rank": 1, "node": "node2", "local_rank": 0}]})
+    nodes = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
+    write(folder / "plan.json", {"nodes": nodes, "ranks": [{"rank": 0, "node": NODE, "local_rank": 0}, {"rank": 1, "node": "node2", "local_rank": 0}]})
     write(folder / "nodes" / NODE / "agent.json", {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0})
     return folder
 
@@ -73,6 +74,7 @@ def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Pat
         quiet = time.monotonic()
         json.loads(process.stdout.readline())
         assert time.monotonic() - quiet < 5.0
+        wait_until(lambda: json.loads(process.stdout.readline())["missing_s"] == {"node2": 0.0}, 10.0)
         write(attempt / "nodes" / NODE / "exit.json", {"returncode": 1, "signal": None})
         assert any(json.loads(process.stdout.readline())["exit"] for _ in range(3))
         process.stdin.close()

@@ -20,6 +20,7 @@ from tests.e2e.desk import wait_until
 pytestmark = pytest.mark.timeout(60)
 
 RUN, NODE = "2026-run", "node1"
+NODES = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
 
 
 def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir(parents=True)
     watch.start({
         "workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE, "run_json": {}, "environment": {},
-        "plan_json": {"ranks": [{"rank": 0, "node": NODE}, {"rank": 1, "node": "node2"}]}, "command": [sys.executable, "-c", PROGRAM],
+        "plan_json": {"nodes": NODES, "ranks": [{"rank": 0, "node": NODE}, {"rank": 1, "node": "node2"}]}, "command": [sys.executable, "-c", PROGRAM],
     })  # fmt: skip
     yield folder / "attempts" / "1" / "nodes" / NODE
     watch.stop({"workdir": str(tmp_path), "run": RUN, "node": NODE, "grace_s": 0.5})

@@ -130,6 +130,32 @@ def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> Non
     assert judge(all_signs(**{**loading, "laptop": {"heard_s": 60.0}})).kind == "well"
 
 
+@pytest.mark.parametrize("phase", ["absent", "starting", "loading", "fetching", "training", "evaluating"])
+def test_who_is_not_heard_and_not_reached_by_anybody_is_gone_whatever_the_others_do(phase: str) -> None:
+    def seen(*missing_s: float | None, **of_laptop: Any) -> dict[str, Sign]:
+        busy = {
+            name: {"rank_phase": phase, "rank_step": 0, "missing_s": {} if missed is None else {"laptop": missed}}
+            for name, missed in zip(("tower", "oldtower"), missing_s, strict=True)
+        }
+        return all_signs(**busy, laptop={"heard_s": 6.0, **of_laptop})
+
+    found = judge(seen(4.5, 6.0), step_s=60.0)
+    assert (found.kind, found.nodes) == ("silent-node", ("laptop",)) and "tower, oldtower cannot reach it" in found.because
+    assert judge(seen(4.5, None), step_s=60.0).kind == "silent-node", "a firewall keeps one from asking"
+    for reached in (seen(4.5, 0.0), seen(4.5, 3.0), seen(None, None), seen(9.0, 9.0, heard_s=1.0)):
+        assert judge(reached, step_s=60.0).kind == "well"
+
+
+def test_what_is_being_saved_is_saved_to_its_end() -> None:
+    busy = {"rank_phase": "saving", "missing_s": {"laptop": 9.0}}
+    assert judge(all_signs(tower=busy, oldtower=busy, laptop={"heard_s": 9.0})).kind == "well"
+
+
+def test_a_node_that_runs_any_program_can_be_missed() -> None:
+    signs = {name: known.model_copy(update={"ranks": {}, "missing_s": {"laptop": 9.0}}) for name, known in all_signs(laptop={"heard_s": 9.0}).items()}
+    assert judge(signs, step_s=None).nodes == ("laptop",)
+
+
 def test_the_pace_is_that_of_the_slowest_steps_and_knows_no_saving() -> None:
     pace = Pace()
     now = 0.0

@@ -60,6 +60,17 @@ def head_power_cut(scene: Scene) -> None:
     scene.finish()
 
 
+def power_cut_while_loading(scene: Scene) -> None:
+    """A node without power before there was a step: its peers may load for long, and wait for it only then."""
+    scene.launch()
+    node = scene.node()
+    scene.until(lambda: bool(scene.run.heartbeat(1)), "first word of a rank")
+    time.sleep(scene.draw.uniform(0.0, 3.0))
+    with scene.fault():
+        scene.lab.fault(node, "power-cut")
+    scene.finish()
+
+
 def frozen_worker(scene: Scene) -> None:
     """SIGSTOP to one training process; nobody continues it."""
     scene.train()
@@ -209,6 +220,7 @@ CASES = (
     Case("agent-killed", "kill -9 of the agent", "quiet", agent_killed, restarts=(0, 1)),
     Case("power-cut", "a node loses its power", "cut", power_cut, restarts=(1, 1)),
     Case("head-power-cut", "the head loses its power", "cut", head_power_cut, restarts=(1, 1)),
+    Case("loading", "a node loses its power while ranks load", "cut", power_cut_while_loading, restarts=(1, 1)),
     Case("worker-frozen", "a worker is stopped by SIGSTOP", "cut", frozen_worker, restarts=(1, 1)),
     Case("node-frozen", "a whole node stands still for 60 s", "cut", frozen_node, restarts=(1, 2)),
     Case("two-at-once", "a worker and another node within a second", "other", two_at_once, restarts=(1, 2)),

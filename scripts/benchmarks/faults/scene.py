@@ -100,10 +100,14 @@ class Scene:
         self.victim = self.draw.choice(names if head is None else names[:1] if head else names[1:])
         return self.victim
 
-    def train(self, recipe: str = "train.toml") -> None:
-        """Launch, then wait for a random step after the first checkpoint; in the first half, so that there is something left to do."""
+    def launch(self, recipe: str = "train.toml") -> None:
+        """Start a run; its ranks are about to load."""
         self.run = self.ground.launch(recipe)
         self.run.mounted = self.mounted
+
+    def train(self, recipe: str = "train.toml") -> None:
+        """Launch, then wait for a random step after the first checkpoint; in the first half, so that there is something left to do."""
+        self.launch(recipe)
         first = self.ground.every_steps + 1
         wanted = self.draw.randint(first, max(first, int(0.45 * self.ground.steps)))
         self.until(lambda: self.run.heartbeat(1).get("step", 0) >= wanted, f"step {wanted} of attempt 1")
