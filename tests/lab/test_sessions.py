@@ -47,6 +47,7 @@ def test_sessions_carry_the_marker_and_nothing_of_ours_else(lab: Lab) -> None:
     environment = dict(line.split("=", 1) for line in output(lab, "node2", "env").splitlines())
     assert environment["HOMELAB_LAB_NODE"] == f"{lab.folder}:node2"
     assert environment["HOMELAB_LAB_ID"] == lab.state.id
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "its threads do not spin on processors that other nodes share"
     assert not environment.keys() & {"PYTHONPATH", "VIRTUAL_ENV", "SSH_ORIGINAL_COMMAND", "PYTEST_CURRENT_TEST"}
 
 
