@@ -219,7 +219,7 @@ def material_of(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
 
 
 def _newest_checkpoint(
-    fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Collection[str], from_scratch: Scratch, say: Say
+    fleet: Fleet, paths: RunPaths, names: list[str], *, silent: Mapping[str, str], from_scratch: Scratch, say: Say
 ) -> tuple[int, list[str]]:
     """(step, nodes that hold it whole). Step 0 when there is none and `from_scratch` allows it.
 
@@ -237,7 +237,7 @@ def _newest_checkpoint(
         return best, [name for name, answer in answers.items() if best in answer["good"]]
     if from_scratch == "if-nothing-was-saved":
         return 0, []
-    raise refusals.no_checkpoint(paths.name, answers, list(dict.fromkeys([*silent, *errors])))
+    raise refusals.no_checkpoint(paths.name, answers, dict(silent) | {name: error.message for name, error in errors.items()})
 
 
 def _fresh_port(fleet: Fleet, names: list[str], first: int, last: int) -> int:

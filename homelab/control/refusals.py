@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from homelab.config.recipe import Recipe
@@ -45,14 +45,14 @@ def refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
             )
 
 
-def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Sequence[str]) -> HomelabError:
+def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -> HomelabError:
     """The error where no node has a complete one: they are damaged, who may have them does not answer, or nothing was ever saved.
 
-    `answers`: of the verb `checkpoints`, by node; `silent`: nodes that gave none.
+    `answers`: of the verb `checkpoints`, by node; `silent`: nodes that gave none, and why.
     """
     bad = [f"step {step} on {node}: {why}" for node, answer in answers.items() for step, why in answer["bad"].items()]
     what = "no complete checkpoint is left on the nodes that answer" + (
-        f" ({', '.join(silent)} did not)" if silent else ""
+        f" ({'; '.join(f'{name} did not: {why}' for name, why in silent.items())})" if silent else ""
     )
     if bad:
         what += f"; of {len(bad)} that are there none is whole"
@@ -62,7 +62,7 @@ def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Se
     return HomelabError(
         what,
         where="; ".join([run, *shown]),
-        hint=f"{'wake them, then recover; ' if silent else ''}to begin again at step 0: homelab recover {run} --from-scratch",
+        hint=f"{'see to these nodes, then recover; ' if silent else ''}to begin again at step 0: homelab recover {run} --from-scratch",
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+CHECKPOINT_SCHEMA = 1  # of complete.json, as homelab.worker.checkpoint writes it
 _MOST_JSON_BYTES = 64 << 20  # the largest of ours, of kept digests, has one
 
 
@@ -96,20 +97,29 @@ def tail(path, line_count, byte_limit=64 * 1024):
 
 
 def checkpoint_fault(folder):
-    """None when the checkpoint is whole, else what is wrong with it (sizes and sha256 against complete.json)."""
+    """None when the checkpoint is whole and that of its folder's step, else what is wrong with it (sizes and sha256 against complete.json)."""
     manifest = read_json(os.path.join(folder, "complete.json"))
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+    if not isinstance(manifest, dict):
         return "no manifest"
-    for name, expected in manifest["files"].items():
+    parts = manifest.get("files")
+    if manifest.get("schema") != CHECKPOINT_SCHEMA or not isinstance(manifest.get("step"), int):
+        return "its manifest is not one of homelab's"
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, dict) for part in parts.values()):
+        return "its manifest names no files"
+    if os.path.basename(folder).lstrip(".").split(".")[0] != checkpoint_name(manifest["step"]):
+        return "its manifest is of step %d" % manifest["step"]
+    for name, expected in parts.items():
         path = os.path.join(folder, name)
         try:
             size_bytes = os.path.getsize(path)
-        except OSError:
+            if size_bytes != expected.get("bytes"):
+                return "%s has %d bytes, not %s" % (name, size_bytes, expected.get("bytes"))
+            if sha256(path) != expected.get("sha256"):
+                return "%s has another content than when it was saved" % name
+        except FileNotFoundError:
             return "%s is missing" % name
-        if size_bytes != expected.get("bytes"):
-            return "%s has %d bytes, not %s" % (name, size_bytes, expected.get("bytes"))
-        if sha256(path) != expected.get("sha256"):
-            return "%s has another content than when it was saved" % name
+        except OSError as error:  # a disk that fails, too: there may be an older one that it still gives back
+            return "%s cannot be read: %s" % (name, error.strerror or error)
     return None
 
 
@@ -133,7 +143,7 @@ def sync(path):
 
 
 def checkpoint_steps(run_folder):
-    """Steps of the checkpoints that have a manifest, rising; their contents are not read."""
+    """Steps of the checkpoints that have a manifest, rising; their contents are not read. Somebody's copy by another name is none."""
     root = os.path.join(run_folder, "checkpoints")
     try:
         names = os.listdir(root)
@@ -141,15 +151,18 @@ def checkpoint_steps(run_folder):
         return []
     steps = []
     for name in names:
-        if (
-            name.startswith("step-")
-            and name[5:].isdecimal()
-            and os.path.exists(os.path.join(root, name, "complete.json"))
-        ):
-            steps.append(int(name[5:]))
+        digits = name[5:] if name.startswith("step-") else ""
+        is_ours = digits.isascii() and digits.isdecimal() and name == checkpoint_name(digits)
+        if is_ours and os.path.exists(os.path.join(root, name, "complete.json")):
+            steps.append(int(digits))
     return sorted(steps)
+
+
+def checkpoint_name(step):
+    """Of the folder of the checkpoint after this optimizer step."""
+    return "step-%08d" % int(step)
 
 
 def checkpoint_dir(run_folder, step):
     """Folder of the checkpoint after this optimizer step."""
-    return os.path.join(run_folder, "checkpoints", "step-%08d" % int(step))
+    return os.path.join(run_folder, "checkpoints", checkpoint_name(step))

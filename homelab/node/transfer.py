@@ -1,5 +1,6 @@
 """Bytes in and out of a node: data files and checkpoints, verified, and in place only when whole."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -64,7 +65,8 @@ def checkpoints(request):
             bad[str(step)] = fault
     if good and request.get("set_aside"):
         for step in sorted(map(int, bad)):
-            files.set_aside(files.checkpoint_dir(folder, step))
+            with contextlib.suppress(OSError):  # one that cannot be moved hides no good one
+                files.set_aside(files.checkpoint_dir(folder, step))
     return {"good": good, "bad": bad, "unread": unread, "run_known": os.path.isdir(folder)}
 
 

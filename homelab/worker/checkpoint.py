@@ -127,10 +127,12 @@ def unwritable(root: Path, step: int, why: str) -> WorkerError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest if `folder` looks complete (readable, every file there with its size), else None. Does not hash."""
+    """The manifest if `folder` looks complete (readable, of the step of its name, every file there with its size), else None. Does not hash."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         whole = all((folder / name).stat().st_size == facts["bytes"] for name, facts in manifest["files"].items())
+        # Somebody's copy of one, by another name, is no checkpoint: its step would count twice.
+        whole = whole and folder.name == folder_name(manifest["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if whole and manifest.get("schema") == SCHEMA and bool(manifest["files"]) else None

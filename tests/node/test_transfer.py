@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def checkpoint(workdir: Path, step: int, content: bytes = BODY) -> Path:
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(content)
     manifest = {
+        "schema": files.CHECKPOINT_SCHEMA,
         "step": step,
         "files": {"weights": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
     }
@@ -95,6 +97,47 @@ def test_a_damaged_checkpoint_is_neither_sent_nor_chosen(tmp_path: Path) -> None
         with pytest.raises(ValueError, match=r"step-0000|there is no"):
             sent(tmp_path, step)
         assert transfer.verify_checkpoint(request(tmp_path, step=step))["fault"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"files": {"weights": 5}}, {"files": {}}, {"files": None}, {"step": "20"}, {"step": 10}, {"schema": 2}, {"schema": None}],
+    ids=["no facts", "no files", "none at all", "step as text", "of another step", "of the future", "no schema"],
+)
+def test_a_manifest_that_is_not_what_homelab_writes_hides_no_good_checkpoint(tmp_path: Path, changes: dict[str, Any]) -> None:
+    checkpoint(tmp_path, 10)
+    folder = checkpoint(tmp_path, 20)
+    manifest = json.loads((folder / "complete.json").read_text()) | changes
+    (folder / "complete.json").write_text(json.dumps(manifest))
+    found = transfer.checkpoints(request(tmp_path, set_aside=True))
+    assert found["good"] == [10] and "its manifest" in found["bad"]["20"]
+    assert files.checkpoint_steps(paths.run_dir(str(tmp_path), RUN)) == [10]
+
+
+def test_somebodys_copy_of_a_checkpoint_is_none(tmp_path: Path) -> None:
+    original = checkpoint(tmp_path, 20)
+    for name in ("step-9999", "step-00000020-copy", "step-0000000\u0662", "step-00000090"):
+        shutil.copytree(original, original.parent / name)
+    found = transfer.checkpoints(request(tmp_path, set_aside=True))
+    assert (found["good"], set(found["bad"])) == ([20], {"90"})
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_back_or_that_cannot_be_moved_hides_no_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(tmp_path, 10)
+    bad = checkpoint(tmp_path, 20)
+    (bad / "weights").unlink()
+    (bad / "weights").mkdir()  # a file that cannot be read, for root too
+    sizes = (bad / "weights").stat().st_size
+    manifest = json.loads((bad / "complete.json").read_text())
+    manifest["files"]["weights"]["bytes"] = sizes
+    (bad / "complete.json").write_text(json.dumps(manifest))
+
+    def refuse(folder: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", folder)
+
+    monkeypatch.setattr(files, "set_aside", refuse)
+    found = transfer.checkpoints(request(tmp_path, set_aside=True))
+    assert found["good"] == [10] and "cannot be read" in found["bad"]["20"]
 
 
 def test_damaged_ones_are_set_aside_where_a_whole_one_is_left(tmp_path: Path) -> None:

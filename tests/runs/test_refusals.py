@@ -66,12 +66,12 @@ def answer(good: tuple[int, ...] = (), bad: dict[str, str] | None = None, *, kno
 
 
 def test_no_checkpoint_says_why() -> None:
-    error = refusals.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, ["c"])
-    assert "(c did not); of 1 that are there none is whole" in error.message and "step 20 on a: optimizer.pt is missing" in error.where
-    assert error.hint.startswith("wake them") and error.hint.endswith("homelab recover r --from-scratch")
-    assert "no node knows this run" in refusals.no_checkpoint("r", {"a": answer(known=False)}, []).message
-    assert "no node knows" not in refusals.no_checkpoint("r", {"a": answer(known=False)}, ["b"]).message
-    many = refusals.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, [])
+    error = refusals.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, {"c": "its disk fails"})
+    assert "(c did not: its disk fails); of 1 that are there none is whole" in error.message and "step 20 on a: optimizer.pt is missing" in error.where
+    assert error.hint.startswith("see to these nodes") and error.hint.endswith("homelab recover r --from-scratch")
+    assert "no node knows this run" in refusals.no_checkpoint("r", {"a": answer(known=False)}, {}).message
+    assert "no node knows" not in refusals.no_checkpoint("r", {"a": answer(known=False)}, {"b": "timed out"}).message
+    many = refusals.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, {})
     assert "and 3 more" in many.where
 
 

@@ -175,6 +175,16 @@ def test_a_removal_that_is_interrupted_leaves_no_damaged_checkpoint(tmp_path: Pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
 
 
+def test_somebodys_copy_is_no_checkpoint_and_stays(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    for name in ("step-9999", "step-00000040", "step-00000030-copy"):
+        shutil.copytree(tmp_path / "step-00000030", tmp_path / name)
+    assert checkpoint.complete_steps(tmp_path) == [10, 20, 30]
+    assert [folder.name for folder in checkpoint.retain(tmp_path, 1)] == ["step-00000010", "step-00000020"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000030", "step-00000030-copy", "step-00000040", "step-9999"]
+
+
 def test_the_only_good_one_is_never_removed(tmp_path: Path) -> None:
     save(tmp_path, 10)
     for step in (20, 30):
