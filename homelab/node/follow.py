@@ -72,6 +72,7 @@ class Follower:
             "attempt": self.attempt,
             "newest": (paths.attempts(self.folder) or [0])[-1],
             "started": bool(agent),
+            "stopping": os.path.exists(os.path.join(self.here, "stop")),
             "agent": _state(agent.get("pid")),
             "torchrun": _state(agent.get("torchrun_pid")),
             "exit": files.read_json(os.path.join(self.here, "exit.json")),

@@ -36,6 +36,7 @@ class Sign(Loose):
     attempt: int
     newest: int = 0
     started: bool = False
+    stopping: bool = False  # a stop was asked for: `homelab.node.watch.mark_stop` comes before any signal
     agent: str = ""
     torchrun: str = ""
     exit: Exit | None = None

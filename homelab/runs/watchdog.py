@@ -79,7 +79,8 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
 
 
 def _ended(known: Mapping[str, Sign], expected: Collection[str], heard: Mapping[str, Sign]) -> Verdict | None:
-    if any(sign.exit is not None and sign.exit.stopped for sign in known.values()):
+    # From another controller, too: the ranks die next, one after another.
+    if any(sign.stopping or (sign.exit is not None and sign.exit.stopped) for sign in known.values()):
         return Verdict("stopped", because="it was stopped by hand")
     done = {name for name, sign in known.items() if _is_done(sign)}
     # The ranks leave together: who ended well has seen all others end. A node that is not heard any more changes nothing.

@@ -14,7 +14,7 @@ import pytest
 from homelab.lab import Lab, procfs
 from homelab.runs import lock, store
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk, Run, kill_whole, wait_until
+from tests.e2e.desk import Desk, Run, kill_whole, left_on, wait_until
 from tests.e2e.test_law import assert_lawful
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
@@ -138,3 +138,15 @@ def test_a_script_goes_on_without_a_node_that_is_gone(supervised: Desk, lab: Lab
     finally:
         lab.fault("node3", "power-on")
         supervised.homelab("stop", run.name)
+
+
+@pytest.mark.thorough
+def test_a_stop_from_another_machine_is_a_stop(supervised: Desk, base: Path) -> None:
+    """Which has a folder of its own for its runs, and knows no supervisor."""
+    run = supervised.launch("law.toml")
+    paths = of_run(supervised, run)
+    run.wait_for_step(1, 3)
+    assert supervised.json("stop", run.name, "--runs-dir", str(base / "elsewhere"))["clean"]
+    assert wait_for_the_end(paths)["doing"] == "ended"
+    assert run.attempts() == [1] and not left_on(supervised.lab)
+    assert supervised.json("status", run.name, code=None)["state"] == "stopped"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.node import follow, stacks
+from homelab.node import follow, stacks, watch
 from homelab.runs.signs import Sign
 from tests.e2e.desk import wait_until
 
@@ -45,7 +45,7 @@ def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path
     follower = follow.Follower(str(tmp_path), RUN, 1, NODE)
     first = Sign.model_validate(follower.look(100.0))
     assert first.started and first.agent in "RS" and first.exit is None and set(first.ranks) == {0}
-    assert not first.ranks[0].has_begun
+    assert not first.ranks[0].has_begun and not first.stopping
     beat(attempt, 3)
     follower.look(101.0)
     later = Sign.model_validate(follower.look(109.0))
@@ -54,6 +54,11 @@ def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path
     assert Sign.model_validate(follower.look(110.0)).ranks[0].still_s == 0.0
     beat(attempt, 4, pid=2**22 + 1)
     assert Sign.model_validate(follower.look(111.0)).ranks[0].is_dead
+
+
+def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:
+    watch.mark_stop({"workdir": str(tmp_path), "run": RUN, "node": NODE})
+    assert Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)).stopping
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x", "phase": 3}'])

@@ -53,10 +53,11 @@ def test_a_run_that_trains_is_well() -> None:
         ({"tower": STILL, "laptop": {"rank_still_s": 8.0, "rank_step": 11}, "oldtower": STILL}, "hang", (), (1,)),
         ({"tower": STILL, "laptop": {"heard_s": 6.0}, "oldtower": STILL}, "silent-node", ("laptop",), ()),
         ({name: {"exit": Exit(signal=15, stopped=True)} for name in NODES}, "stopped", (), ()),
+        ({name: {"stopping": True} for name in NODES} | {"laptop": {"stopping": True, "rank_state": ""}}, "stopped", (), ()),
         ({name: DONE for name in NODES}, "done", (), ()),
         ({"tower": {"newest": 2}}, "superseded", (), ()),
     ],
-    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "done", "recovered elsewhere"],
+    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "from elsewhere", "done", "recovered elsewhere"],
 )  # fmt: skip
 def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     found = judge(all_signs(**changes))
