@@ -18,6 +18,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from homelab.plain import plain_lines, shortened
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_INPUT = 2
@@ -27,15 +29,19 @@ EXIT_INTERRUPTED = 130
 
 
 class HomelabError(Exception):
-    """Something a user can meet: a check or a run that failed."""
+    """Something a user can meet: a check or a run that failed.
+
+    The words may come from a node, a file or the command line, and go to a terminal, a log or an event: nothing is left in them here
+    that a terminal would obey.
+    """
 
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.where = where
-        self.hint = hint
+        self.message = shortened(plain_lines(message))
+        self.where = shortened(plain_lines(where))
+        self.hint = plain_lines(hint)
 
     def as_dict(self) -> dict[str, str]:
         """The three parts, for `--json`."""

@@ -32,13 +32,18 @@ def on_node(node: Node, command: str) -> str:
     if "sudo " in command:
         words.append("-t")  # sudo asks for a password, and needs a terminal to do so
     if node.known_hosts:
-        words += ["-o", f"UserKnownHostsFile={node.known_hosts}"]
+        words += known_hosts_option(node.known_hosts)
     if node.port != 22:
         words += ["-p", str(node.port)]
     if node.identity_file:
         words += ["-i", node.identity_file]
     words.append(f"{node.user}@{node.host}" if node.user else node.host)
     return quote_words([*words, command])
+
+
+def known_hosts_option(file: str) -> list[str]:
+    """The words that make ssh and scp use this file; in its quotes a space does not begin another file (ssh_config(5))."""
+    return ["-o", f'UserKnownHostsFile="{file}"' if " " in file else f"UserKnownHostsFile={file}"]
 
 
 def as_root(node: Node, facts: Facts, command: str) -> str:
@@ -83,7 +88,7 @@ def copy_between(source: Node, source_path: str, target: Node, target_path: str)
     """The command that copies a file or folder (its last name stays) from one node to another, through the controller."""
     words = ["scp", "-3", "-r"]
     for file in dict.fromkeys(node.known_hosts for node in (source, target) if node.known_hosts):
-        words += ["-o", f"UserKnownHostsFile={file}"]
+        words += known_hosts_option(file)
     for identity in dict.fromkeys(node.identity_file for node in (source, target) if node.identity_file):
         words += ["-i", identity]
     return " ".join([quote_words(words), _scp_place(source, source_path), _scp_place(target, target_path)])

@@ -28,6 +28,6 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
 SUBJECT = Subject(
     "runs",
     "no other run is alive",
-    (Check("runs.alive", "no other run of ours is alive on the node", "fail", "runs", of_node=alive),),
+    (Check("runs.alive", "no other run of ours is alive on the node (without cards: warn)", "fail", "runs", of_node=alive),),
     _summary,
 )

@@ -7,6 +7,7 @@ import typer
 import homelab
 from homelab.cli import (
     chat,
+    common,
     doctor,
     explain,
     lab,
@@ -39,7 +40,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 for command in (preflight, doctor, plan, launch, status, logs, stop, recover, why, explain, runs, chat, trust):
-    app.command(name=command.__name__.rsplit(".", 1)[-1])(command.command)
+    app.command(name=command.__name__.rsplit(".", 1)[-1])(common.with_hints_for_same_files(command.command))
 # What launch leaves behind; by hand only after this machine was restarted in mid-run.
-app.command(name="supervise", hidden=True)(supervise.command)
+app.command(name="supervise", hidden=True)(common.with_hints_for_same_files(supervise.command))
 app.add_typer(lab.app, name="lab")

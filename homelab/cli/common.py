@@ -88,12 +88,17 @@ def leave_supervisor(
     try:
         return supervision.leave(fleet, paths, cluster, nodes, say)
     except HomelabError as error:
-        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {error.hint}\n")
+        hint = for_same_files(error.hint, cluster, paths.root.parent)
+        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {hint}\n")
         return ""
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """One JSON document on stdout. What could not be written down meanwhile is its `warnings`; without any there is no such key."""
+    from homelab.runs import store
+
+    if store.UNTOLD and isinstance(value, dict):
+        value = {**value, "warnings": [error.as_dict() for error in store.UNTOLD.values()]}
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -111,23 +116,68 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda text: (sys.stderr.write(f". {text}\n"), sys.stderr.flush(), None)[2]
 
 
-def for_cluster(findings: Iterable[Finding], cluster: Path) -> list[Finding]:
-    """The same findings, where commands of ours name the cluster file: `homelab trust tower --cluster FILE`."""
-    options = same_options(cluster)
-
-    def named(text: str) -> str:
-        return re.sub(r"\bhomelab (?:trust|stop|doctor|preflight)\b(?: [\w.,-]+)*", lambda found: found[0] + options, text)
-
-    return [replace(finding, hint=named(finding.hint), fix=named(finding.fix)) for finding in findings]
+# Which commands have --cluster, and which of them --runs-dir too: `test_hints` holds this against the commands themselves.
+_WITH_CLUSTER = ("preflight", "doctor", "plan", "trust")
+_WITH_RUNS = ("launch", "status", "logs", "stop", "recover", "why", "runs", "chat", "supervise")
+# Not "the user that homelab logs in with".
+_OURS = re.compile(rf"(?<![\w./-])homelab ({'|'.join((*_WITH_CLUSTER, *_WITH_RUNS))})\b(?!-)(?! in with)")
 
 
-def same_options(cluster: Path, runs_dir: Path = DEFAULT_RUNS) -> str:
-    """The options a follow-up command needs to mean the same files, as shell text; empty for the defaults."""
+def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
+    """The options a follow-up command needs to mean the same files, as shell text; empty where the environment or the defaults say it.
+
+    Without `runs_dir` it is for a command that has no --runs-dir, or comes from one that has none: then the next one finds the
+    folder by itself, by HOMELAB_RUNS or the default.
+    """
     import shlex
 
     text = ""
-    if str(cluster) != os.environ.get("HOMELAB_CLUSTER", str(DEFAULT_CLUSTER)):
+    if cluster != Path(os.environ.get("HOMELAB_CLUSTER") or DEFAULT_CLUSTER):
         text += f" --cluster {shlex.quote(str(cluster))}"
-    if str(runs_dir) != os.environ.get("HOMELAB_RUNS", str(DEFAULT_RUNS)):
+    if runs_dir is not None and runs_dir != Path(os.environ.get("HOMELAB_RUNS") or DEFAULT_RUNS):
         text += f" --runs-dir {shlex.quote(str(runs_dir))}"
     return text
+
+
+def for_same_files(text: str, cluster: Path, runs_dir: Path | None = None) -> str:
+    """A hint whose commands of ours mean the same files, each by options that it has: `homelab trust --cluster FILE tower`.
+
+    The options stand right behind the command's name: what else belongs to the command, and where prose goes on, is not to be told there.
+    """
+
+    def named(found: re.Match[str]) -> str:
+        options = same_options(cluster, runs_dir if found[1] in _WITH_RUNS else None)
+        rest = text[found.end() :].partition("homelab ")[0]
+        return found[0] if options.strip() in rest else found[0] + options
+
+    return _OURS.sub(named, text)
+
+
+def for_cluster(findings: Iterable[Finding], cluster: Path, runs_dir: Path | None = None) -> list[Finding]:
+    """The same findings, where commands of ours name the files that are not the default ones."""
+    return [
+        replace(finding, hint=for_same_files(finding.hint, cluster, runs_dir), fix=for_same_files(finding.fix, cluster, runs_dir))
+        for finding in findings
+    ]
+
+
+def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]:
+    """The command, where the hints of its errors name the files that it was given. Whoever raises them need not know of options."""
+    import functools
+
+    from homelab.errors import HomelabError
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        try:
+            return command(**given)
+        except HomelabError as error:
+            if isinstance(given.get("recipe"), Path):
+                from homelab.config.load import in_file
+
+                error.where = in_file(error.where, given["recipe"])
+            if "cluster" in given:
+                error.hint = for_same_files(error.hint, given["cluster"], given.get("runs_dir"))
+            raise
+
+    return run

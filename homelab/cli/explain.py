@@ -39,6 +39,7 @@ def command(
     console = Console()
     if len(found) == 1:
         console.print(_page(found[0], console.width), soft_wrap=True)
+        console.print(f"\nNext: {_next_command(found[0])}", markup=False, highlight=False, soft_wrap=True)
         return 0
     if wanted:
         console.print(f'{len(found)} topics speak of "{wanted}":', markup=False, highlight=False)
@@ -50,11 +51,12 @@ def command(
 def _unknown(wanted: str) -> Exception:
     from homelab.diagnose import topics
     from homelab.errors import InputError, did_you_mean
+    from homelab.plain import plain_name
 
-    near = did_you_mean(wanted.lower(), topics.vocabulary())
+    near = did_you_mean(wanted[:200].lower(), topics.vocabulary())
     return InputError(
-        f'there is no topic "{wanted}".{near}',
-        where=f"homelab explain {wanted}",
+        f'there is no topic "{plain_name(wanted)}".{near}',
+        where="the argument of homelab explain",
         hint="homelab explain lists all topics",
     )
 
@@ -63,6 +65,7 @@ def _document(topic: Topic) -> dict[str, Any]:
     return {
         "id": topic.id, "title": topic.title, "seen": list(topic.seen), "cause": topic.cause, "do": list(topic.do),
         "checks": [*topic.checks, *topic.checks_too], "rules": list(topic.rules),
+        "next": _next_command(topic),
     }  # fmt: skip
 
 
@@ -103,6 +106,12 @@ def _page(topic: Topic, width: int) -> RenderableType:
         *part("what to do", topic.do),
         *part("checks that find it", (_command(check) for check in (*topic.checks, *topic.checks_too))),
     )
+
+
+def _next_command(topic: Topic) -> str:
+    """What to type first: the topic's own, else the check that finds it, else what tells of the newest run that failed."""
+    checks = (*topic.checks, *topic.checks_too)
+    return topic.next_command or (_command(checks[0]) if checks else "homelab why")
 
 
 def _command(check: str) -> str:

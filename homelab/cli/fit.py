@@ -22,8 +22,9 @@ def write(
     facts: Mapping[str, Facts],
     make: Callable[[], Plan],
     as_json: bool,
+    options: str,
 ) -> int:
-    """Find what makes every rank fit, write it, say what was changed. Writes nothing where everything fits.
+    """Find what makes every rank fit, write it, say what was changed. Writes nothing where everything fits. `options` are the next command's.
 
     Raises InputError where nothing helps, where the file is there already, and for a recipe that brings its own program.
     """
@@ -80,7 +81,7 @@ def write(
         console.print("Instead of that:", markup=False)
         for way in ways[1:_SHOWN]:
             console.print(f"  {way}", markup=False, soft_wrap=True)
-    console.print(f"Next: homelab plan {shlex.quote(str(place))}", markup=False, soft_wrap=True)
+    console.print(f"Next: homelab plan {shlex.quote(str(place))}{options}", markup=False, soft_wrap=True)
     return 0
 
 

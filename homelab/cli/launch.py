@@ -67,10 +67,20 @@ def command(
         for what, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
             console.print(f"  {what}  homelab {verb} {paths.name}{options}", soft_wrap=True, markup=False, highlight=False)
 
+    def leave(paths: RunPaths) -> None:
+        """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
+        try:
+            announce(paths)
+        finally:
+            with common.progress(as_json) as say:
+                told = common.leave_supervisor(supervision, fleet, paths, cluster, names, say)
+        if told:
+            console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
+
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             prepared = launch.prepare(fleet, wanted, recipe, name_beside=name_beside, skip=skipped, say=say)
-        prepared = replace(prepared, findings=common.for_cluster(prepared.findings, cluster))
+        prepared = replace(prepared, findings=common.for_cluster(prepared.findings, cluster, runs_dir))
         if not as_json and report.worst(prepared.findings) != "ok":
             console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         launch.refuse_on_failure(prepared)
@@ -90,12 +100,9 @@ def command(
             say(f"run {prepared.plan.run}")
             plan, plan_text = prepared.plan, plan_report.text(prepared.plan)
             addresses = {node.name: node.lan_address for node in plan.nodes}
-            with supervision.tried(fleet, plan.run, plan.head, list(addresses), addresses, say):
-                paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=announce)
-        with common.progress(as_json) as say:
-            told = common.leave_supervisor(supervision, fleet, paths, cluster, list(addresses), say)
-        if told:
-            console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
+            names = list(addresses)
+            with supervision.tried(fleet, plan.run, plan.head, names, addresses, say):
+                paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=leave)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -5,23 +5,27 @@ Nothing heavy is imported before `main` is running: a Ctrl-C in the half second 
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
-import os
-import signal
+import re
 import sys
 
 from homelab import errors
+from homelab.cli import streams
 
 
 def main() -> None:
     """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
+    from homelab.control import interrupts  # not on top: `run` alone needs none of it
+
     try:
+        streams.prepare()
+        interrupts.count_alike()
         code = run(sys.argv[1:])
         # What is left is the interpreter's own end: nothing there is worth a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.ignore()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.ignore()
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer makes this code of a Ctrl-C by itself, and says nothing
         sys.stderr.write("interrupted\n")
@@ -30,11 +34,16 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code for these arguments. Raises KeyboardInterrupt, and nothing else."""
-    for stream in (sys.stdout, sys.stderr):
-        # File names may hold bytes, and models may say letters, that this terminal's encoding does not know.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    code = _command(arguments)
+    _warn()
+    refused = streams.refusal(sys.stdout)
+    if refused is None or isinstance(refused, BrokenPipeError):  # `homelab logs | head`: the reader left
+        return code
+    _show_unwritable(refused)
+    return code or errors.EXIT_FAILED
 
+
+def _command(arguments: list[str]) -> int:
     import typer
     from typer.exceptions import TyperException
 
@@ -57,37 +66,64 @@ def run(arguments: list[str]) -> int:
         return errors.EXIT_INPUT
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except BrokenPipeError:
-        # `homelab logs | head`: the reader left; Python would complain again while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return errors.EXIT_DONE
     except Exception as error:  # the last line of defence: our own mistake, kept whole for a report
-        import tempfile
-        import traceback
-
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as stream:
-            stream.write(traceback.format_exc())
+        if isinstance(error, OSError) and (refused := streams.refusal(sys.stdout, "\n")):
+            if not isinstance(refused, BrokenPipeError):
+                _show_unwritable(refused)
+            return errors.EXIT_DONE if isinstance(refused, BrokenPipeError) else errors.EXIT_FAILED
         internal = errors.HomelabError(
             f"internal error: {type(error).__name__}: {error}",
-            where=stream.name,
+            where=_kept_traceback(),
             hint="this is a mistake in homelab: please report it with that file",
         )
         _show(internal, as_json)
         return errors.EXIT_INTERNAL
 
 
+def _kept_traceback() -> str:
+    """The file it is in; the traceback itself where no file can be made."""
+    import tempfile
+    import traceback
+
+    text = traceback.format_exc()
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as stream:
+            stream.write(text)
+    except OSError:
+        return text
+    return stream.name
+
+
+def _warn() -> None:
+    """Say what could not be written down, where something was to be: the command's work was done all the same."""
+    store = sys.modules.get("homelab.runs.store")  # not imported, nothing written
+    for error in store.UNTOLD.values() if store else ():
+        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {error.hint}\n")
+
+
+def _show_unwritable(refused: OSError) -> None:
+    unwritable = errors.HomelabError(
+        f"what was asked for cannot be written: {refused.strerror or refused}",
+        where="standard output",
+        hint="have it written to a disk that has room (df -h shows which), then run the command again",
+    )
+    _show(unwritable, as_json=False)
+
+
 def _show(error: errors.HomelabError, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(
-            json.dumps({"error": {**error.as_dict(), "exit_code": error.exit_code}}, indent=1, ensure_ascii=False)
-            + "\n"
-        )
-        return
+        document = {"error": {**error.as_dict(), "exit_code": error.exit_code}}
+        with contextlib.suppress(OSError):  # where it cannot be said there, it is said on stderr
+            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            return
     bold, red, dim, end = ("\033[1m", "\033[31m", "\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "", "", "")
-    sys.stderr.write(f"{red}{bold}error:{end} {error.message}\n")
-    if error.where:
-        sys.stderr.write(f"{dim}where:{end} {error.where}\n")
+    # A line in somebody's words is not one of ours, however it begins.
+    message, where = (re.sub(r"\n(?=(?:error|where|fix):)", r"\n  ", text) for text in (error.message, error.where))
+    sys.stderr.write(f"{red}{bold}error:{end} {message}\n")
+    if where:
+        sys.stderr.write(f"{dim}where:{end} {where}\n")
     if error.hint:
         sys.stderr.write(f"{dim}fix:{end}   {error.hint}\n")

@@ -74,7 +74,7 @@ def command(
     if fit:
         from homelab.cli import fit as fitting
 
-        return fitting.write(recipe, output, wanted, facts, lambda: make(wanted, loaded, facts), as_json)
+        return fitting.write(recipe, output, wanted, facts, lambda: make(wanted, loaded, facts), as_json, common.same_options(cluster))
     if what_if:
         return _what_if(what_if, wanted, loaded, facts, make, as_json)
     made = make(wanted, loaded, facts)

@@ -66,6 +66,8 @@ def command(
                 ),
             )  # fmt: skip
             seen = replace(seen, findings=common.for_cluster(seen.findings, cluster))
+            if seen.refused is not None:
+                seen.refused.hint = common.for_same_files(seen.refused.hint, cluster)
             return replace(seen, refused=None) if "fit.memory" in skipped else seen
 
         def drawn(found: Look) -> RenderableType:

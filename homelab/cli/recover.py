@@ -37,7 +37,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import registry
-    from homelab.control import by_hand, find, recover, watch
+    from homelab.control import by_hand, find, identity, recover, watch
     from homelab.control.detach import Supervision, Where
     from homelab.diagnose import cause
     from homelab.remote.fanout import Fleet
@@ -52,7 +52,7 @@ def command(
         if as_json:
             common.print_json({
                 "run": paths.name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": [node.name for node in plan.nodes],
-                "left_out": list(plan.left_out), "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
+                "left_out": list(plan.left_out), "notes": notes, "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
             })  # fmt: skip
             sys.stdout.flush()
             return
@@ -62,6 +62,17 @@ def command(
             console.print(f"  {warning}", markup=False, highlight=False)
         console.print(f"  follow   homelab status {paths.name}{options}", markup=False, highlight=False, soft_wrap=True)
 
+    def leave(plan: Plan) -> None:
+        """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
+        try:
+            announce(plan)
+        finally:
+            alone.close()  # the supervisor holds the same lock
+            with common.progress(as_json) as say:
+                told = common.leave_supervisor(supervision, fleet, paths, cluster, wanted, say)
+        if told:
+            console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
+
     with Fleet(common.load_cluster(cluster)) as fleet, alone:
         with common.progress(as_json) as say:
             paths = find.run(fleet, runs_dir, run, say)
@@ -70,6 +81,9 @@ def command(
             found = recover.examine(fleet, paths, say)
         if not as_json and found.diagnosis is not None:
             console.print(cause.render(found.diagnosis))
+        notes = identity.changed_here(find.recipe_of(paths)[0], options)
+        for note in notes if not as_json else ():
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         with spinner:
             say = spinner.enter_context(common.progress(as_json))
             skipped = registry.skipped(only=[], skip=skip)
@@ -80,12 +94,7 @@ def command(
             head = last.head if last.head in halted.names else halted.names[0]
             addresses = {node.name: node.lan_address for node in last.nodes}
             with supervision.tried(fleet, paths.name, head, wanted, addresses, say, silent=halted.unreachable):
-                recover.resume(fleet, paths, found, halted, nodes=wanted, skip=skipped, say=say, announce=announce)
-        alone.close()  # the supervisor holds the same lock
-        with common.progress(as_json) as say:
-            told = common.leave_supervisor(supervision, fleet, paths, cluster, wanted, say)
-        if told:
-            console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
+                recover.resume(fleet, paths, found, halted, nodes=wanted, skip=skipped, say=say, announce=leave)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

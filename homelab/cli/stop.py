@@ -41,8 +41,11 @@ def command(
         console = Console()
         for line in outcome.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+        options = common.same_options(cluster, runs_dir)
         console.print(
-            f"Go on from its newest checkpoint, where it has one: homelab recover {paths.name}{common.same_options(cluster, runs_dir)}",
+            f"It was done already: homelab status {paths.name}{options}"
+            if outcome.was_done
+            else f"Go on from its newest checkpoint, where it has one: homelab recover {paths.name}{options}",
             markup=False,
             highlight=False,
             soft_wrap=True,

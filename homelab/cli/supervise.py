@@ -12,11 +12,18 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
     """Follow a run, and recover it by itself when it fails. Ends with the run; Ctrl-C leaves the run alone."""
+    import signal
     import sys
     import time
 
+    from homelab.cli import streams
     from homelab.control import find, head_supervisor, supervise
     from homelab.remote.fanout import Fleet
+
+    # Its log may be on a disk that is full: that is no reason to look after the run no more.
+    sys.stdout = streams.told(1, sys.stdout)
+    # It knows nothing that is not on disk: whoever ends it need not wait for a node that does not answer.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def say(text: str) -> None:
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")

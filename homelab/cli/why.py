@@ -85,6 +85,10 @@ def _after(found: Why, options: str) -> list[str]:
     lines += [f"  {time.strftime('%H:%M:%S', time.localtime(row.time))}  {row.text}" for row in found.since[-_EVENTS:]]
     if found.told is not None and found.attempt < found.newest_attempt:
         lines.append(f"the run is {found.run_state} now, in attempt {found.newest_attempt}, at step {found.step}")
+        if found.run_state in ("starting", "running", "done"):
+            lines.append("nothing has to be done for it now: the fix above is for when this comes again")
+    lines += found.alone
     if found.told is not None or found.state == "failed":
-        lines.append(f"What its ranks printed: homelab logs {found.run}{options}")
+        which = f" --attempt {found.attempt}" if found.attempt < found.newest_attempt else ""
+        lines.append(f"What its ranks printed: homelab logs {found.run}{which}{options}")
     return lines

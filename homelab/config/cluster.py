@@ -15,8 +15,13 @@ _NAME = re.compile(r"[^\W_][\w.-]*")
 _SHELL_CHARACTERS = frozenset("'`\"$\\;&<>|(){}")
 
 
+def is_node_name(name: str) -> bool:
+    """Whether a node can be called this."""
+    return _NAME.fullmatch(name) is not None and len(name) <= 64
+
+
 def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or len(name) > 64:
+    if not is_node_name(name):
         raise ValueError(
             "a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (64 at most)"
         )

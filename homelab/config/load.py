@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,8 @@ def load_cluster(path: Path) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
 
 
+_LARGEST = 2**63 - 1  # TOML's own
+_MOST_SHOWN = 200
 _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 
@@ -85,28 +88,31 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of over 4300 digits is a plain ValueError
         raise InputError(
             f"this {kind} is not valid TOML: {error}",
             where=str(path),
             hint="texts need quotes, lists need [ ], and every [section] stands on its own line",
         ) from error
-    # No file name, command or setting can hold a zero byte; the functions that would meet it first give no clear error.
-    _raise_faults(path, text, [(place, 'the character "\\u0000" cannot be used') for place in _places_of_zero(data)])
+    _raise_faults(path, text, list(_unusable(data)))
     return text, data
 
 
-def _places_of_zero(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def _unusable(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
+    """What TOML (of Python) can hold and nothing here can work with; the functions that would meet it first give no clear error."""
     if isinstance(value, str):
-        if "\0" in value:
-            yield place
+        if "\0" in value:  # in no file name, command or setting
+            yield place, 'the character "\\u0000" cannot be used'
+    elif isinstance(value, int):
+        if abs(value) > _LARGEST:
+            yield place, f"this number is too large; allowed: up to {_LARGEST}"
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _places_of_zero(key, (*place, key.replace("\0", "")))
-            yield from _places_of_zero(inner, (*place, key))
+            yield from _unusable(key, (*place, key.replace("\0", "")))
+            yield from _unusable(inner, (*place, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _places_of_zero(inner, (*place, index))
+            yield from _unusable(inner, (*place, index))
 
 
 def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any]:
@@ -172,6 +178,19 @@ def _clean(location: Iterable[str | int]) -> tuple[str | int, ...]:
     return tuple(part for part in location if isinstance(part, int) or not any(c in part for c in "[]'"))
 
 
+# What pydantic calls by Python's names, as it is written in the file.
+_WRITTEN = {
+    "int_type": "a whole number", "float_type": "a number", "string_type": 'a text in quotes: "..."', "bool_type": "true or false",
+    "tuple_type": "a list: [ ... ]", "list_type": "a list: [ ... ]", "dict_type": "a section of keys: { key = value }",
+    "model_type": "a section of keys: { key = value }", "model_attributes_type": "a section of keys: { key = value }",
+}  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def _message(item: Any, model: type[BaseModel]) -> str:
     kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
     location = _clean(item["loc"])
@@ -182,13 +201,15 @@ def _message(item: Any, model: type[BaseModel]) -> str:
         return f'"{key}" is missing'
     if kind == "value_error":
         reason = str(context.get("error", item["msg"]))
-        return f"got {value!r}; allowed: {reason}" if location and not isinstance(value, dict) else reason
+        return f"got {_shown(value)}; allowed: {reason}" if location and not isinstance(value, dict) else reason
     if kind == "literal_error":
         nearest = did_you_mean(
             str(value), str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
         )
-        return f"got {value!r}; allowed: {context.get('expected')}.{nearest}"
-    return f"got {value!r}; {item['msg'][0].lower()}{item['msg'][1:]}"
+        return f"got {_shown(value)}; allowed: {context.get('expected')}.{nearest}"
+    if kind in _WRITTEN:
+        return f"got {_shown(value)}; allowed: {_WRITTEN[kind]}"
+    return f"got {_shown(value)}; {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
 def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
@@ -223,6 +244,22 @@ def _raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
         where=str(path),
         hint=f"edit {shlex.quote(str(path))}, then run the command again",
     )
+
+
+_PLACE = re.compile(r"recipe(?:, \[(\w+)\](?: (\w+))?)?")
+
+
+def in_file(where: str, recipe: Path) -> str:
+    """`recipe, [train] seq_len` of who has no file (the planner) as `RECIPE.toml, line 12, [train] seq_len`; any other place as it is."""
+    place = _PLACE.fullmatch(where)
+    if place is None:
+        return where
+    try:
+        text = recipe.read_text(encoding="utf-8-sig")[:_MOST_CHARACTERS]
+    except (OSError, ValueError):  # it was there a moment ago
+        text = ""
+    number = line_of(key_lines(text), tuple(part for part in place.groups() if part))
+    return f"{recipe}{f', line {number}' if number else ''}{where.removeprefix('recipe')}"
 
 
 def _beside(path: Path, other: str) -> Path:

@@ -146,7 +146,7 @@ class Checkpoint(Strict):
     """
 
     every_steps: int | None = Field(default=None, ge=1)
-    keep: int = Field(default=3, ge=1)
+    keep: int = Field(default=3, ge=1, le=1_000_000)
 
 
 class LogPolicy(Strict):
@@ -160,7 +160,7 @@ class LogPolicy(Strict):
     def _is_a_pattern(cls, pattern: str) -> str:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"a regular expression (Python's re): {error}") from error
         return pattern
 

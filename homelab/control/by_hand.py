@@ -9,12 +9,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from homelab.errors import HomelabError, InputError
+from pydantic import TypeAdapter, ValidationError
+
+from homelab.errors import InputError
 from homelab.runs import lock, store
 from homelab.runs.paths import RunPaths
 from homelab.runs.policy import Restart
 
 DOING = "recovering by hand"
+_RESTART = TypeAdapter(Restart)
+_LONGEST_STEP_S = 7 * 24 * 3600.0  # more is no measurement
 _LOCK_S = 1.0  # whoever only asks for the lock has it for an instant; who keeps it has said by then what for
 
 
@@ -26,27 +30,16 @@ def alone(paths: RunPaths, options: str) -> Iterator[None]:
     """
     deadline = time.monotonic() + _LOCK_S
     with ExitStack() as stack:
-        while not _taken(stack, paths):
+        while not stack.enter_context(lock.held(paths)):
             if time.monotonic() > deadline:
                 raise _busy(paths, options)
             time.sleep(0.05)
         known = store.read_object(paths.supervisor_json)
         store.write_json(
             paths.supervisor_json,
-            kept(known) | {"pid": os.getpid(), "doing": DOING, "why": "homelab recover", "since": time.time()},
+            anew(kept(known)) | {"pid": os.getpid(), "doing": DOING, "why": "homelab recover", "since": time.time()},
         )
         yield
-
-
-def _taken(stack: ExitStack, paths: RunPaths) -> bool:
-    try:
-        return stack.enter_context(lock.held(paths))
-    except OSError as error:
-        raise HomelabError(
-            f"the lock of this run cannot be had: {error.strerror}",
-            where=str(paths.supervisor_lock),
-            hint=f"ls -ld {paths.root} {paths.supervisor_lock}",
-        ) from error
 
 
 def _busy(paths: RunPaths, options: str) -> InputError:
@@ -68,12 +61,27 @@ def _busy(paths: RunPaths, options: str) -> InputError:
 def kept(known: dict[str, Any]) -> dict[str, Any]:
     """What the next supervisor needs of the last one's words, as far as they are whole."""
     restarts, step_s, attempt = known.get("restarts"), known.get("step_s"), known.get("attempt")
-    try:
-        restarts = [asdict(Restart(**entry)) for entry in restarts] if isinstance(restarts, list) else []
-    except TypeError:
-        restarts = []
     return {
-        "restarts": restarts,
-        "step_s": step_s if isinstance(step_s, int | float) else None,
+        "restarts": [entry for entry in map(_restart, restarts) if entry] if isinstance(restarts, list) else [],
+        "step_s": step_s if isinstance(step_s, int | float) and 0 < step_s < _LONGEST_STEP_S else None,
         "attempt": attempt if isinstance(attempt, int) else None,
     }
+
+
+def anew(whole: dict[str, Any]) -> dict[str, Any]:
+    """A person has looked: what was tried before counts no more against the next failure. Only what halves a batch stays."""
+    return whole | {"restarts": [entry | {"at": 0.0, "resume_step": -1} for entry in whole["restarts"]]}
+
+
+def _restart(entry: Any) -> dict[str, Any] | None:
+    """None for what is no restart: one that is forgotten allows one more, and nothing else."""
+    try:
+        return asdict(_RESTART.validate_python(entry))
+    except ValidationError:
+        return None
+
+
+def skipped(paths: RunPaths) -> tuple[str, ...]:
+    """The checks that the person left out at the launch, as far as that can be read."""
+    names = store.read_object(paths.checks_json).get("skipped")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()

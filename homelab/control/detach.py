@@ -15,7 +15,7 @@ from homelab.control.head_supervisor import Place
 from homelab.errors import HomelabError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
-from homelab.runs import lock
+from homelab.runs import lock, store
 from homelab.runs.paths import RunPaths
 
 _START_S = 30.0
@@ -60,10 +60,12 @@ class Supervision:
         """Start it; what a person may want to know of it, empty where that is nothing. Raises HomelabError; the run itself goes on."""
         if self._where == "no":
             return ""
-        if self._place is not None:
-            log = head_supervisor.start(fleet, paths, self._place, say)
-            return f"on {self._place.node}, whatever becomes of this machine; its log there: {log}"
-        paths.supervised_json.unlink(missing_ok=True)
+        place, self._place = self._place, None  # it is not taken away any more, whatever follows
+        if place is not None:
+            log = head_supervisor.start(fleet, paths, place, say)
+            return f"on {place.node}, whatever becomes of this machine; its log there: {log}"
+        with store.told(paths.supervised_json):
+            paths.supervised_json.unlink(missing_ok=True)
         start(paths, cluster_file, nodes)
         return ""
 

@@ -1,16 +1,19 @@
-"""The diagnosis that a run keeps of each attempt that failed: for later, when its nodes may not answer, or have been stopped."""
+"""The diagnosis of a run, and what is kept of it for each attempt that failed: later its nodes may not answer, or have been stopped."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pydantic import ValidationError
 
+from homelab.config.cluster import Cluster
+from homelab.diagnose import cause, endings, shipped
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
+from homelab.runs.reply import Reply
 
 
 class Kept(Frozen):
@@ -22,9 +25,19 @@ class Kept(Frozen):
     diagnosis: Diagnosis
 
     @property
-    def doubt(self) -> tuple[bool, int]:
-        """Of two diagnoses of the same attempt the one with less is taken."""
-        return not self.diagnosis.names_a_reason, len(self.unreachable)
+    def doubt(self) -> tuple[bool, bool, int]:
+        """Of two diagnoses of the same attempt the one with less is taken. A node that let go because it heard nobody only came after."""
+        return not self.diagnosis.names_a_reason, self.diagnosis.cause == endings.ALONE.id, len(self.unreachable)
+
+
+def make(
+    cluster: Cluster, paths: RunPaths, replies: Mapping[str, Reply], unreachable: Mapping[str, str], *,
+    silent_ranks: Collection[int] = (), options: str = "",
+) -> Diagnosis | None:  # fmt: skip
+    """`homelab.diagnose.cause.diagnose`, told how its commands reach the nodes, and which files of this machine were shipped."""
+    own = shipped.of_run(store.read_object(paths.run_json))
+    nodes = {node.name: node for node in cluster.nodes}
+    return cause.diagnose(paths.name, replies, unreachable, nodes=nodes, own_files=own, silent_ranks=silent_ranks, options=options)
 
 
 def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mapping[str, str]) -> Kept:
@@ -36,7 +49,8 @@ def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mappi
     old = read(paths, attempt)
     if old is not None and (old.doubt < new.doubt or old.model_copy(update={"made_at": new.made_at}) == new):
         return old
-    store.write_json(paths.diagnosis_json(attempt), new.model_dump(mode="json"))
+    with store.told(paths.diagnosis_json(attempt)):
+        store.write_json(paths.diagnosis_json(attempt), new.model_dump(mode="json"))
     return new
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from homelab.config.cluster import Cluster
+from homelab.config.cluster import Cluster, is_node_name
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
-from homelab.runs.state import FINISHED
+from homelab.runs.reply import is_moment
+from homelab.runs.state import FINISHED, State
 
 Say = Callable[[str], None]
 
@@ -47,6 +49,8 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
         chosen = store.choose(name, [paths.name for paths in local])
         if chosen:
             return RunPaths(runs_dir / chosen)
+        if re.fullmatch(store.USABLE_NAME, name):
+            _refuse_unreadable(RunPaths(runs_dir / name))
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
     remote = sorted(
@@ -64,7 +68,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     if found is None:
         if unreachable and not answers:
             raise next(iter(unreachable.values()))
-        if name is not None and re.fullmatch(store.USABLE_NAME, name) and (runs_dir / name).is_dir():
+        if name is not None and re.fullmatch(store.USABLE_NAME, name) and os.path.isdir(runs_dir / name):
             raise _damaged(RunPaths(runs_dir / name), "run.json is not in it")
         if name is not None:
             raise store.unknown(name, names + [paths.name for paths in local])
@@ -75,15 +79,29 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     return _adopt(fleet, RunPaths(runs_dir / found), node)
 
 
+def _refuse_unreadable(paths: RunPaths) -> None:
+    """It may be that of another user, who lets nobody look into it."""
+    try:
+        os.stat(paths.run_json)
+    except PermissionError as error:
+        raise HomelabError(
+            "this run's folder cannot be read: permission denied",
+            where=str(paths.root),
+            hint=store.mend(paths.run_json, error),
+        ) from error
+    except OSError:
+        return
+
+
 def _state(paths: RunPaths) -> str:
     """As this controller last saw it, "planned" where that cannot be read."""
     state = store.read_object(paths.state_json).get("state")
-    return state if isinstance(state, str) else "planned"
+    return state if isinstance(state, str) and state in get_args(State) else "planned"
 
 
 def _created_at(paths: RunPaths) -> float:
     moment = store.read_object(paths.run_json).get("created_at")
-    return float(moment) if isinstance(moment, int | float) else 0.0
+    return float(moment) if isinstance(moment, int | float) and is_moment(moment) else 0.0
 
 
 def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
@@ -100,7 +118,7 @@ def recipe_of(paths: RunPaths) -> tuple[dict[str, Any], Recipe]:
     described = store.read_object(paths.run_json)
     recipe = _recipe_in(described)
     if recipe is None:
-        raise _damaged(paths, "run.json is not whole" if paths.run_json.exists() else "run.json is not in it")
+        raise _damaged(paths, "run.json is not whole" if os.path.exists(paths.run_json) else "run.json is not in it")
     return described, recipe
 
 
@@ -134,12 +152,13 @@ def _read_plan(paths: RunPaths, number: int) -> Plan | None:
 
 
 def _plan_in(value: Any, run: str, number: int) -> Plan | None:
-    """None for what is no plan, or that of another run or attempt (a copied folder)."""
+    """None for what is no plan, or that of another run or attempt (a copied folder), or names nodes as none can be called."""
     try:
         plan = Plan.model_validate(value)
     except ValidationError:
         return None
-    return plan if (plan.run, plan.attempt) == (run, number) else None
+    names = {plan.head, *(node.name for node in plan.nodes), *(rank.node for rank in plan.ranks)}
+    return plan if (plan.run, plan.attempt) == (run, number) and all(map(is_node_name, names)) else None
 
 
 def _damaged(paths: RunPaths, what: str) -> HomelabError:
@@ -243,8 +262,8 @@ def _adopt(fleet: Fleet, paths: RunPaths, node: str) -> RunPaths:
             "the node has this run's folder, but not its description", where=f"node {node}", hint="homelab runs"
         )
     try:
-        for plan in described["plans"].values():
-            assert plan is None or Plan.model_validate(plan).run == paths.name
+        for number, plan in described["plans"].items():
+            assert plan is None or _plan_in(plan, paths.name, int(number))
         Recipe.model_validate(described["run_json"]["recipe"], strict=False)
     except (ValidationError, KeyError, AssertionError) as error:
         raise HomelabError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from homelab.checks.commands import on_node
 from homelab.checks.evidence import Evidence
-from homelab.control.material import Material
+from homelab.control.material import Material, sha256
+from homelab.diagnose import shipped
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
 from homelab.runs import identity, store
@@ -89,8 +91,22 @@ def refuse_other_model(paths: RunPaths, described: Mapping[str, Any], seen: Evid
             raise OtherTrainingError(
                 f"the base model is not the one the run began with: {_listed(changed)}",
                 where=f"node {name}: {folder}",
-                hint=f"put the old model back, or leave this node out with --nodes; to train this one: a new run, homelab launch {_recipe_file(described)}",
+                hint=f"put the old model back, or leave this node out with --nodes; to train this one: a new run, homelab launch {shipped.recipe_file(described)}",
             )
+
+
+def changed_here(described: Mapping[str, Any], options: str) -> list[str]:
+    """A line for every shipped file that is another one on this machine than at the launch: a run goes on with what it began with."""
+    notes = []
+    for original, digest in shipped.originals(described):
+        try:
+            is_other = Path(original).is_file() and sha256(Path(original)) != digest
+        except OSError:  # gone, or this is not the machine that it was launched from
+            continue
+        if is_other:
+            launch = f"homelab launch {shipped.recipe_file(described)}{options}"
+            notes.append(f"{original} was changed since the launch: this run uses it as it was then; to train with the new one: {launch}")
+    return notes
 
 
 def _on_nodes(fleet: Fleet, paths: RunPaths) -> list[dict[str, Any]]:
@@ -118,7 +134,7 @@ def _edited(
     return OtherTrainingError(
         f"the recipe of this run was changed since the launch: {_listed(changed) if changed else otherwise}",
         where=str(paths.run_json),
-        hint=f"{back}; to train with the changed one, which is a new training: homelab launch {_recipe_file(described)}",
+        hint=f"{back}; to train with the changed one, which is a new training: homelab launch {shipped.recipe_file(described)}",
     )
 
 
@@ -132,11 +148,6 @@ def _whose(paths: RunPaths, described: Mapping[str, Any], saved: object) -> str:
             except (KeyError, TypeError, AttributeError, ValueError):
                 return f": that of the run {other.name}"
     return ""
-
-
-def _recipe_file(described: Mapping[str, Any]) -> str:
-    name = described.get("recipe_file")
-    return shlex.quote(name) if isinstance(name, str) and name else "RECIPE"
 
 
 def _listed(changed: list[str]) -> str:

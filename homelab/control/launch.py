@@ -142,7 +142,8 @@ def launch(
         skipped=sorted(skipped),
     )
     with _failure_written_down(paths, plan):
-        start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say)
+        for note in start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say):
+            store.event(paths, note)
     with interrupts.held():
         with _failure_written_down(paths, plan):
             store.set_state(paths, "starting", plan.attempt)

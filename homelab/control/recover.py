@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from homelab.checks import registry
+from homelab.config.recipe import LogPolicy
 from homelab.control import diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
 from homelab.control.material import Material, sha256
-from homelab.diagnose import cause
+from homelab.diagnose import endings
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.planning import report
@@ -39,6 +40,7 @@ class Examination:
     unreachable: dict[str, str]
     step: int = 0
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # node -> last lines of all its logs
+    met: tuple[tuple[str, LogPolicy], ...] = ()  # (node, what of the recipe's log_policies its logs meet)
 
 
 def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
@@ -74,9 +76,10 @@ def examine_failure(
     answers, errors = fleet.ask("poll", {"run": paths.name, "tail_lines": 200}, names=names, timeout_s=15.0)
     replies = parse_replies(answers)
     unreachable = {**silent, **{name: error.message for name, error in errors.items()}}
-    hosts = {node.name: watch.ssh_words(node) for node in fleet.cluster.nodes}
     of_plan = {name: why for name, why in unreachable.items() if name in {node.name for node in plan.nodes}}
-    diagnosis = cause.diagnose(paths.name, replies, of_plan, hosts=hosts, silent_ranks=silent_ranks) if has_failed else None
+    diagnosis = diagnosed.make(fleet.cluster, paths, replies, of_plan, silent_ranks=silent_ranks) if has_failed else None
+    if diagnosis is not None and diagnosis.cause == endings.SILENT.id:  # of a silent rank only who followed it can tell more
+        diagnosis = diagnosis.model_copy(update={"because": (because, *diagnosis.because)})
     ranks = {name: list(reply.run.ranks.values()) if reply.run else [] for name, reply in replies.items()}
     step = max((rank.heartbeat.step for of_node in ranks.values() for rank in of_node if rank.heartbeat), default=plan.resume_step)
     if diagnosis is not None:
@@ -168,7 +171,8 @@ def resume(
     })  # fmt: skip
     if step:
         _bring_checkpoint(fleet, paths, step, holders, [node.name for node in plan.nodes], say)
-    start.ship_material(fleet, [node.name for node in plan.nodes], items, say)
+    notes = start.ship_material(fleet, [node.name for node in plan.nodes], items, say)
+    plan = plan.model_copy(update={"warnings": (*plan.warnings, *notes)})
     with interrupts.held():
         start.keep(paths, fleet, plan, report.text(plan))
         store.set_state(paths, "starting", attempt)
@@ -264,7 +268,7 @@ def _bring_checkpoint(fleet: Fleet, paths: RunPaths, step: int, holders: list[st
     say(f"bringing checkpoint {step} from {holders[0]} to {', '.join(targets)}")
     request = {"run": paths.name, "step": step}
     # In the run's folder: the one for temporary files is often in memory.
-    with tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
+    with store.written(paths.root / ".checkpoint"), tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
         fleet.agent(holders[0]).fetch("send-checkpoint", request, archive, timeout_s=_BRING_S)  # type: ignore[arg-type]
         archive.flush()
 

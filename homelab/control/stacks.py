@@ -20,9 +20,10 @@ def keep(fleet: Fleet, paths: RunPaths, plan: Plan, names: Collection[str]) -> N
     answers, _ = fleet.ask("stacks", {"run": paths.name}, names=names, timeout_s=_TIMEOUT_S)
     for name, answer in answers.items():
         folder = paths.node(plan.attempt, name)
-        store.write_text(folder / "stacks.txt", "\n".join(map(plain, _lines(answer))) + "\n")
-        if answer.get("cards"):
-            store.write_text(folder / "cards.txt", "\n".join(map(plain, answer["cards"])) + "\n")
+        with store.told(folder):
+            store.write_text(folder / "stacks.txt", "\n".join(map(plain, _lines(answer))) + "\n")
+            if answer.get("cards"):
+                store.write_text(folder / "cards.txt", "\n".join(map(plain, answer["cards"])) + "\n")
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:

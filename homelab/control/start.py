@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from homelab.control import interrupts
-from homelab.control.material import Material
+from homelab.control.material import Material, sha256
 from homelab.errors import HomelabError, UnreachableError
 from homelab.planning.command import by_hand
 from homelab.planning.model import Plan
@@ -16,34 +16,58 @@ from homelab.runs import store
 from homelab.runs.paths import RunPaths
 
 Say = Callable[[str], None]
+_READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
-def ship_material(fleet: Fleet, names: list[str], material: list[Material], say: Say) -> None:
-    """Send every shipped file to the nodes that lack it. Raises the first node's error."""
+def ship_material(fleet: Fleet, names: list[str], material: list[Material], say: Say) -> list[str]:
+    """Send every shipped file to the nodes that lack it, or have it with another content. Raises the first node's error.
+
+    Returns what a person should know: on which nodes a file had been changed.
+    """
+    notes = []
     for item in material:
         if item.kind != "shipped":
             continue
         assert item.local is not None
         request = {"sha256": item.sha256, "name": item.local.name}
+        changed: list[str] = []
 
-        def send(name: str, item: Material = item, request: dict[str, Any] = request) -> None:
+        def send(name: str, item: Material = item, request: dict[str, Any] = request, changed: list[str] = changed) -> None:
             agent = fleet.agent(name)
-            if agent.ask("has-file", request)["found"]:
+            answer = agent.ask("has-file", request, timeout_s=_READ_S)
+            if answer["found"]:
                 return
             assert item.local is not None
             if not item.local.is_file():  # the run was launched from another machine, or the file is gone since
-                raise HomelabError(
-                    f"the run's file {item.local.name} is not on this node, and not here either",
-                    where=f"node {name}; here: {item.local}",
-                    hint=f"copy it to {item.local}, or go on without {name}: --nodes",
-                )
-            with item.local.open("rb") as stream:
-                agent.send("receive-file", request, stream)
+                raise _not_here(name, item, answer)
+            try:
+                with item.local.open("rb") as stream:
+                    agent.send("receive-file", request, stream)
+            except HomelabError:
+                if sha256(item.local) != item.sha256:  # the node has refused it
+                    raise _not_here(name, item, answer) from None
+                raise
+            if answer["differs"]:
+                changed.append(name)
 
         say(f"shipping {item.local.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
         _, errors = on_all(names, send)
         _raise_first(errors)
+        if changed:
+            notes.append(f"{item.local.name} had been changed on {', '.join(sorted(changed))}: it was sent again, as it was at the launch")
+    return notes
+
+
+def _not_here(name: str, item: Material, answer: Mapping[str, Any]) -> HomelabError:
+    assert item.local is not None and item.sha256
+    there = f"was changed on this node ({answer['path']})" if answer["differs"] else "is not on this node"
+    here = "the one here is not as it was at the launch" if item.local.is_file() else "not here either"
+    return HomelabError(
+        f"the run's file {item.local.name} {there}, and {here}",
+        where=f"node {name}; here: {item.local}",
+        hint=f"copy it to {item.local} as it was at the launch (sha256 {item.sha256[:12]}), or go on without {name}: --nodes",
+    )
 
 
 def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[Material], say: Say) -> None:

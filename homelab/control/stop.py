@@ -20,6 +20,7 @@ class Outcome:
     run: str
     ended: dict[str, dict[str, Any]]
     unreachable: dict[str, HomelabError]
+    was_done: bool = False  # before anything was asked: there is nothing to go on with
 
     @property
     def left(self) -> dict[str, list[int]]:
@@ -75,7 +76,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
         unreachable[name] = HomelabError(
             "it is not in cluster.toml any more", where=f"node {name}", hint="add it to cluster.toml, then stop again"
         )
-    outcome = Outcome(paths.name, ended, unreachable)
+    outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done")
     if before not in ("done", "failed"):
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
     store.event(paths, "stopped by hand", clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended))

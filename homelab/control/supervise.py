@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.config.cluster import Cluster
-from homelab.control import by_hand, find, recover, stacks, watch
+from homelab.control import by_hand, find, patterns, recover, stacks, watch
 from homelab.control.followers import Followers
 from homelab.control.identity import OtherTrainingError
 from homelab.control.recover import Examination, Scratch
@@ -54,7 +54,7 @@ class Supervisor:
         self._was = (known.get("doing"), whole["attempt"])
         self._restarts = [Restart(**entry) for entry in whole["restarts"]]
         # What the person left out at the launch is left out again.
-        self._skipped = tuple(store.read_object(paths.checks_json).get("skipped", ()))
+        self._skipped = by_hand.skipped(paths)
         self._pace = Pace(whole["step_s"])
         self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
@@ -187,10 +187,14 @@ class Supervisor:
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
         silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
         silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
-        return recover.examine_failure(
+        found = recover.examine_failure(
             fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble,
             because=verdict.because,
         )
+        met, slow = patterns.met(found.logs, self._recipe.recovery.log_policies) if verdict.is_trouble else ([], [])
+        for entry in slow:
+            store.event(self._paths, f"[recovery] log_policies: looking for \"{entry.pattern}\" takes too long; it counts as not met")
+        return replace(found, met=tuple(met))
 
     def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
         everybody = [node.name for node in fleet.cluster.nodes]
@@ -198,7 +202,7 @@ class Supervisor:
         halted = recover.halt(fleet, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
         action = policy.decide(
             verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step,
-            nodes=halted.names, logs=found.logs,
+            nodes=halted.names, met=found.met,
         )  # fmt: skip
         if action.kind == "give-up":
             self._give_up(plan, found.diagnosis, action)
@@ -229,7 +233,8 @@ class Supervisor:
             "pid": os.getpid(), "doing": doing, "why": why, "attempt": plan.attempt, "step_s": self._pace.step_s, "since": time.time(),
             "restarts": [asdict(restart) for restart in self._restarts],
         }  # fmt: skip
-        store.write_json(self._paths.supervisor_json, state)
+        with store.told(self._paths.supervisor_json):
+            store.write_json(self._paths.supervisor_json, state)
 
 
 def _settle(followers: Followers, names: Collection[str]) -> None:

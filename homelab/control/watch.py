@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.config.cluster import Node
 from homelab.control import diagnosed, find, head_supervisor, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
 from homelab.diagnose import cause
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE
+from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock, store
 from homelab.runs import reply as replies
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
+from homelab.runs.standing import standing
 from homelab.runs.state import FINISHED, newest_attempt
 
 INTERVAL_S = 2.0
@@ -37,6 +39,8 @@ class Watcher:
         self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
+        self.without_supervisor: tuple[str, ...] = ()
+        """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
 
     def look(self) -> Snapshot:
         """Ask every node of the plan once; gather metrics, write down the state when it changed."""
@@ -63,7 +67,8 @@ class Watcher:
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
-        seen = self._without_supervisor(seen)
+        self.without_supervisor = self._without_supervisor(seen, plan)
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
@@ -90,19 +95,30 @@ class Watcher:
             return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
-    def _without_supervisor(self, seen: Snapshot) -> Snapshot:
-        """Says so where the run should have one on a node, and nobody answers there."""
-        name = head_supervisor.recorded(self._paths)
-        if not name or seen.supervisor or seen.state in ("done", "stopped"):
-            return seen
-        why = f"{name} does not answer" if name in self.unreachable else f"none is at work on {name} any more"
-        note = f"no supervisor is heard of ({why}): after a failure this run goes on by homelab recover {seen.run}{self._options}"
-        return seen.model_copy(update={"notes": (*seen.notes, note)})
+    def _without_supervisor(self, seen: Snapshot, plan: Plan) -> tuple[str, ...]:
+        if seen.supervisor or seen.state in ("done", "stopped", "planned", "shipping"):
+            return ()
+        name, recover = head_supervisor.recorded(self._paths), f"homelab recover {seen.run}{self._options}"
+        known = store.read_object(self._paths.supervisor_json)
+        said = []
+        if known.get("doing") == "given up" and seen.state == "failed":
+            said.append(f"its supervisor has given up: {replies.plain(str(known.get('why', '')))}; by hand: {recover}")
+        elif name:
+            why = f"{name} does not answer" if name in self.unreachable else f"none is at work on {name} any more"
+            said.append(f"no supervisor is heard of ({why}): after a failure this run goes on by {recover}")
+        elif known.get("doing") in ("watching", "recovering"):
+            again = f"homelab supervise {seen.run}{self._options}"
+            said.append(f"nobody looks after this run any more: its supervisor (process {known.get('pid')} here) is gone; another one: {again}")
+        if seen.state in ("starting", "running"):
+            steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
+            found = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
+            if found is not None:
+                said.append(f"{found.because}, and no supervisor is at work: {recover}")
+        return tuple(said)
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
-        hosts = {node.name: ssh_words(node) for node in self._fleet.cluster.nodes}
-        return cause.diagnose(self._paths.name, self.replies, self.unreachable, hosts=hosts, options=self._options)
+        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
         parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
@@ -192,12 +208,6 @@ def _is_metric(line: dict[str, Any]) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def ssh_words(node: Node) -> str:
-    """What stands after `ssh` to reach a node by hand."""
-    port = f"-p {node.port} " if node.port != 22 else ""
-    return f"{port}{node.user + '@' if node.user else ''}{node.host}"
 
 
 def _key(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,7 +11,6 @@ from typing import Any
 from homelab.control import diagnosed, find, watch
 from homelab.control.diagnosed import Kept
 from homelab.dashboard.snapshot import EventRow, NextCommand, event_row
-from homelab.diagnose import cause
 from homelab.errors import HomelabError, InputError
 from homelab.remote.fanout import Fleet
 from homelab.runs import reply as replies
@@ -32,7 +31,7 @@ class Why:
 
     `told` is None when that attempt did not fail, or when nothing says why. `is_kept`: it is what was written down at that time,
     because the nodes know less now. `not_started` says why nothing was started in that attempt. `since` is what happened to the run
-    after the failure.
+    after the failure, `alone` what its owner has to do because no supervisor does it.
     """
 
     run: str
@@ -46,6 +45,7 @@ class Why:
     unreachable: dict[str, str]
     not_started: str
     since: tuple[EventRow, ...]
+    alone: tuple[str, ...]
     next_command: NextCommand
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,7 +54,8 @@ class Why:
             "run": self.run, "attempt": self.attempt, "state": self.state, "newest_attempt": self.newest_attempt, "run_state": self.run_state,
             "step": self.step, "diagnosis": self.told.diagnosis.model_dump(mode="json") if self.told else None,
             "made_at": self.told.made_at if self.told else None, "source": None if self.told is None else "kept" if self.is_kept else "nodes",
-            "not_started": self.not_started, "unreachable": self.unreachable, "since": [row.model_dump(mode="json") for row in self.since], "next": self.next_command.command,
+            "not_started": self.not_started, "unreachable": self.unreachable, "since": [row.model_dump(mode="json") for row in self.since],
+            "without_supervisor": list(self.alone), "next": self.next_command.command,
         }  # fmt: skip
 
 
@@ -95,9 +96,12 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
     events = store.events(paths)
     last = [event_row(line).text for line in events if _NOT_STARTED.match(str(line.get("what", "")))]
     not_started = last[-1] if last and number == seen.attempt and found.state in ("planned", "shipping") else ""
+    # What has to be done because nobody does it by itself comes before looking on.
+    alone = [entry for entry in seen.next_commands if any(said.endswith(entry.command) for said in watcher.without_supervisor)]
+    next_command = next(iter((*alone, *seen.next_commands)))
     return Why(
         paths.name, number, found.state, seen.attempt, seen.state, seen.step, found.told, found.is_kept, found.unreachable,
-        not_started, since(events, number) if has_failed else (), seen.next_commands[0],
+        not_started, since(events, number) if has_failed else (), watcher.without_supervisor, next_command,
     )  # fmt: skip
 
 
@@ -131,8 +135,7 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int, options: str) -> _Judg
     state = run_state(sorted(names), heard, unreachable)
     fresh = None
     if state == "failed":
-        hosts = {node.name: watch.ssh_words(node) for node in fleet.cluster.nodes}
-        diagnosis = cause.diagnose(paths.name, heard, {}, hosts=hosts, options=options)
+        diagnosis = diagnosed.make(fleet.cluster, paths, heard, {}, options=options)
         if diagnosis is not None:
             fresh = Kept(attempt=number, made_at=time.time(), unreachable=unreachable, diagnosis=diagnosis)
     return _Judged(state, *_better(fresh, diagnosed.read(paths, number)), unreachable)

@@ -7,12 +7,12 @@ from typing import Any
 
 from homelab.dashboard import eta
 from homelab.diagnose.cause import Diagnosis
-from homelab.planning.model import Frozen, Plan
+from homelab.planning.model import Frozen, Plan, Shown
 from homelab.runs.reply import Heartbeat, Metric, RankReply, Reply, plain_lines
 from homelab.runs.state import State, newest_attempt, node_part, run_state
 
 
-class GpuRow(Frozen):
+class GpuRow(Shown):
     """One card; None where it does not say."""
 
     name: str
@@ -22,7 +22,7 @@ class GpuRow(Frozen):
     temperature_c: float | None = None
 
 
-class NodeRow(Frozen):
+class NodeRow(Shown):
     """One machine. `torchrun` is "running", "not started", "gone" or how it ended; `why_not`: why it was not asked."""
 
     name: str
@@ -37,7 +37,7 @@ class NodeRow(Frozen):
     needs_action: bool = False
 
 
-class RankRow(Frozen):
+class RankRow(Shown):
     """One worker process. Seconds and tokens are of its newest step; `heartbeat_age_s` by its node's own clock."""
 
     rank: int
@@ -61,21 +61,21 @@ class LossPoint(Frozen):
     loss: float
 
 
-class EventRow(Frozen):
+class EventRow(Shown):
     """Something that happened to the run, in the controller's clock."""
 
     time: float
     text: str
 
 
-class NextCommand(Frozen):
+class NextCommand(Shown):
     """What a person may type now, and what it is for."""
 
     purpose: str
     command: str
 
 
-class Snapshot(Frozen):
+class Snapshot(Shown):
     """A run at one moment. `eta_s` is None while nobody can know; `started_at` is that of the attempt."""
 
     run: str
@@ -105,7 +105,7 @@ class Snapshot(Frozen):
 def build(
     *,
     run: str,
-    recipe: str,
+    recipe: object,
     replies: Mapping[str, Reply],
     unreachable: Mapping[str, str],
     now: float,
@@ -124,7 +124,7 @@ def build(
 
     `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
     of the newest attempt); `events` are the lines of events.jsonl. `intent` as for `run_state`, `options` as for
-    `next_commands`.
+    `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
     """
     expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
@@ -136,7 +136,9 @@ def build(
     beats = [rank.heartbeat for rank in _ranks_of(replies, attempt).values() if rank.heartbeat]
     totals = [beat.total_steps for beat in beats if beat.total_steps]
     total = max(totals) if totals else total_steps
-    step = history[-1].step if history else max([plan.resume_step if plan else 0, *(beat.step for beat in beats)])
+    # An attempt that has done no step yet is where it goes on from: the last lines of the one before may never have come here.
+    begins = plan.resume_step if plan and not any(line.attempt == attempt for line in train) else 0
+    step = begins or (history[-1].step if history else max([0, *(beat.step for beat in beats)]))
     latest = {line.rank: line for line in train if line.attempt == attempt}
     rates = [line.tokens_per_s for line in latest.values() if line.tokens_per_s is not None]
     checkpoints = {number for reply in replies.values() if reply.run for number in reply.run.checkpoints}
@@ -148,7 +150,7 @@ def build(
     return Snapshot(
         run=run,
         state=state,
-        recipe=recipe,
+        recipe=recipe if isinstance(recipe, str) else "",
         attempt=attempt,
         started_at=min(starts, default=None),
         now=now,
@@ -304,15 +306,23 @@ def _events(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tup
     return tuple(sorted([*(event_row(event) for event in events), *moved], key=lambda row: row.time))
 
 
+_ONLY_IN_THE_FILE = ("time", "kind", "ranks", "clean")  # for programs; the words say it
+
+
 def event_row(event: Mapping[str, Any]) -> EventRow:
     """One line of events.jsonl: {"time", "what", and details}."""
-    details = " · ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in event.items()
-        if key not in ("time", "what") and not isinstance(value, dict) and value not in (None, "", [])
-    )
-    text = plain_lines(f"{event.get('what', '')}{': ' if details else ''}{details}").replace("\n", " · ")
+    said = {key: _said(value) for key, value in event.items() if key not in _ONLY_IN_THE_FILE}
+    what = said.pop("what", "")
+    details = " · ".join(f"{key} {text}" for key, text in said.items() if text)
+    text = plain_lines(f"{what}{': ' if details else ''}{details}").replace("\n", " · ")
     return EventRow(time=float(event.get("time") or 0.0), text=text)
+
+
+def _said(value: object) -> str:
+    """A word, a number, or a list of such, as text; nothing for what is nested deeper."""
+    if isinstance(value, list):
+        return ", ".join(str(entry) for entry in value if isinstance(entry, str | int | float))
+    return str(value) if isinstance(value, str | int | float) else ""
 
 
 def _phase(beat: Heartbeat) -> str:

@@ -89,11 +89,14 @@ def _header(snapshot: Snapshot, width: int) -> list[Text]:
     ]
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
+    lines = [" · ".join(part for part in parts if part)]
     if snapshot.supervisor:
-        parts.append(f"supervisor: {snapshot.supervisor}")
+        supervisor = f"supervisor: {snapshot.supervisor}"
+        fits = len(lines[0]) + len(supervisor) + 4 <= width
+        lines = [f"{lines[0]} · {supervisor}"] if fits else [*lines, supervisor]
     return [
         ends(Text(" ").append(snapshot.run, style="bold"), right.append(" "), width),
-        clip(Text(" " + " · ".join(part for part in parts if part), style="dim"), width),
+        *(clip(Text(f" {line}", style="dim"), width) for line in lines),
     ]
 
 

@@ -17,10 +17,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from homelab.checks.commands import on_node, path_word
+from homelab.config.cluster import Node
 from homelab.diagnose import endings, topics
 from homelab.diagnose.rules import RULES
+from homelab.diagnose.shipped import Shipped
 from homelab.diagnose.suspects import Suspect, first_line, of_node, silent
-from homelab.planning.model import Frozen
+from homelab.planning.model import Shown
 from homelab.runs.reply import Reply
 from homelab.runs.state import newest_attempt
 
@@ -28,7 +31,7 @@ _MEMORY_FULL = 0.92
 _REASONS = {rule.id for rule in (*RULES, *endings.ENDINGS) if rule.role == "cause" and rule.specificity >= 50}
 
 
-class Victim(Frozen):
+class Victim(Shown):
     """A rank that failed because another one did; `saw` is its own last word."""
 
     node: str
@@ -36,7 +39,7 @@ class Victim(Frozen):
     saw: str
 
 
-class Diagnosis(Frozen):
+class Diagnosis(Shown):
     """Why an attempt failed. `cause` is the rule's id; `hint` is the command or the edit that mends it; `topic`, where there is
     one, is what `homelab explain` has more about.
 
@@ -68,14 +71,16 @@ def diagnose(
     replies: Mapping[str, Reply],
     unreachable: Mapping[str, str],
     *,
-    hosts: Mapping[str, str] | None = None,
+    nodes: Mapping[str, Node] | None = None,
+    own_files: Collection[Shipped] = (),
     silent_ranks: Collection[int] = (),
     options: str = "",
 ) -> Diagnosis | None:
     """The cause of the newest attempt's failure, or None when nothing has failed.
 
-    `unreachable` maps a node to the reason it could not be asked. `hosts` maps a node to what stands after `ssh` in a
-    hint (default: its name), `options` is what a follow-up command of homelab needs behind the run's name.
+    `unreachable` maps a node to the reason it could not be asked. `nodes`, by name, say how a hint's command reaches them
+    (default: as `ssh NAME`), `own_files` are the person's files that were shipped, and `options` is what a follow-up command
+    of homelab needs behind the run's name.
     `silent_ranks` are those whose heartbeat was missed before the attempt was stopped.
     """
     attempt = newest_attempt(replies)
@@ -91,7 +96,7 @@ def diagnose(
     if min(suspect.tier for suspect in suspects) >= 3:
         suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
     suspects.sort(key=lambda suspect: suspect.order)
-    return _explain(run, suspects, replies, hosts or {}, options)
+    return _explain(run, suspects, replies, nodes or {}, own_files, options)
 
 
 def _person(node: str, rank: int | None) -> str:
@@ -102,21 +107,21 @@ def _explain(
     run: str,
     suspects: list[Suspect],
     replies: Mapping[str, Reply],
-    hosts: Mapping[str, str],
+    nodes: Mapping[str, Node],
+    own_files: Collection[Shipped],
     options: str,
 ) -> Diagnosis:
     first, others = suspects[0], suspects[1:]
-    host = hosts.get(first.node, first.node)
+    file = next((file for file in own_files if file.place(first.where)), None)
     values = defaultdict(
         lambda: "?",
         {
             "path": first.where or "?",
-            "where": first.where or f"the log of {_person(first.node, first.rank)}",
+            "where": (file and file.place(first.where)) or first.where or f"the log of {_person(first.node, first.rank)}",
             "message": first_line(first.saw),
             "port": "of the rendezvous",
             **first.values,
             "node": first.node,
-            "host": host,
             "run": run,
             "options": options,
             "rank": str(first.rank),
@@ -156,11 +161,35 @@ def _explain(
         signal=first.signal,
         where=first.where,
         because=tuple(because),
-        hint=first.own_hint or first.rule.hint.format_map(values),
+        hint=_hint(first, run, options, file, values, nodes),
         retryable=first.rule.retryable,
         victims=tuple(Victim(node=v.node, rank=v.rank, saw=first_line(v.saw)) for v in victims.values()),
         topic=topic.id if topic else "",
     )
+
+
+class _OnNode:
+    """What {on_node:COMMAND} of a rule's hint becomes."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __format__(self, command: str) -> str:
+        return on_node(self._node, command)
+
+
+def _hint(
+    first: Suspect, run: str, options: str, file: Shipped | None, values: Mapping[str, object], nodes: Mapping[str, Node]
+) -> str:
+    """What mends it. `file` is the person's own where the error is in that: with another content it is another training."""
+    recover = f"homelab recover {run}"
+    if first.own_hint:  # a worker does not know the controller's options and files
+        hint = re.sub(rf"{re.escape(recover)}(?![\w.-])", lambda _: recover + options, first.own_hint)
+        return hint if file is None or "homelab " in hint else f"{hint}; in {values['where']}, then: homelab launch {file.recipe_file}{options}"
+    template = endings.SCRIPT_ERROR_HINT if file and first.rule is endings.PYTHON_ERROR else first.rule.hint
+    node = nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
+    more = {"on_node": _OnNode(node), "python": path_word(node.python), "recipe": file.recipe_file if file else "RECIPE"}
+    return template.format_map(defaultdict(lambda: "?", {**values, **more}))
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:

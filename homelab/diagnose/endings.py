@@ -7,7 +7,7 @@ from homelab.diagnose.rules import RECOVER, Rule
 KILLED = Rule(
     "killed",
     "rank {rank} on {node} was killed (signal 9): by hand, or by the kernel because memory ran out",
-    "ssh {host} 'journalctl -k | grep -i \"killed process\"' tells which; then: " + RECOVER,
+    '{on_node:journalctl -k | grep -i "killed process"} tells which; then: ' + RECOVER,
     True,
     70,
 )
@@ -31,6 +31,8 @@ WORKER_ERROR = Rule("worker-error", "{message}", "see {where}", False, 86)
 PYTHON_ERROR = Rule(
     "python-error", "the program failed on {node}: {message}", "correct {where}, then: " + RECOVER, False, 55
 )
+# Where it is in the file that the recipe names: the run keeps the one it was launched with.
+SCRIPT_ERROR_HINT = "correct {where}, then: homelab launch {recipe}{options} (a changed script is a new training)"
 DISTRIBUTED_ERROR = Rule(
     "distributed-error",
     "the ranks lost each other: {message}",
@@ -63,7 +65,7 @@ ALONE = Rule(
 NODE_RESTARTED = Rule(
     "node-restarted",
     "{node} went down while it trained, and is back",
-    "power cut, crash or reboot (ssh {host} 'last -x | head'); go on: " + RECOVER,
+    "power cut, crash or reboot ({on_node:last -x | head}); go on: " + RECOVER,
     True,
     60,
 )
@@ -73,14 +75,14 @@ NOT_STARTED = Rule(
 TORCHRUN_KILLED = Rule(
     "torchrun-killed",
     "torchrun itself was killed on {node} (signal {signal})",
-    "ssh {host} 'journalctl -k | grep -i \"killed process\"' tells whether memory ran out; then: " + RECOVER,
+    '{on_node:journalctl -k | grep -i "killed process"} tells whether memory ran out; then: ' + RECOVER,
     True,
     60,
 )
 SILENT = Rule(
     "silent-rank",
     "rank {rank} on {node} fell silent, and the others could not go on",
-    "it hangs or its machine is frozen (ssh {host} top); start again: " + RECOVER,
+    "it hangs or its machine is frozen ({on_node:top -b -n 1 | head -n 20}); start again: " + RECOVER,
     True,
     45,
 )

@@ -20,7 +20,8 @@ Role = Literal["cause", "symptom", "victim"]
 class Rule:
     """One cause.
 
-    `title` and `hint` may use {node}, {host}, {rank}, {run}, {options}, {where}, {message} and `pattern`'s named groups.
+    `title` and `hint` may use {node}, {rank}, {run}, {options}, {where}, {message} and `pattern`'s named groups; `hint` also
+    {on_node:COMMAND}, which is COMMAND as the controller runs it there, and {python}, the node's own.
     `retryable`: starting again from the newest checkpoint can help (whoever restarts must still give up when the same
     cause comes back). `specificity`: of several rules that match, the highest wins; below 50 the rule only says that
     something is wrong, not what.
@@ -47,7 +48,7 @@ RULES: tuple[Rule, ...] = (
         "cuda-out-of-memory",
         "the GPU of rank {rank} on {node} ran out of memory",
         "lower [parallel] micro_batch or [train] seq_len in the recipe (homelab plan itemises the bytes), or free "
-        "the card (ssh {host} nvidia-smi); then: " + RECOVER,
+        "the card ({on_node:nvidia-smi}); then: " + RECOVER,
         True,
         90,
         _any(
@@ -62,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         "no-kernel-image",
         "the torch on {node} has no kernels for its card",
         "install a torch built for the card on {node} (RTX 50xx: cu128 or newer; GTX 10xx: cu126): "
-        "ssh {host} and there: python -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128",
+        "{on_node:{python} -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128}",
         False,
         95,
         _any(r"no kernel image is available", r"not compatible with the current PyTorch installation"),
@@ -70,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cuda-driver",
         "the GPU driver of {node} and its torch do not fit together, or the driver is not loaded",
-        "ssh {host} nvidia-smi; if it fails, reboot {node}, or install a newer driver; then: homelab preflight",
+        "{on_node:nvidia-smi}; if it fails, reboot {node}, or install a newer driver; then: homelab preflight",
         False,
         90,
         _any(
@@ -86,7 +87,7 @@ RULES: tuple[Rule, ...] = (
         "gpu-lost",
         "the GPU of {node} stopped working",
         "reboot {node} (heat, power supply and overclocking are the usual reasons: "
-        "ssh {host} 'journalctl -k | grep Xid'); then: " + RECOVER,
+        "{on_node:journalctl -k | grep Xid}); then: " + RECOVER,
         True,
         85,
         _any(
@@ -116,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "host-out-of-memory",
         "rank {rank} on {node} ran out of main memory",
-        "close other programs on {node} (ssh {host} free -h), or lower its share in [parallel] shares; then: "
+        "close other programs on {node} ({on_node:free -h}), or lower its share in [parallel] shares; then: "
         + RECOVER,
         True,
         88,
@@ -131,7 +132,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "shared-memory",
         "/dev/shm of {node} is too small",
-        "ssh {host} df -h /dev/shm, and remove what fills it",
+        "{on_node:df -h /dev/shm}, and remove what fills it",
         False,
         89,
         _any(
@@ -142,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "disk-full",
         "the disk of {node} is full",
-        "make room on {node} (ssh {host} df -h; [checkpoint] keep in the recipe says how many are kept); then: "
+        "make room on {node} ({on_node:df -h}; [checkpoint] keep in the recipe says how many are kept); then: "
         + RECOVER,
         False,
         90,
@@ -184,7 +185,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "port-in-use",
         "port {port} of {node} is in use",
-        "ssh {host} 'ss -ltnp' names the program that holds it; " + RECOVER + " takes a fresh port",
+        "{on_node:ss -ltnp} names the program that holds it; " + RECOVER + " takes a fresh port",
         True,
         90,
         re.compile(r"(?:port: (?P<port>\d+).*)?(?:EADDRINUSE|Address already in use)", re.IGNORECASE),
@@ -263,7 +264,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "stopped-from-outside",
         "torchrun on {node} was told to stop, and not by homelab",
-        "a logout, a shutdown, a service manager or a person ended it (ssh {host} 'journalctl -n 50'); then: "
+        "a logout, a shutdown, a service manager or a person ended it ({on_node:journalctl -n 50}); then: "
         + RECOVER,
         True,
         60,

@@ -13,7 +13,8 @@ class Topic:
     among them stands as it is typed, with NODE, RUN, RECIPE and ADDRESS for the reader's own. `checks` are ids of preflight's checks
     that are about this (each belongs to one topic), `checks_too` others that may find it; `rules` are ids of `rules` and `endings`
     that lead here. `words` are further words a person may look it up by. `says` is a regular expression of messages that mean
-    this topic although their rule is a general one.
+    this topic although their rule is a general one; `lines` is one of lines that homelab itself writes of a run. `next_command` is
+    what a reader may type first, where it is not the check that finds it.
     """
 
     id: str
@@ -26,3 +27,5 @@ class Topic:
     rules: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     says: str = ""
+    lines: str = ""
+    next_command: str = ""

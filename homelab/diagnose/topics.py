@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from homelab.diagnose import topics_gpu, topics_machine, topics_network, topics_software, topics_training
+from homelab.diagnose import (
+    topics_gpu,
+    topics_machine,
+    topics_network,
+    topics_recovery,
+    topics_software,
+    topics_training,
+)
 from homelab.diagnose.suspects import best_rule
 from homelab.diagnose.topic import Topic
 
@@ -15,6 +22,7 @@ GROUPS: dict[str, tuple[Topic, ...]] = {
     "the machines": topics_machine.TOPICS,
     "programs, model and data": topics_software.TOPICS,
     "the training": topics_training.TOPICS,
+    "a run that looks after itself": topics_recovery.TOPICS,
 }
 TOPICS: tuple[Topic, ...] = tuple(topic for group in GROUPS.values() for topic in group)
 _BY_ID = {topic.id: topic for topic in TOPICS}
@@ -37,7 +45,7 @@ def of_rule(rule: str, message: str = "") -> Topic | None:
 def find(wanted: str) -> tuple[Topic, ...]:
     """The topics meant: one where it is clear, several to choose from, or none.
 
-    `wanted` may be the id of a topic, of a rule, of a check ("network.mtu") or of a subject of checks ("gpu"), a line of a log, or words.
+    `wanted` may be the id of a topic, of a rule, of a check ("network.mtu") or of a subject of checks ("gpu"), a line of a log or of a run's events, or words.
     """
     wanted = wanted.strip()
     name = wanted.lower()
@@ -49,6 +57,9 @@ def find(wanted: str) -> tuple[Topic, ...]:
     told = best_rule(wanted)
     if told is not None and told[0].id in _BY_RULE:
         return (_BY_RULE[told[0].id],)
+    own = tuple(topic for topic in TOPICS if topic.lines and re.search(topic.lines, wanted, re.IGNORECASE))
+    if own:
+        return own
     subject, _, thing = name.partition(".")
     of_subject = _of_subject(subject)
     of_words = () if thing and of_subject else _of_words(wanted)  # a check that no topic has: those of its subject

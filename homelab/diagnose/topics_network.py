@@ -27,7 +27,6 @@ TOPICS: tuple[Topic, ...] = (
             "initialized",
             "rendezvous",
             "stuck",
-            "freeze",
             "node_rank",
             "rank",
             "mismatch",

@@ -65,7 +65,8 @@ TOPICS: tuple[Topic, ...] = (
         "which file and line, and what mends it.",
         (
             "homelab why RUN names the rank, the file and the line; homelab logs RUN has the whole of it",
-            "correct it, then: homelab recover RUN, or homelab launch RECIPE where [model], [data], [method] or [train] changed",
+            "an error in your script: correct your own file, that of the recipe, then: homelab launch RECIPE (to recover is to run it as it was)",
+            "anything else: mend it, then: homelab recover RUN, or homelab launch RECIPE where [model], [data], [method] or [train] changed",
         ),
         rules=("python-error", "worker-error", "exit-code"),
         words=("traceback", "exception", "script", "bug", "exit code"),
@@ -140,7 +141,8 @@ TOPICS: tuple[Topic, ...] = (
         "Every rank takes its rows by number from the same file. With another file on one node rows are trained twice and others never, so homelab "
         "compares contents (sha256) and refuses.",
         (
-            "homelab preflight RECIPE --only data.same names the node that differs",
+            "a file that was sent (a path relative to the recipe): homelab recover RUN brings it again as it was at the launch",
+            "a file that you have put on the nodes: homelab preflight RECIPE --only data.same names the node that differs",
             "copy the right file there: rsync -a --checksum FILE NODE:FILE; or let it be sent: a path relative to the recipe",
             "data that was meant to change is a new training: homelab launch RECIPE",
         ),

@@ -80,13 +80,13 @@ TOPICS: tuple[Topic, ...] = (
         "The process hangs, or its whole machine is frozen: out of memory and swapping, a disk that does not answer, a card that is lost, "
         "a laptop asleep, or a program that waits for something only it waits for.",
         (
-            "ssh NODE top; does it answer at all? ssh NODE 'journalctl -k | tail'",
+            "ssh -t NODE top; does it answer at all? ssh NODE 'journalctl -k | tail'",
             "homelab stop RUN ends what hangs and verifies it; homelab recover RUN goes on, without a node that is not well",
             "a [script] that hangs again at the same place: every rank must do the same collectives, in the same order",
         ),
         checks_too=("power.sleep", "memory.ram", "gpu.recovery"),
         rules=("silent-rank",),
-        words=("hang", "frozen", "stuck", "heartbeat", "swap", "deadlock"),
+        words=("hang", "stuck", "heartbeat", "swap", "deadlock"),
     ),
     Topic(
         "checkpoint-damaged",

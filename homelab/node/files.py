@@ -43,6 +43,12 @@ def read_json(path):
         return None
 
 
+def read_object(path):
+    """The JSON object; None when the file is missing, broken or holds something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else None
+
+
 def sha256(path):
     """Hex digest of a file."""
     return digest_and_rows(path)[0]
@@ -74,7 +80,7 @@ def objects(lines):
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found.append(value)
@@ -83,6 +89,8 @@ def objects(lines):
 
 def tail(path, line_count, byte_limit=64 * 1024):
     """The last lines of a text file, [] when there is none. Reads at most `byte_limit` bytes."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return []
     try:
         with open(path, "rb") as stream:
             stream.seek(0, os.SEEK_END)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from homelab.node import files, paths
+from homelab.node import files, paths, records
 from homelab.node.peers import Peers
 
 INTERVAL_S = 0.1
@@ -58,16 +58,14 @@ class Follower:
         self.folder = paths.run_dir(workdir, run)
         self.attempt = attempt
         self.here = paths.node_dir(self.folder, attempt, node)
-        plan = files.read_json(os.path.join(paths.attempt_dir(self.folder, attempt), "plan.json")) or {}
-        self.peers = {
-            entry["name"]: entry["lan_address"] for entry in plan.get("nodes", []) if entry["name"] != node
-        }
-        self.ranks = [str(rank["rank"]) for rank in plan.get("ranks", []) if rank["node"] == node]
+        plan = records.plan(self.folder, attempt)
+        self.peers = {entry["name"]: entry["lan_address"] for entry in plan["nodes"] if entry["name"] != node}
+        self.ranks = [str(rank["rank"]) for rank in plan["ranks"] if rank["node"] == node]
         self._beats = {}
 
     def look(self, now_s):
         """One sign. `now_s` is monotonic."""
-        agent = files.read_json(os.path.join(self.here, "agent.json")) or {}
+        agent = records.agent(self.here) or {}
         return {
             "attempt": self.attempt,
             "newest": (paths.attempts(self.folder) or [0])[-1],
@@ -75,24 +73,24 @@ class Follower:
             "stopping": os.path.exists(os.path.join(self.here, "stop")),
             "agent": _state(agent.get("pid")),
             "torchrun": _state(agent.get("torchrun_pid")),
-            "exit": files.read_json(os.path.join(self.here, "exit.json")),
+            "exit": files.read_object(os.path.join(self.here, "exit.json")),
             "checkpoint": (files.checkpoint_steps(self.folder) or [0])[-1],
             "ranks": {rank: self._rank(rank, now_s) for rank in self.ranks},
         }
 
     def _rank(self, rank, now_s):
         home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
-        beat = files.read_json(os.path.join(home, "heartbeat.json"))
-        beat = beat if isinstance(beat, dict) else {}
+        beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
+        phase, step = beat.get("phase"), beat.get("step")
         # A beat is told from the last one by what it says, not by its time: the node's clock may jump.
         mark = (beat.get("pid"), beat.get("phase"), beat.get("step"), beat.get("time"))
         if self._beats.get(rank, (None, 0.0))[0] != mark:
             self._beats[rank] = (mark, now_s)
         return {
-            "pid": beat.get("pid"),
+            "pid": beat.get("pid") if isinstance(beat.get("pid"), int) else None,
             "state": _state(beat.get("pid")),
-            "phase": beat.get("phase") or "absent",
-            "step": beat.get("step") or 0,
+            "phase": phase if isinstance(phase, str) and phase else "absent",
+            "step": step if isinstance(step, int) else 0,
             "still_s": round(now_s - self._beats[rank][1], 2),
             "error": os.path.exists(os.path.join(home, "error.json")),
         }

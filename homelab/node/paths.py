@@ -3,7 +3,10 @@
 import os
 import re
 
+from homelab.node import files
+
 _SAFE = re.compile(r"\w[\w.-]*")
+_whole = {}  # folder of an attempt -> what its plan.json was on the disk when it was read
 
 
 def is_usable(name):
@@ -58,9 +61,43 @@ def node_dir(run_folder, attempt, node):
 
 
 def attempts(run_folder):
-    """Numbers of the attempts this node knows, rising."""
+    """Numbers of the attempts this node knows, rising. A folder counts that a plan, or a start on a node, says to be that attempt of this run:
+    any other is nobody's, and must not look as if the run had gone on elsewhere.
+    """
     try:
         names = os.listdir(os.path.join(run_folder, "attempts"))
     except OSError:
         return []
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(
+        int(name) for name in names if name.isdecimal() and name == str(int(name)) and _counts(run_folder, int(name))
+    )
+
+
+def _counts(run_folder, number):
+    """Costs one stat(2) when the plan was read before: who follows a run asks ten times a second."""
+    folder = attempt_dir(run_folder, number)
+    plan = os.path.join(folder, "plan.json")
+    try:
+        found = os.stat(plan)
+    except OSError:
+        found = None
+    mark = found and (found.st_mtime_ns, found.st_size, found.st_ino)
+    if mark and _whole.get(folder) == mark:
+        return True
+    if _speaks_of(run_folder, number, plan, "ranks"):
+        _whole[folder] = mark
+        return True
+    # A plan that was damaged later takes nothing from the attempt that was started by it.
+    nodes = os.path.join(folder, "nodes")
+    names = os.listdir(nodes) if os.path.isdir(nodes) else []
+    return any(_speaks_of(run_folder, number, os.path.join(nodes, name, "start.json"), "command") for name in names)
+
+
+def _speaks_of(run_folder, number, path, part):
+    """Whether a file is whole and of this run and attempt (a copied folder is of another)."""
+    value = files.read_object(path)
+    if value is None or not isinstance(value.get(part), list):
+        return False
+    return value.get("attempt", number) == number and value.get(
+        "run", os.path.basename(run_folder)
+    ) == os.path.basename(run_folder)

@@ -4,7 +4,7 @@ import glob
 import os
 import time
 
-from homelab.node import files, load, paths, processes, supervisor
+from homelab.node import files, load, paths, processes, records, supervisor
 
 
 def poll(request):
@@ -28,8 +28,8 @@ def runs(request):
     # A folder that somebody copied to "... (copy)" is no run.
     for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
         folder = os.path.join(root, name)
-        described = files.read_json(os.path.join(folder, "run.json")) if paths.is_usable(name) else None
-        if not isinstance(described, dict):
+        described = files.read_object(os.path.join(folder, "run.json")) if paths.is_usable(name) else None
+        if described is None:
             continue
         numbers = paths.attempts(folder)
         here = paths.node_dir(folder, numbers[-1], request["node"]) if numbers else None
@@ -39,7 +39,7 @@ def runs(request):
                 "created_at": described.get("created_at"),
                 "attempt": numbers[-1] if numbers else 0,
                 "alive": bool(alive.get(name)),
-                "exit": files.read_json(os.path.join(here, "exit.json")) if here else None,
+                "exit": files.read_object(os.path.join(here, "exit.json")) if here else None,
                 "final": os.path.exists(os.path.join(folder, "final", "README.md")),
                 "size_bytes": None,
             }
@@ -53,8 +53,8 @@ def describe(request):
     numbers = paths.attempts(folder)
     plans = {}
     for number in numbers:
-        plans[str(number)] = files.read_json(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
-    return {"run_json": files.read_json(os.path.join(folder, "run.json")), "plans": plans}
+        plans[str(number)] = files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
+    return {"run_json": files.read_object(os.path.join(folder, "run.json")), "plans": plans}
 
 
 def _run(folder, request):
@@ -62,12 +62,11 @@ def _run(folder, request):
     numbers = paths.attempts(folder)
     attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
     here = paths.node_dir(folder, attempt, node)
-    agent = files.read_json(os.path.join(here, "agent.json"))
+    agent = records.agent(here)
     pids = processes.of_run(os.path.basename(folder), node)
     agent_alive = bool(agent) and agent["pid"] in pids
     ranks = {}
-    plan = files.read_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json")) or {}
-    for rank in plan.get("ranks", []):
+    for rank in records.plan(folder, attempt)["ranks"]:
         if rank["node"] == node:
             ranks[str(rank["rank"])] = _rank(folder, attempt, here, rank, request)
     return {
@@ -76,7 +75,7 @@ def _run(folder, request):
         "agent_alive": agent_alive,
         "torchrun_alive": bool(agent) and agent["torchrun_pid"] in pids,
         "processes": len(pids),
-        "exit": files.read_json(os.path.join(here, "exit.json")),
+        "exit": files.read_object(os.path.join(here, "exit.json")),
         "started_at": agent["started_at"] if agent else None,
         "ranks": ranks,
         "torchrun_tail": files.tail(os.path.join(here, "err.log"), int(request.get("torchrun_lines", 60))),
@@ -95,20 +94,22 @@ def _rank(folder, attempt, here, rank, request):
     logs = sorted(glob.glob(os.path.join(glob.escape(here), "logs", "*", "attempt_0", str(rank["local_rank"]))))
     tail_lines = int(request.get("tail_lines", 20))
     return {
-        "heartbeat": files.read_json(os.path.join(home, "heartbeat.json")),
+        "heartbeat": files.read_object(os.path.join(home, "heartbeat.json")),
         "metrics": _metrics(os.path.join(home, "metrics.jsonl"), known),
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
             "stderr": files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else [],
         },
-        "error": files.read_json(os.path.join(home, "error.json")),
+        "error": files.read_object(os.path.join(home, "error.json")),
     }
 
 
 def _metrics(path, after_lines):
     """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return []
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             whole = stream.read().split("\n")[:-1]
     except OSError:
         return []

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from homelab.node import files, paths, programs
+from homelab.node import files, paths, processes, programs, records
 
 _WAIT_S = 1.0
 _DUMP_WAIT_S = 3.0  # its thread looks once a second
@@ -24,14 +24,14 @@ def stacks(request):
     """
     folder = paths.run_dir(request["workdir"], request["run"])
     attempt = (paths.attempts(folder) or [0])[-1]
-    plan = files.read_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json")) or {}
+    pids = processes.of_run(request["run"], request["node"])
     asked = {}
-    for rank in plan.get("ranks", []):
+    for rank in records.plan(folder, attempt)["ranks"]:
         home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", str(rank["rank"]))
         file = os.path.join(home, "stacks.txt")
-        beat = files.read_json(os.path.join(home, "heartbeat.json")) or {}
-        # Only a worker that has made the file handles the signal: it would end any other program.
-        if rank["node"] == request["node"] and isinstance(beat.get("pid"), int) and os.path.exists(file):
+        beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
+        # Only a worker of this run that has made the file handles the signal: it would end any other program.
+        if rank["node"] == request["node"] and beat.get("pid") in pids and os.path.exists(file):
             asked[str(rank["rank"])] = (file, os.path.getsize(file))
             try:
                 os.kill(beat["pid"], signal.SIGUSR1)

@@ -18,6 +18,7 @@ from homelab.node import files, paths, processes
 _EVENTS = 50  # of the newest; whoever looks more seldom than so much happens has missed something
 _START_S = 30.0  # a node that trains on all its cores takes its time to import
 _TRY_S = 60.0
+_MOST_COPIED_BYTES = 64 << 20
 
 
 class _Failure(ValueError):
@@ -165,7 +166,11 @@ def _link_data(workdir, here):
             source = os.path.join(paths.expand(workdir), "data", entry["sha256"][:16], name)
             if os.path.exists(source) and not os.path.lexists(place):
                 os.makedirs(os.path.dirname(place), exist_ok=True)
-                os.symlink(source, place)
+                if os.path.getsize(source) > _MOST_COPIED_BYTES:
+                    os.symlink(source, place)
+                else:  # so that a recovery has it, also where somebody edits the one of the training
+                    shutil.copyfile(source, place + ".partial")
+                    os.replace(place + ".partial", place)
 
 
 def _is_held(folder, run):

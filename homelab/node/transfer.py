@@ -11,8 +11,16 @@ from homelab.node import files, paths
 
 
 def has_file(request):
-    """{"found": bool}: is the shipped data file here already? `request`: workdir, sha256, name."""
-    return {"found": os.path.exists(data_path(request)), "path": data_path(request)}
+    """{"found", "differs"}: is the shipped file here with the content it was sent with, or with another one? `request`: workdir, sha256, name.
+
+    It is read to its end: whoever edits the copy on one node leaves its name as it was, and often its size.
+    """
+    path = data_path(request)
+    try:
+        found = os.path.isfile(path) and files.sha256(path) == request["sha256"]  # a pipe would be waited for
+    except OSError:  # it cannot be read, and is sent again
+        found = False
+    return {"found": found, "differs": not found and os.path.lexists(path), "path": path}
 
 
 def data_path(request):

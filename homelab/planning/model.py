@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from homelab.plain import plain_text
 
 
 class Frozen(BaseModel):
     """A value: never changed after it was decided."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shown(Frozen):
+    """What goes to a terminal: its words come from nodes and from files, and nothing is left in them that a terminal would obey."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _harmless(cls, value: object) -> object:
+        if isinstance(value, tuple | list):
+            return tuple(plain_text(entry) if isinstance(entry, str) else entry for entry in value)
+        return plain_text(value) if isinstance(value, str) else value
 
 
 class Choice(Frozen):

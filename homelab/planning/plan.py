@@ -52,8 +52,8 @@ def make(
         ]
     if len(nodes) < recipe.recovery.min_nodes:
         raise InputError(
-            f"{len(nodes)} nodes are left, the recipe wants at least {recipe.recovery.min_nodes}",
-            where="recipe, key recovery.min_nodes",
+            f"{len(nodes)} node{' is' if len(nodes) == 1 else 's are'} left, the recipe wants at least {recipe.recovery.min_nodes}",
+            where="recipe, [recovery] min_nodes",
             hint="bring a node back (homelab preflight), or lower min_nodes",
         )
     backend = "nccl" if device == "cuda" else "gloo"

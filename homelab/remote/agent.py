@@ -136,6 +136,7 @@ class Agent:
         refusal = answer.get("error") if isinstance(answer, dict) else None
         if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
             raise self._refusal(refusal)
+        answer = answers.without_damage(verb, answer)
         fault = answers.fault(verb, answer)
         if fault:
             raise HomelabError(

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from homelab.checks.sample_result import SampleResult
 from homelab.facts import Facts, Loose
-from homelab.runs.reply import Exit, Line, Reply, SupervisorReply
+from homelab.runs import reply
+from homelab.runs.reply import Exit, Line, Moment, Reply, SupervisorReply
 from homelab.runs.store import USABLE_NAME
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
@@ -20,7 +21,7 @@ class KnownRun(Loose):
     """A run of which the node has a folder."""
 
     name: RunName
-    created_at: Seconds | None = None
+    created_at: Moment | None = None
     attempt: int = 0
     alive: bool = False
     exit: Exit | None = None
@@ -88,6 +89,7 @@ class HasFile(Loose):
     """`has-file`."""
 
     found: bool
+    differs: bool
 
 
 class Checkpoints(Loose):
@@ -217,6 +219,26 @@ SHAPES: dict[str, type[BaseModel]] = {
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
 }  # fmt: skip
+
+
+def without_damage(verb: str, answer: Any) -> Any:
+    """The answer without what damaged files on the node gave to it: they are no reason to call the node one that cannot be asked."""
+    if verb == "poll" and isinstance(answer, dict):
+        return reply.without_damage(answer)
+    if verb == "runs" and isinstance(answer, dict) and isinstance(answer.get("runs"), list):
+        return answer | {"runs": [_run_without_damage(entry) for entry in answer["runs"]]}
+    return answer
+
+
+def _run_without_damage(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    created_at, ended = entry.get("created_at"), reply.whole(Exit, entry.get("exit"))
+    known = {"attempt": 0, "alive": False, "final": False} | entry
+    return known | {
+        "created_at": created_at if reply.is_moment(created_at) else None,
+        "exit": ended if ended is None else Exit.model_validate(ended).model_dump(),
+    }
 
 
 def fault(verb: str, answer: Any) -> str | None:

@@ -21,7 +21,7 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from homelab.checks.commands import on_node
+from homelab.checks.commands import known_hosts_option, on_node
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
 from homelab.planning.command import quote_words
@@ -119,7 +119,7 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         ) from error
     except paramiko.AuthenticationException as error:
         options = ["-i", keys[0]] if node.identity_file else []
-        options += ["-o", f"UserKnownHostsFile={node.known_hosts}"] if node.known_hosts else []
+        options += known_hosts_option(node.known_hosts) if node.known_hosts else []
         options += ["-p", str(address.port)] if address.port != 22 else []
         raise UnreachableError(
             f"the login was refused ({error})",

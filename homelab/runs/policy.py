@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,9 +45,9 @@ class Action:
 
 def decide(
     verdict: Verdict, diagnosis: Diagnosis | None, restarts: Sequence[Restart], recovery: Recovery, *,
-    now: float, step: int, nodes: Collection[str], logs: Mapping[str, Sequence[str]],
+    now: float, step: int, nodes: Collection[str], met: Sequence[tuple[str, LogPolicy]],
 ) -> Action:  # fmt: skip
-    """`step`: from which the next attempt would go on. `logs`: each node's last lines, for the recipe's own policies.
+    """`step`: from which the next attempt would go on. `met`: the recipe's own policies that the logs of a node meet.
 
     `nodes`: that answer, to go on with. One that was silent and answers again while too few others do is as good as any.
     """
@@ -61,7 +60,7 @@ def decide(
     if not verdict.is_trouble:
         return Action("go-on", verdict.because, cause, node)
     excluded = []
-    for name, policy in _met(logs, recovery):
+    for name, policy in met:
         if policy.action == "stop":
             return give_up(f'{title}; {name} said what [recovery] log_policies stops at: "{policy.pattern}"')
         excluded.append(name)
@@ -110,10 +109,3 @@ def returning(
     first_seen = {name: since.get(name, newest) for name in well}
     back = () if verdict.blind else tuple(sorted(name for name, before in first_seen.items() if newest > before))
     return back, first_seen
-
-
-def _met(logs: Mapping[str, Sequence[str]], recovery: Recovery) -> Iterator[tuple[str, LogPolicy]]:
-    for name, lines in logs.items():
-        for policy in recovery.log_policies:
-            if any(re.search(policy.pattern, line) for line in lines):
-                yield name, policy

@@ -6,42 +6,53 @@ taken out, and of a progress bar that redrew itself with carriage returns only t
 
 from __future__ import annotations
 
-import re
+import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from homelab.facts import GpuFacts, Loose
+from homelab.plain import plain as plain
+from homelab.plain import plain_lines as plain_lines
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-
-
-def plain(text: str) -> str:
-    """One line without escape sequences and control characters; tabs become spaces."""
-    text = _ESCAPES.sub("", text).rstrip("\r\n")
-    text = text[text.rfind("\r") + 1 :]
-    return _CONTROLS.sub("", text.expandtabs(4)).rstrip()
+LATEST = (
+    32_503_680_000.0  # the year 3000: no run of ours was then, and no calendar has to show what a damaged file says
+)
 
 
-def plain_lines(text: str) -> str:
-    """Like `plain`, for a text of several lines."""
-    return "\n".join(plain(line) for line in text.split("\n")).strip()
+def is_moment(value: Any) -> bool:
+    """Whether this can be a time in seconds since 1970."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LATEST
+
+
+def _or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
 
 
 Line = Annotated[str, AfterValidator(plain)]
 Lines = Annotated[str, AfterValidator(plain_lines)]
+LineOrEmpty = Annotated[str, WrapValidator(lambda value, read: _or_none(value, read) or ""), AfterValidator(plain)]
+Moment = Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Finite = Annotated[
+    float | None, AfterValidator(lambda value: value if value is not None and math.isfinite(value) else None)
+]
 
 
 class Heartbeat(Loose):
     """A rank's sign of life. `time` is the node's own clock, in seconds since 1970."""
 
-    time: float
-    phase: str = "starting"  # starting | loading | fetching (a checkpoint, from a peer) | training | saving | evaluating | done
-    step: int = 0
-    total_steps: int | None = None
-    step_tokens: float | None = None
-    done: float | None = None  # 0 to 1, where the phase knows its end
+    time: Moment
+    phase: Line = (
+        "starting"  # starting | loading | fetching (a checkpoint, from a peer) | training | saving | evaluating | done
+    )
+    step: Number = 0
+    total_steps: Number | None = None
+    step_tokens: Finite = None
+    done: Finite = None  # 0 to 1, where the phase knows its end
     pid: int | None = None
 
 
@@ -49,19 +60,19 @@ class Metric(Loose):
     """One line of metrics.jsonl. Loss is the global mean per token; tokens and seconds are this rank's own."""
 
     kind: str  # train | eval | note | shares | save
-    time: float = 0.0
-    attempt: int = 0
-    rank: int = 0
-    step: int = 0
-    loss: float | None = None
+    time: Moment = 0.0
+    attempt: Number = 0
+    rank: Number = 0
+    step: Number = 0
+    loss: float | None = None  # not finite where the training has diverged
     eval_loss: float | None = None
-    tokens: int | None = None
-    tokens_per_s: float | None = None
-    compute_s: float | None = None
-    communication_s: float | None = None
-    step_s: float | None = None
-    memory_bytes: int | None = None
-    share: int | None = None
+    tokens: Number | None = None
+    tokens_per_s: Finite = None
+    compute_s: Finite = None
+    communication_s: Finite = None
+    step_s: Finite = None
+    memory_bytes: Number | None = None
+    share: Number | None = None
     message: Lines = ""
 
 
@@ -97,7 +108,7 @@ class Exit(Loose):
 
     returncode: int | None = None
     signal: int | None = None
-    ended_at: float | None = None
+    ended_at: Moment | None = None
     stopped: bool = False
     error: Lines | None = None
     alone: Lines | None = None
@@ -121,7 +132,7 @@ class RunReply(Loose):
     agent_alive: bool = False
     torchrun_alive: bool = False
     exit: Exit | None = None
-    started_at: float | None = None
+    started_at: Moment | None = None
     ranks: dict[int, RankReply] = Field(default_factory=dict)
     torchrun_tail: tuple[Line, ...] = ()
     checkpoints: tuple[int, ...] = ()
@@ -144,7 +155,7 @@ class NodeLoad(Loose):
 class Event(Loose):
     """One line of a supervisor's events.jsonl; `time` in seconds since 1970, by the clock of its node."""
 
-    time: float = Field(allow_inf_nan=False)
+    time: Moment
     what: Line
     kind: Line = ""
     because: Line = ""
@@ -167,9 +178,9 @@ class SupervisorReply(Loose):
     """The run's supervisor, where it was put on this node: whether it is at work, and what it said last."""
 
     alive: bool
-    doing: Line = ""
-    why: Line = ""
-    pid: int | None = None
+    doing: LineOrEmpty = ""
+    why: LineOrEmpty = ""
+    pid: Annotated[int | None, WrapValidator(_or_none)] = None
     log: Line = ""
     events: tuple[dict[str, Any], ...] = ()  # to be read by `event_of`
 
@@ -180,13 +191,48 @@ class SupervisorReply(Loose):
 class Reply(Loose):
     """One node's answer. `run` is None where the node does not know the run; `time` is the node's own clock."""
 
-    node: str
-    time: float
+    node: Line
+    time: float = Field(allow_inf_nan=False)
     hostname: Line = ""
     load: NodeLoad = Field(default_factory=NodeLoad)
     gpus: tuple[GpuFacts, ...] = ()
     run: RunReply | None = None
     supervisor: SupervisorReply | None = None
+
+
+def without_damage(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `poll` answered, without what damaged files of the run gave to it: that counts as absent, and the rest of the node's word stands."""
+    run = answer.get("run")
+    ranks = run.get("ranks") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or not isinstance(ranks, dict):
+        return answer
+    started_at = run.get("started_at")
+    mended = {
+        "exit": whole(Exit, run.get("exit")),
+        "started_at": started_at if is_moment(started_at) else None,
+        "ranks": {number: _rank_without_damage(rank) for number, rank in ranks.items()},
+    }
+    return answer | {"run": run | mended}
+
+
+def _rank_without_damage(rank: Any) -> Any:
+    if not isinstance(rank, dict) or not isinstance(rank.get("metrics"), list):
+        return rank
+    lines = [line for line in rank["metrics"] if whole(Metric, line) is not None]
+    return rank | {
+        "heartbeat": whole(Heartbeat, rank.get("heartbeat")),
+        "error": whole(RankError, rank.get("error")),
+        "metrics": lines,
+    }
+
+
+def whole(shape: type[BaseModel], value: Any) -> Any:
+    """The value itself when it has this shape, else None."""
+    try:
+        shape.model_validate(value)
+    except ValidationError:
+        return None
+    return value
 
 
 def parse_replies(raw: dict[str, dict[str, Any]]) -> dict[str, Reply]:

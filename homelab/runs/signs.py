@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
 from homelab.facts import Loose
 from homelab.runs.reply import Exit
 
 STOPPED = frozenset("Tt")
 DEAD = frozenset({"", "Z", "X"})
+
+
+def _or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """A damaged file on a node is no reason not to hear the node."""
+    try:
+        return read(value)
+    except ValidationError:
+        return None
 
 
 class RankSign(Loose):
@@ -39,7 +51,7 @@ class Sign(Loose):
     stopping: bool = False  # a stop was asked for: `homelab.node.watch.mark_stop` comes before any signal
     agent: str = ""
     torchrun: str = ""
-    exit: Exit | None = None
+    exit: Annotated[Exit | None, WrapValidator(_or_none)] = None
     checkpoint: int = 0  # step of the newest one that is complete on this node
     ranks: dict[int, RankSign] = {}
     missing_s: dict[str, float] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.peers`)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import getpass
 import json
 import os
 import re
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from homelab.errors import HomelabError, InputError, did_you_mean
-from homelab.node.files import objects
+from homelab.node import files
+from homelab.plain import plain_name
 from homelab.runs.paths import RunPaths
+from homelab.runs.reply import is_moment
 
 # One path component that cannot climb (twin of `homelab.node.paths.checked`).
 USABLE_NAME = r"\w[\w.-]*"
@@ -39,11 +43,15 @@ On the nodes, <workdir>/runs/<this name>/ also holds attempts/<n>/nodes/<node>/ 
 attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpoints/, tensorboard/ and final/ (on the head).
 """
 
+# File -> why it could not be written, of this process: what is only told to people is no reason to leave a run alone.
+UNTOLD: dict[Path, HomelabError] = {}
+
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside `path` and put it in place with one rename."""
+    """Write beside `path` and put it in place with one rename. Raises HomelabError where the disk refuses."""
     partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
-    with _written(path):
+    with written(path):
+        is_new = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # A file name may hold bytes that are no UTF-8; in JSON the escape of such a character is the character.
@@ -55,26 +63,60 @@ def write_text(path: Path, text: str) -> None:
         except OSError:
             with contextlib.suppress(OSError):
                 partial.unlink()
+            if is_new:  # an attempt's number counts as used where its folder is
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()
             raise
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
+def written(path: Path) -> Iterator[None]:
     """What the disk refuses, as an error a person can mend."""
     try:
         yield
     except OSError as error:
-        folder = next((parent for parent in path.absolute().parents if parent.exists()), path.parent)
-        raise HomelabError(
-            f"it cannot be written: {error.strerror}",
-            where=str(path),
-            hint=f"df -h {shlex.quote(str(folder))}; ls -ld {shlex.quote(str(folder))}",
-        ) from error
+        raise HomelabError(f"it cannot be written: {error.strerror or error}", where=str(path), hint=mend(path, error)) from error
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Around writing what people are only told: where the disk refuses it, that is remembered in `UNTOLD`, and what is done goes on.
+
+    Not for what a later command relies on (a plan, run.json): there the disk has to be mended first.
+    """
+    try:
+        with written(path):
+            yield
+    except HomelabError as error:
+        UNTOLD[path] = error
+
+
+def mend(path: Path, error: OSError) -> str:
+    """The command after which `path` can be written, as far as what the system says of it tells."""
+    here = path.absolute()
+    folder = next((parent for parent in here.parents if os.path.isdir(parent)), here.parent)
+    # A folder where a file belongs, or a file where a folder does.
+    inverted = next((part for part in (*reversed(here.parents), here) if os.path.exists(part) and os.path.isdir(part) == (part == here)), None)
+    quoted = shlex.quote(str(folder))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"make room on that disk; what is large there: df -h {quoted}; du -xh -d 1 {shlex.quote(str(_mount(folder)))} | sort -h | tail"
+    if inverted is not None:
+        return f"put aside what stands there: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"sudo chown -R {shlex.quote(getpass.getuser())} {quoted} && chmod -R u+rwX {quoted}"
+    if error.errno == errno.EROFS:
+        return f"sudo mount -o remount,rw {shlex.quote(str(_mount(folder)))} (a disk that fails is made read-only: sudo dmesg | tail)"
+    return f"df -h {quoted}; ls -ld {quoted}"
+
+
+def _mount(folder: Path) -> Path:
+    """Where the file system of `folder` begins."""
+    return next((part for part in (folder, *folder.parents) if os.path.ismount(part)), folder)
 
 
 def copy(source: Path, target: Path) -> None:
     """Copy a file into a run's folder."""
-    with _written(target):
+    with written(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
@@ -85,11 +127,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value, or None when the file is missing or broken."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    """The value, or None when the file is missing or broken, or no file: a pipe would be waited for."""
+    return files.read_json(path)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -99,22 +138,26 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
-    """Append JSON objects, one per line."""
+    """Append JSON objects, one per line, to a file that people are only told by (`told`)."""
     if not values:
         return
-    with _written(path):
+    with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write("".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
+        with path.open("a+", encoding="utf-8", errors="backslashreplace") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            whole = end == 0 or os.pread(stream.fileno(), 1, end - 1) == b"\n"  # not after a disk that was full in the middle of a line
+            stream.write(("" if whole else "\n") + "".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a .jsonl file, none when it cannot be read; a line cut short by a crash, or broken in another way, is left out."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
-    return list(objects(lines))
+    return list(files.objects(lines))
 
 
 def event(paths: RunPaths, what: str, **details: Any) -> None:
@@ -123,8 +166,8 @@ def event(paths: RunPaths, what: str, **details: Any) -> None:
 
 
 def events(paths: RunPaths) -> list[dict[str, Any]]:
-    """What happened, in order of time; what has no time is left out."""
-    found = [line for line in read_lines(paths.events_jsonl) if isinstance(line.get("time"), int | float)]
+    """What happened, in order of time; what has no time that can be is left out."""
+    found = [line for line in read_lines(paths.events_jsonl) if is_moment(line.get("time"))]
     return sorted(found, key=lambda line: float(line["time"]))
 
 
@@ -138,11 +181,12 @@ def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None =
     """Write down the state as the controller sees it now.
 
     `intent` is what only the controller knows: that it is shipping, or that a stop is under way. It stays until the next
-    attempt or the next intent.
+    attempt or the next intent. Where the disk refuses it, the nodes know all of it but the intent of shipping.
     """
     if intent is None:
         intent = intent_of(paths, attempt)
-    write_json(paths.state_json, {"state": state, "attempt": attempt, "intent": intent, "updated_at": time.time()})
+    with told(paths.state_json):
+        write_json(paths.state_json, {"state": state, "attempt": attempt, "intent": intent, "updated_at": time.time()})
 
 
 def intent_of(paths: RunPaths, attempt: int) -> str | None:
@@ -163,12 +207,19 @@ def new_name(label: str, now: float, taken: set[str]) -> str:
 
 def runs_in(folder: Path) -> list[RunPaths]:
     """The runs of this controller folder, newest first. A copy that somebody named "... (copy)" is none."""
-    if not folder.is_dir():
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [
-        RunPaths(path) for path in folder.iterdir() if re.fullmatch(USABLE_NAME, path.name) and (path / "run.json").is_file()
-    ]
-    return sorted(found, key=lambda paths: (paths.run_json.stat().st_mtime, paths.name), reverse=True)
+    except OSError as error:
+        raise HomelabError(f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=mend(folder / "run", error)) from error
+    found = []
+    for name in names:
+        paths = RunPaths(folder / name)
+        # Not of somebody else, whose folder cannot be looked into: it is none of this user's.
+        if re.fullmatch(USABLE_NAME, name) and os.path.isfile(paths.run_json):
+            found.append((os.path.getmtime(paths.run_json), name, paths))
+    return [paths for _, _, paths in sorted(found, key=lambda entry: entry[:2], reverse=True)]
 
 
 def choose(name: str, known: list[str]) -> str | None:
@@ -181,7 +232,7 @@ def choose(name: str, known: list[str]) -> str | None:
     near = [run for run in known if run.startswith(name) or run.endswith(name)]
     if len(near) > 1:
         raise InputError(
-            f'"{name}" can mean {len(near)} runs',
+            f'"{plain_name(name)}" can mean {len(near)} runs',
             where=", ".join(near[:5]),
             hint="give more of the name; homelab runs lists them",
         )
@@ -191,7 +242,7 @@ def choose(name: str, known: list[str]) -> str | None:
 def unknown(name: str, known: list[str]) -> InputError:
     """The error for a run that nobody knows."""
     return InputError(
-        f'no run is called "{name}".{did_you_mean(name, known)}',
+        f'no run is called "{plain_name(name)}".{did_you_mean(name[:200], known)}',
         where="this controller and the reachable nodes",
         hint="homelab runs",
     )

@@ -47,15 +47,16 @@ class Data:
     notes: list[str] = field(default_factory=list)
 
 
-def load_data(run: dict[str, Any], tokenizer: Any) -> Data:
+def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> Data:
     """Read and encode the data of a run. Raises WorkerError naming the row when one cannot be used."""
     settings, train = run["recipe"]["data"], run["recipe"]["train"]
     notes: list[str] = []
     encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append)
-    rows = encoder.encode(read(run["data"]["train"], settings["split"]), "train")
+    place = {"node": node, "run": str(run.get("name", "RUN"))}
+    rows = encoder.encode(read(run["data"]["train"], settings["split"], **place), "train")
     held_out: list[Row] = []
     if run["data"].get("eval"):
-        held_out = encoder.encode(read(run["data"]["eval"], settings["split"]), "eval")
+        held_out = encoder.encode(read(run["data"]["eval"], settings["split"], **place), "eval")
     elif settings["eval_fraction"] > 0:
         rows, held_out = hold_out(rows, settings["eval_fraction"], int(train["seed"]))
     if settings["packing"]:

@@ -16,8 +16,9 @@ from homelab.worker.errors import WorkerError
 
 
 def newest_attempt(run_dir: Path) -> int:
-    """The highest attempt that this node knows of; 0 where it knows none."""
-    return max((int(folder.name) for folder in run_dir.glob("attempts/*") if folder.name.isdecimal()), default=0)
+    """The highest attempt that this node was given a plan of; 0 where it knows none. An empty folder is nobody's attempt."""
+    plans = run_dir.glob("attempts/*/plan.json")
+    return max((int(plan.parent.name) for plan in plans if plan.parent.name.isdecimal()), default=0)
 
 
 def check(run_dir: Path, attempt: int) -> None:

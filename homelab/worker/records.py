@@ -28,17 +28,18 @@ class Record:
     fields: dict[str, Any]
 
 
-def read(source: dict[str, Any], split: str) -> list[Record]:
+def read(source: dict[str, Any], split: str, *, node: str = "this node", run: str = "RUN") -> list[Record]:
     """All rows of a data source, an entry of run.json's "data": {"path", "kind": "file"|"hub", "sha256"}.
 
-    Raises WorkerError naming file and line when a row cannot be read, and when the file is not the one that was launched:
-    two nodes with different data would break the training without a word.
+    `node` and `run` are named in what mends an error. Raises WorkerError naming file and line when a row cannot be read, and when the
+    file is not the one that was launched: two nodes with different data would break the training without a word.
     """
     if source["kind"] == "hub":
         return _hub(source, split)
     path = Path(source["path"]).expanduser()
+    again = f"homelab recover {run} brings it to {node} again as it was at the launch" if source.get("sent") == "shipped" else ""
     if not path.is_file():
-        hint = "put the file there on every node, or name it relative to the recipe: then it is shipped"
+        hint = again or "put the file there on every node, or name it relative to the recipe: then it is shipped"
         raise WorkerError("the data file is not on this node", where=str(path), hint=hint)
     if path.suffix not in SUFFIXES:
         raise WorkerError(
@@ -50,10 +51,11 @@ def read(source: dict[str, Any], split: str) -> list[Record]:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != source["sha256"]:
+            mend = again or f"copy the same file to every node: {path} on {node} is another one"
             raise WorkerError(
                 f"the data file differs from the one this run was launched with (sha256 {found[:12]}, not {source['sha256'][:12]})",
                 where=str(path),
-                hint="copy the same file to every node; changed data is a new training: launch it as a new run",
+                hint=f"{mend}; changed data is a new training: launch it as a new run",
             )
     rows = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet, ".txt": _text}[path.suffix](path)
     try:

@@ -88,7 +88,7 @@ class Run:
         fault = spread.look(task)
         path = model_path(task.run)
         self.tokenizer = load_tokenizer(task.run, path)
-        data = load_data(task.run, self.tokenizer)
+        data = load_data(task.run, self.tokenizer, task.node)
         self.held_out = data.held_out
         for note in data.notes:
             recorder.note(note)

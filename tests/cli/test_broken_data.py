@@ -12,7 +12,7 @@ from tests.cli.conftest import LAW, complaint
 from tests.e2e.desk import Desk
 from tests.worker import harness
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def model(cli_lab: Lab) -> Path:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [('{"messages": [{"role": "user", "con', "line 3"), pytest.param("\xff", "not UTF-8", marks=pytest.mark.thorough)],
+    [('{"messages": [{"role": "user", "con', "line 3"), ("\xff", "not UTF-8")],
     ids=["cut short", "not UTF-8"],
 )
 def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:

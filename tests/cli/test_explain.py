@@ -47,6 +47,15 @@ def test_one_topic_has_all_four_parts(explain: Said) -> None:
     assert max(len(line) for line in why.splitlines()) <= 80
 
 
+@pytest.mark.parametrize(
+    ("asked", "command"),
+    [("mtu", "homelab preflight --only network.mtu"), ("supervisor", "homelab status"), ("python-error", "homelab why"), ("frozen", "homelab why")],
+)
+def test_a_page_ends_with_the_next_command(explain: Said, asked: str, command: str) -> None:
+    assert explain(asked)[0].endswith(f"\nNext: {command}\n")
+    assert json.loads(explain(asked, "--json")[0])["topics"][0]["next"] == command
+
+
 def test_checks_that_need_more_say_so(explain: Said) -> None:
     assert "  homelab preflight RECIPE --only fit.memory\n" in explain("cuda-out-of-memory")[0]
     assert "  homelab preflight --deep --only collective.works\n" in explain("hang-at-start")[0]
@@ -64,7 +73,7 @@ def test_what_finds_a_topic(explain: Said, asked: list[str], expected: str) -> N
     assert f"({expected})" in explain(*asked)[0].splitlines()[0]
     found = json.loads(explain(*asked, "--json")[0])["topics"]
     assert [topic["id"] for topic in found] == [expected]
-    assert set(found[0]) == {"id", "title", "seen", "cause", "do", "checks", "rules"}
+    assert set(found[0]) == {"id", "title", "seen", "cause", "do", "checks", "rules", "next"}
 
 
 def test_several_to_choose_from(explain: Said) -> None:

@@ -31,6 +31,7 @@ ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"
         (["preflight", "--only", "ssh", "--skip", "ssh"], "every check is skipped"),
         (["logs", "--lines", "0"], "--lines"),
         (["logs", "--rank", "first"], "--rank"),
+        (["logs", "--attempt", "0"], "--attempt"),
         (["chat"], "--prompt"),
         (["chat", "--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["lunch", "script.toml"], "lunch"),

@@ -291,7 +291,7 @@ def test_a_full_disk_does_not_save_a_run_from_stop(desk: Desk) -> None:
 def test_a_controller_that_cannot_write_its_runs(desk: Desk) -> None:
     desk.write("runs", "a file")
     error = complaint(desk, "launch", "script.toml", code=1)
-    assert "cannot be written" in error["message"] and "runs" in error["where"] and "ls -ld" in error["hint"]
+    assert "cannot be written" in error["message"] and "runs" in error["where"] and "mv " in error["hint"]
 
 
 def test_odd_names_everywhere_and_a_run_that_ends_well(cli_lab: Lab, desk: Desk) -> None:

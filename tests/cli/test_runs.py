@@ -182,7 +182,7 @@ def test_a_run_whose_node_cannot_be_asked(launched: tuple[Desk, str]) -> None:
     assert not stopped["clean"] and stopped["unreachable"]["node1"]["hint"]
     assert "may still be running" in desk.homelab("stop", run, code=3).stdout
     error = desk.json("recover", run, code=1)["error"]
-    assert "no complete checkpoint is left on the nodes that answer (node1 did not)" in error["message"]
+    assert "no complete checkpoint is left on the nodes that answer (node1 did not: " in error["message"]
     desk.cluster = true_cluster
     assert desk.json("stop", run)["clean"]
 

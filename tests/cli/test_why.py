@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -65,10 +66,19 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     assert found["diagnosis"]["where"].endswith("train.py:3")
     assert found["since"] == [] and found["unreachable"] == {} and found["next"] == f"homelab recover {run}"
 
-    desk.homelab("recover", run, "--from-scratch", "--skip", "collective")
+    own = desk.folder / "train.py"
+    assert found["diagnosis"]["hint"].startswith(f"correct {own}:3, then: homelab launch script.toml")
+    # Whoever mends his own file all the same, or the copy on a node, and recovers, is told that the run stays what it was.
+    own.write_text("print('mended')\n")
+    (copy,) = Path(desk.lab.state.node("node2").workdir).glob(f"data/{hashlib.sha256(SCRIPT.encode()).hexdigest()[:16]}/train.py")
+    copy.write_text("print('mended')\n")
+    recovered = desk.homelab("recover", run, "--from-scratch", "--skip", "collective").stdout
+    assert f"{own} was changed since the launch: " in recovered and "to train with the new one: homelab launch script.toml" in recovered
+    assert "train.py had been changed on node2: it was sent again" in recovered and copy.read_text() == SCRIPT
     wait_until(lambda: desk.json("status", run)["state"] in ("starting", "running"), 30)
     on = desk.homelab("why", run).stdout
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on
+    assert f"What its ranks printed: homelab logs {run} --attempt 1\n" in on
     assert re.search(r"since then\n  \d\d:\d\d:\d\d  attempt 2 goes on after step 0: .*nodes node1, node2", on), on
     assert on.rstrip().endswith(f"Next: homelab status {run}")
 
@@ -83,6 +93,20 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     assert f"{run} did not fail: it is " in well and well.rstrip().endswith(f"Next: homelab status {run}")
     error = complaint(desk, "why", run, "--attempt", "3", code=2)
     assert "there is no attempt 3" in error["message"] and "attempts 1 to 2" in error["where"]
+
+    # What the ranks printed is there of both attempts, and it is said of which.
+    wait_until(lambda: desk.homelab("logs", run, "--rank", "1").stdout.count("here") == 1, 30)
+    newest = desk.homelab("logs", run).stdout
+    assert newest.startswith(f"attempt 2 of {run}, the newest; the one before: homelab logs {run} --attempt 1\n")
+    assert "KeyError" not in newest
+    first = desk.homelab("logs", run, "--attempt", "1", "--follow").stdout
+    assert first.startswith(f"attempt 1 of {run}; the newest is attempt 2: homelab logs {run}\n")
+    assert "--- rank 1 on node2, stderr\n" in first and "KeyError: 'completion'" in first
+    told = desk.json("logs", run, "--attempt", "1", "--rank", "1")
+    assert (told["attempt"], told["newest_attempt"], list(told["ranks"])) == (1, 2, ["1"])
+    error = complaint(desk, "logs", run, "--attempt", "3", code=2)
+    assert "there is no attempt 3" in error["message"] and "attempts 1 to 2" in error["where"]
+    assert f"homelab logs {run} --rank 0 --attempt 1" in complaint(desk, "logs", run, "--attempt", "1", "--rank", "7", code=2)["hint"]
     assert desk.json("stop", run)["clean"]
     assert desk.json("why", run, "--attempt", "2")["diagnosis"] is None, "it was stopped, it did not fail"
 
@@ -149,6 +173,8 @@ def test_the_one_that_knows_more_is_kept(tmp_path: Path) -> None:
     assert diagnosed.read(paths, 1) == first and first.diagnosis == reason, "a reason is better than a guess"
     assert diagnosed.keep(paths, 1, guess, {}) == first
     assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).made_at == first.made_at, "nothing new: the time stays"
+    came_after = guess.model_copy(update={"cause": "alone"})
+    assert diagnosed.keep(paths, 1, came_after, {}) == first, "a node that let go because it heard nobody is no cause"
     assert diagnosed.keep(paths, 1, other, {}).diagnosis == other, "nobody was missing"
     assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).diagnosis == other
     assert diagnosed.read(paths, 2) is None

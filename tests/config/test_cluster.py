@@ -80,7 +80,7 @@ prot = 3
         ("line 2", 'unknown key "nam". Did you mean "name"?'),
         ("line 3", "a network like 192.168.1.0/24"),
         ("line 4", 'unknown section "defauts". Did you mean "defaults"?'),
-        ("line 7", "valid integer"),
+        ("line 7", "a whole number"),
         ("line 9", "a name starts with a letter or digit"),
         ("line 11", 'unknown key "vram". Did you mean "vram_gb"?'),
         ("line 11", '"vram_gb" is missing'),
@@ -141,7 +141,7 @@ def test_a_name_that_cannot_be_a_folder(tmp_path: Path, name: str) -> None:
         ("defaults = []\n" + node(""), "[defaults] is a section"),
         ('[defaults]\nname = "x"\n' + node(""), 'unknown key "name"'),
         ("[cluster]\nleft_out = []\n" + node(""), 'unknown key "left_out"'),
-        ("[cluster]\nknown_hosts = 3\n" + node(""), "valid string"),
+        ("[cluster]\nknown_hosts = 3\n" + node(""), "a text in quotes"),
     ],
 )
 def test_sections_of_the_wrong_shape(tmp_path: Path, text: str, words: str) -> None:

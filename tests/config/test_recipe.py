@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.config.lines import key_lines, line_of
-from homelab.config.load import load_recipe
+from homelab.config.load import in_file, load_recipe
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
 
@@ -78,7 +78,7 @@ keep = 1
         ("line 4", 'unknown key "tran". Did you mean "train"?'),
         ("line 6", 'Did you mean "qlora"?'),
         ("line 8", "greater than or equal to 1"),
-        ("line 11", "valid number"),
+        ("line 11", "allowed: a number"),
         ("line 12", 'unknown key "shedule". Did you mean "schedule"?'),
         ("line 14", "0 or more"),
         ("line 15", "1 or more"),
@@ -109,6 +109,12 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
         ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
+        ("steps = 10", "steps = " + "9" * 401, "line 9, train.steps: this number is too large"),
+        ("[model]", "[checkpoint]\nkeep = 9000000000\n[model]", "line 2, checkpoint.keep"),
+        ("[model]", "[recovery]\nlog_policies = [1]\n[model]", "line 2, recovery.log_policies.#1: got 1; allowed: a section of keys"),
+        ("[model]", "[recovery]\nlog_policies = 1\n[model]", "allowed: a list"),
+        ("[model]", f"[[recovery.log_policies]]\npattern = 'a{{{'9' * 20}}}'\naction = 'stop'\n[model]", "a regular expression"),
+        ("[model]", f"[[recovery.log_policies]]\npattern = '{'(' * 5000}{')' * 5000}'\naction = 'stop'\n[model]", "a regular expression"),
         ("steps = 10", 'steps = 10\nlr_scale = "linear"', "`lr_scale` needs `reference_batch`"),
         ("steps = 10", "steps = 10\nreference_batch = 8", "`reference_batch` does nothing without `lr_scale`"),
         ("steps = 10", 'steps = 10\nlr_scale = "sqr"\nreference_batch = 8', 'line 10, train.lr_scale: got'),
@@ -120,6 +126,19 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
 def test_a_value_that_cannot_be(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in GOOD
     assert any(words in line for line in faults(tmp_path, GOOD.replace(old, new)))
+
+
+def test_a_number_that_python_does_not_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not valid TOML"):
+        load(tmp_path, GOOD.replace("steps = 10", "steps = " + "9" * 4500))
+
+
+def test_what_the_planner_refuses_has_its_line(tmp_path: Path) -> None:
+    load(tmp_path, GOOD + "[recovery]\nmin_nodes = 7\n")
+    (file,) = tmp_path.iterdir()
+    assert in_file("recipe, [recovery] min_nodes", file) == f"{file}, line 12, [recovery] min_nodes"
+    assert in_file("recipe, [parallel] shares", file) == f"{file}, [parallel] shares"
+    assert in_file("node tower", file) == "node tower"
 
 
 def test_worker_or_script(tmp_path: Path) -> None:

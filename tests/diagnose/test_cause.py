@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 
+from homelab.config.cluster import Cluster as ClusterOfNodes
+from homelab.config.cluster import Node as NodeOfCluster
+from homelab.diagnose import shipped
 from homelab.diagnose.cause import Diagnosis, diagnose, render
 from homelab.runs.reply import parse_replies
 
@@ -209,10 +213,70 @@ def test_full_memory_is_evidence() -> None:
 def test_hints_use_the_ssh_name_and_the_options() -> None:
     diagnosis = found(
         node("mini", 1, traceback("OSError: [Errno 28] No space left on device")),
-        hosts={"mini": "me@192.168.1.7"}, options=" --cluster c.toml",
+        nodes={"mini": NodeOfCluster(name="mini", host="192.168.1.7", user="me")}, options=" --cluster c.toml",
     )  # fmt: skip
-    assert "ssh me@192.168.1.7 df -h" in diagnosis.hint
+    assert "ssh me@192.168.1.7 'df -h'" in diagnosis.hint
     assert "homelab recover r --cluster c.toml" in diagnosis.hint
+
+
+def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
+    killed = node("mini", 1, tail=block(1, code=-9))
+    cluster = ClusterOfNodes(
+        known_hosts="/k/known hosts",
+        nodes=(NodeOfCluster(name="mini", host="192.168.1.7", user="me", port=2222, identity_file="/k/id"),),
+    )
+    hint = found(killed, nodes={one.name: one for one in cluster.nodes}).hint
+    words = shlex.split(hint.partition(" tells which")[0])
+    assert words == [
+        "ssh", "-o", 'UserKnownHostsFile="/k/known hosts"', "-p", "2222", "-i", "/k/id", "me@192.168.1.7",
+        'journalctl -k | grep -i "killed process"',
+    ]  # fmt: skip
+    here = {"mini": NodeOfCluster(name="mini", host="local", python="~/env/bin/python")}
+    assert found(killed, nodes=here).hint.startswith('journalctl -k | grep -i "killed process" tells which')
+    old = node("mini", 1, traceback("RuntimeError: CUDA error: no kernel image is available for execution on the device"))
+    assert "cu126): ~/env/bin/python -m pip install --upgrade torch --index-url https://" in found(old, nodes=here).hint
+
+
+SHA = "148cb44a9d59563d" + "0" * 48
+RUN_JSON: dict[str, Any] = {
+    "recipe_file": "my run.toml",
+    "data": {
+        "train": {"sent": "shipped", "path": "/desk/rows.jsonl", "name": "rows.jsonl", "sha256": SHA}, "eval": None,
+        "script": {"sent": "shipped", "path": "/desk/src/train.py", "name": "train.py", "sha256": SHA},
+    },
+}  # fmt: skip
+
+
+def raised_in(file: str) -> dict[str, Any]:
+    return node("mini", 1, ["Traceback (most recent call last):", f'  File "{file}", line 7, in <module>', "KeyError: 'x'"])
+
+
+def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> None:
+    copy = raised_in("/home/me/homelab/data/148cb44a9d59563d/train.py")
+    diagnosis = found(copy, own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml")
+    assert diagnosis.where == "/home/me/homelab/data/148cb44a9d59563d/train.py:7", "what the node has said"
+    assert diagnosis.hint.startswith("correct /desk/src/train.py:7, then: homelab launch 'my run.toml' --cluster c.toml")
+    for other in ("/home/me/homelab/data/0123456789abcdef/train.py", "/home/me/lib.py", "/home/me/homelab/data/148cb44a9d59563d/train.py2"):
+        assert found(raised_in(other), own_files=shipped.of_run(RUN_JSON)).hint == f"correct {other}:7, then: homelab recover r"
+
+
+def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
+    entry = {"sent": "shipped", "path": "/w/data/148cb44a9d59563d/train.py", "name": "train.py", "sha256": SHA}
+    described = {"recipe_file": "r.toml", "data": {"script": entry}}
+    assert shipped.originals(described) == []
+    diagnosis = found(raised_in("/w/data/148cb44a9d59563d/train.py"), own_files=shipped.of_run(described))
+    assert diagnosis.hint.startswith("correct train.py:7, then: homelab launch r.toml")
+    for damaged in ({}, {"data": None}, {"data": {"script": 3}}, {"data": {"script": {"sent": "shipped"}}}):
+        assert shipped.of_run(damaged) == () and shipped.originals(damaged) == []
+
+
+def test_what_a_worker_says_of_a_shipped_data_file() -> None:
+    own = {"message": "this line is not JSON", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}
+    hint = found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml").hint
+    assert hint == "every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch 'my run.toml' --cluster c.toml"
+    own |= {"where": "/w/data/148cb44a9d59563d/rows.jsonl", "hint": "homelab recover r brings it again"}
+    hint = found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml").hint
+    assert hint == "homelab recover r --cluster c.toml brings it again"
 
 
 def test_braces_in_a_message_are_only_text() -> None:

@@ -61,7 +61,7 @@ LINES = [
 ]  # fmt: skip
 
 ENDINGS = [value for value in vars(endings).values() if isinstance(value, Rule)]
-FILLED = dict.fromkeys(("node", "host", "rank", "run", "options", "where", "message", "code", "signal"), "x")
+FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal"), "x")
 
 
 @pytest.mark.parametrize(("cause", "line"), LINES)
@@ -101,6 +101,7 @@ def test_titles_and_hints_name_only_what_is_known(rule: Rule) -> None:
     for template in (rule.title, rule.hint):
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
         assert names <= set(known)
+    assert "ssh" not in rule.hint.replace("ssh-", ""), "{on_node:COMMAND} knows the port, the key and the known hosts"
     assert rule.hint.strip() and rule.title.strip()
 
 

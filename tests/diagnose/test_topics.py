@@ -15,8 +15,11 @@ from homelab.config.recipe import Recipe
 from homelab.diagnose import endings, topics
 from homelab.diagnose.rules import RULES, Rule
 from homelab.diagnose.topic import Topic
+from homelab.runs import watchdog
+from homelab.runs.reply import Exit
 from tests.diagnose.test_recorded import EXPECTED, of
 from tests.diagnose.test_rules import LINES
+from tests.runs.test_watchdog import NODES, STILL, all_signs, judge
 
 pytestmark = pytest.mark.timeout(30)
 ALL_RULES = [*RULES, *(value for value in vars(endings).values() if isinstance(value, Rule))]
@@ -34,7 +37,10 @@ ASKED = {
     "MTU": "mtu", "No space left on device": "disk-full", "gated model": "gated-model", "HF_TOKEN": "gated-model", "data differs": "data-differs",
     "loss: nan": "loss-nan", "checkpoint damaged": "checkpoint-damaged", "known_hosts": "host-key-changed", "host key changed": "host-key-changed",
     "clock skew": "clock-skew", "WSL2": "nat-wsl2", "different versions": "different-versions", "/dev/shm": "shared-memory",
-    "throttle": "gpu-slow", "zombie": "stale-run", "ncclRemoteError": "connection-lost", "Xid": "gpu-lost", "publickey": "ssh-login",
+    "throttle": "gpu-slow", "zombie": "stale-run", "ncclRemoteError": "connection-lost",
+    "supervisor": "supervisor", "recover": "supervisor", "given up": "supervisor", "max_restarts": "supervisor",
+    "rejoin": "rejoin", "left out": "rejoin", "node3 is well again": "rejoin", "freeze": "frozen-rank", "frozen": "frozen-rank", "SIGSTOP": "frozen-rank",
+    "kill-worker": "dead-rank", "power-cut": "silent-node", "Xid": "gpu-lost", "publickey": "ssh-login",
 }  # fmt: skip
 
 
@@ -119,6 +125,38 @@ def test_what_a_person_may_ask(asked: str, expected: str) -> None:
 @pytest.mark.parametrize(("rule", "line"), LINES)
 def test_a_line_of_a_log_finds_its_topic(rule: str, line: str) -> None:
     assert topics.find(line) == (topics.of_rule(rule),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"laptop": {"rank_state": ""}}, "dead-rank"),
+        ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "dead-rank"),
+        ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "dead-rank"),
+        ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank"),
+        ({name: STILL for name in NODES}, "hang"),
+        ({"tower": STILL, "laptop": {"heard_s": 6.0}, "oldtower": STILL}, "silent-node"),
+        ({"tower": {"missing_s": {"laptop": 9.0}}, "laptop": {"heard_s": 6.0}}, "silent-node"),
+        ({"laptop": {"heard_s": 60.0}}, "silent-node"),
+        ({"tower": {"newest": 2}}, "supervisor"),
+    ],
+)
+def test_a_verdict_in_the_words_of_the_watchdog_finds_its_topic(changes: dict[str, dict[str, object]], expected: str) -> None:
+    verdict = judge(all_signs(**changes))
+    for said in (verdict.because, f"12:01:02  {verdict.because}"):
+        assert [topic.id for topic in topics.find(said)] == [expected], said
+    if verdict.is_trouble:
+        assert topics.find(verdict.kind), verdict.kind
+
+
+@pytest.mark.parametrize("kind", sorted(watchdog.TROUBLE - {"exit"}))
+def test_every_trouble_has_a_topic_of_its_name(kind: str) -> None:
+    assert [topic.id for topic in topics.find(kind)] == [kind]
+
+
+def test_what_is_given_up_for_a_known_cause_finds_the_cause() -> None:
+    assert [topic.id for topic in topics.find("given up: CUDA out of memory. Tried to allocate 22.00 MiB")] == ["cuda-out-of-memory"]
+    assert [topic.id for topic in topics.find("given up: something; 5 restarts within the last hour")] == ["supervisor"]
 
 
 def test_a_word_that_several_share_lists_them() -> None:

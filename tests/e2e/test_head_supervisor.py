@@ -105,6 +105,7 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     assert_lawful(run, reference, head=HEAD)
 
 
+@pytest.mark.thorough
 def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_of_the_head: None) -> None:
     place_of_all = Path(lab.state.node(HEAD).workdir) / "supervised"
     before = set(place_of_all.glob("*"))

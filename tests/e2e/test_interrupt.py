@@ -34,15 +34,17 @@ MOMENTS = [
 ]
 
 
-def interrupt(desk: Desk, marker: str, delay_s: float, *, again_after_s: tuple[float, ...] = ()) -> tuple[int, str]:
-    """Launch, send SIGINT at that moment (and again), and wait: the exit code and all that was said."""
+def interrupt(
+    desk: Desk, marker: str, delay_s: float, *, again_after_s: tuple[float, ...] = (), number: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    """Launch, send SIGINT (or `number`) at that moment (and again), and wait: the exit code and all that was said."""
     controller = desk.spawn("launch", "sleeper.toml", PYTHONPROFILEIMPORTTIME="1")
     module = marker.removeprefix("import ")
     said = read_until(controller, f" {module}\n" if module != marker else marker)
     for pause_s in (delay_s, *again_after_s):
         time.sleep(pause_s)  # a moment, not a condition
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(controller.pid, signal.SIGINT)
+            os.killpg(controller.pid, number)
     said += read_rest(controller, timeout_s=60)
     return controller.returncode, "".join(line for line in said.splitlines(keepends=True) if not line.startswith("import time:"))
 
@@ -63,6 +65,11 @@ def assert_announced_or_gone(desk: Desk, code: int, said: str) -> None:
 @pytest.mark.parametrize(("marker", "delay_s"), MOMENTS)
 def test_control_c(desk: Desk, marker: str, delay_s: float) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, marker, delay_s))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)], ids=lambda number: number.name)
+def test_a_closed_terminal_and_kill(desk: Desk, number: signal.Signals) -> None:
+    assert_announced_or_gone(desk, *interrupt(desk, ". starting torchrun", 0.05, number=number))
 
 
 @pytest.mark.parametrize("pause_s", [0.05, pytest.param(0.2, marks=pytest.mark.thorough)])

@@ -21,6 +21,7 @@ def kill_torchrun(lab: Lab, node: str) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_from_scratch_where_nothing_was_saved(desk: Desk, lab: Lab) -> None:
     run = desk.launch("law.toml")
     # Past the rendezvous, but long before the first checkpoint.

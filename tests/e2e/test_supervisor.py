@@ -14,6 +14,7 @@ import pytest
 from homelab.lab import Lab, procfs
 from homelab.runs import lock, store
 from homelab.runs.paths import RunPaths
+from tests.e2e import conftest
 from tests.e2e.desk import Desk, Run, kill_whole, left_on, wait_until
 from tests.e2e.test_law import assert_lawful
 
@@ -107,6 +108,7 @@ def test_a_killed_supervisor_and_a_worker_killed_while_nobody_looks(supervised: 
     assert_lawful(run, reference, head="node1")
 
 
+@pytest.mark.thorough  # chaos has it, too
 def test_a_mistake_in_a_script_is_given_up_at_once(supervised: Desk) -> None:
     supervised.write("mistake.py", MISTAKE)
     supervised.write("mistake.toml", '[script]\npath = "mistake.py"\n')
@@ -150,3 +152,33 @@ def test_a_stop_from_another_machine_is_a_stop(supervised: Desk, base: Path) -> 
     assert wait_for_the_end(paths)["doing"] == "ended"
     assert run.attempts() == [1] and not left_on(supervised.lab)
     assert supervised.json("status", run.name, code=None)["state"] == "stopped"
+
+
+@pytest.mark.thorough
+def test_a_run_whose_supervisor_is_gone_says_so(supervised: Desk, model: Path) -> None:
+    supervised.write("long.toml", conftest.recipe(model, length="epochs = 400"))
+    run = supervised.launch("long.toml")
+    run.wait_for_step(1, 3)
+    assert "supervisor" not in " ".join(supervised.json("status", run.name)["notes"])
+    pid = supervisor(of_run(supervised, run), kill=True)
+    said = supervised.json("status", run.name)["notes"][-1]
+    assert f"its supervisor (process {pid} here) is gone" in said and said.endswith(f"homelab supervise {run.name}")
+    supervised.homelab("stop", run.name)
+
+
+@pytest.mark.thorough
+def test_where_nobody_looks_after_a_run_its_owner_is_told_that_it_stands_still(desk: Desk, lab: Lab) -> None:
+    run = desk.launch("law.toml")
+    run.wait_for_step(1, 5)
+    lab.fault("node3", "pull-cable")
+    try:
+        wait_until(lambda: "stood still" in " ".join(desk.json("status", run.name, code=None)["notes"]), 40)
+        recover = f"homelab recover {run.name}"
+        (said,) = desk.json("why", run.name)["without_supervisor"]
+        assert "nothing is heard of node3, and all others have stood still" in said, said
+        assert said.endswith(f"and no supervisor is at work: {recover}")
+        told = desk.homelab("why", run.name).stdout
+        assert f"no supervisor is at work: {recover}\n" in told and told.endswith(f"Next: {recover}\n"), told
+    finally:
+        lab.fault("node3", "plug-cable")
+        desk.homelab("stop", run.name, code=None)

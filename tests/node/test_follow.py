@@ -61,6 +61,21 @@ def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> N
     assert Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)).stopping
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("plan.json", "[1]"), ("plan.json", '{"ranks": [{"x": 1}], "nodes": 5}'), (f"nodes/{NODE}/agent.json", "[1]"),
+        (f"nodes/{NODE}/agent.json", '{"pid": "x", "torchrun_pid": 1, "started_at": "y"}'), (f"nodes/{NODE}/exit.json", "[]"),
+        (f"nodes/{NODE}/exit.json", '{"returncode": "x"}'), ("ranks/0/heartbeat.json", '{"pid": "x", "phase": 3, "step": "y", "time": []}'),
+    ],
+)  # fmt: skip
+def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file: str, content: str) -> None:
+    beat(attempt, 3)
+    (attempt / file).write_text(content)
+    sign = Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+    assert sign.exit is None and sign.attempt == 1
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x", "phase": 3}'])
 def test_a_damaged_heartbeat_is_no_crash(attempt: Path, tmp_path: Path, content: str) -> None:
     (attempt / "ranks" / "0").mkdir(parents=True)
@@ -104,7 +119,8 @@ def worker(attempt: Path) -> Iterator[subprocess.Popen[str]]:
     """A program that answers the question for its stacks, as the worker does."""
     file = attempt / "ranks" / "0" / "stacks.txt"
     file.parent.mkdir(parents=True)
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file)], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(file)], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout and process.stdout.readline() == "ready\n"
     beat(attempt, 3, pid=process.pid)
     yield process

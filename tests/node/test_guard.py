@@ -20,6 +20,7 @@ from tests.e2e.desk import wait_until
 pytestmark = pytest.mark.timeout(60)
 
 RUN, NODE = "2026-run", "node1"
+RANKS = [{"rank": number, "node": name, "local_rank": 0} for number, name in enumerate((NODE, "node2"))]
 NODES = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
 
 
@@ -84,7 +85,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir(parents=True)
     watch.start({
         "workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE, "run_json": {}, "environment": {},
-        "plan_json": {"nodes": NODES, "ranks": [{"rank": 0, "node": NODE}, {"rank": 1, "node": "node2"}]}, "command": [sys.executable, "-c", PROGRAM],
+        "plan_json": {"nodes": NODES, "ranks": RANKS}, "command": [sys.executable, "-c", PROGRAM],
     })  # fmt: skip
     yield folder / "attempts" / "1" / "nodes" / NODE
     watch.stop({"workdir": str(tmp_path), "run": RUN, "node": NODE, "grace_s": 0.5})
@@ -142,6 +143,7 @@ def test_the_machine_is_kept_awake_as_long_as_the_attempt_lives(
 def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> None:
     folder = Path(paths.run_dir(str(tmp_path), RUN))
     (folder / "attempts" / "3").mkdir(parents=True)
+    (folder / "attempts" / "3" / "plan.json").write_text('{"ranks": []}')
     with pytest.raises(ValueError, match="this node knows attempt 3"):
         watch.start(
             {

@@ -55,8 +55,17 @@ def test_a_data_file_arrives_whole_and_in_its_place(tmp_path: Path, name: str) -
     assert not transfer.has_file(wanted)["found"]
     place = Path(transfer.receive_file(wanted, io.BytesIO(BODY))["path"])
     assert place.read_bytes() == BODY and place.parent.parent == tmp_path / "data"
-    assert transfer.has_file(wanted) == {"found": True, "path": str(place)}
+    assert transfer.has_file(wanted) == {"found": True, "differs": False, "path": str(place)}
     assert not left_over(tmp_path)
+
+
+def test_a_data_file_that_was_edited_in_its_place_is_not_the_one_that_was_sent(tmp_path: Path) -> None:
+    wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name="data.jsonl")
+    place = Path(transfer.receive_file(wanted, io.BytesIO(BODY))["path"])
+    place.write_bytes(BODY[:-1] + bytes([BODY[-1] ^ 1]))
+    assert transfer.has_file(wanted) == {"found": False, "differs": True, "path": str(place)}
+    transfer.receive_file(wanted, io.BytesIO(BODY))
+    assert transfer.has_file(wanted)["found"] and place.read_bytes() == BODY
 
 
 @pytest.mark.parametrize("body", [b"", BODY[:-1], BODY + b"x"])

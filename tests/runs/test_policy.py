@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Checkpoint, Recipe, Recovery
+from homelab.config.recipe import Checkpoint, LogPolicy, Recipe, Recovery
+from homelab.control import patterns
 from homelab.diagnose.cause import Diagnosis
 from homelab.runs import policy
 from homelab.runs.policy import Restart
@@ -26,7 +27,10 @@ def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
 
 
 def decide(verdict: Verdict = DEAD, found: Diagnosis | None = None, restarts: list[Restart] | None = None, step: int = 40, logs: Any = None, **recovery: Any) -> policy.Action:
-    return policy.decide(verdict, found, restarts or [], Recovery.model_validate(recovery), now=NOW, step=step, nodes=NODES, logs=logs or {})
+    wanted = Recovery.model_validate(recovery)
+    met, slow = patterns.met(logs or {}, wanted.log_policies)
+    assert not slow
+    return policy.decide(verdict, found, restarts or [], wanted, now=NOW, step=step, nodes=NODES, met=met)
 
 
 def test_a_killed_worker_goes_on_with_everybody() -> None:
@@ -79,6 +83,14 @@ def test_the_owner_knows_lines_that_mean_something() -> None:
     stopped = decide(logs=logs, log_policies=[{"pattern": "Xid", "action": "stop"}])
     assert stopped.kind == "give-up" and "laptop said" in stopped.because
     assert decide(logs={"tower": ["all is well"]}, log_policies=policies).exclude == ()
+
+
+def test_a_pattern_that_would_take_for_ever_counts_as_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "PATTERN_S", 0.2)
+    first, endless, last = (LogPolicy(pattern=text, action="stop") for text in ("Xid", "(a+)+$", "lost"))
+    logs = {"tower": ["a" * 40 + "b", "GPU is lost"], "laptop": ["Xid 79", "\udcff" + "a" * 9000 + "lost"]}
+    assert patterns.met(logs, [first, endless, last]) == ([("laptop", first), ("tower", last)], [endless])
+    assert patterns.met({"tower": [], "laptop": ["all is well"]}, [first, last]) == ([], [])
 
 
 def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:

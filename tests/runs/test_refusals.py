@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import Recipe, Recovery
 from homelab.control import by_hand, find, refusals
 from homelab.errors import HomelabError, InputError
-from homelab.runs import lock
+from homelab.runs import lock, policy
 from homelab.runs.movement import Movement
 from homelab.runs.paths import RunPaths
+from homelab.runs.policy import Restart
 from homelab.runs.reply import Reply
+from homelab.runs.watchdog import Verdict
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -98,7 +101,16 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "process 7" in caught.value.where and "kill 7" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["[1", "[]", '{"restarts": 5, "step_s": "x", "attempt": []}', '{"restarts": [{"at": 1}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1",
+        "[]",
+        '{"restarts": 5, "step_s": "x", "attempt": []}',
+        '{"restarts": [{"at": 1}]}',
+        '{"restarts": [{"at": "x", "cause": "killed", "node": "b", "resume_step": 0}], "step_s": 1e999}',
+    ],
+)
 def test_what_a_supervisor_left_half_written_is_not_passed_on(tmp_path: Path, text: str) -> None:
     paths = RunPaths(tmp_path)
     paths.supervisor_json.write_text(text)
@@ -107,13 +119,38 @@ def test_what_a_supervisor_left_half_written_is_not_passed_on(tmp_path: Path, te
     assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, by_hand.DOING)
 
 
+@pytest.mark.parametrize(("text", "names"), [('{"skipped": 5}', ()), ("[", ()), ('{"skipped": ["network.wifi", 5]}', ("network.wifi",))])
+def test_what_was_skipped_is_read_as_far_as_it_is_whole(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    paths = RunPaths(tmp_path)
+    paths.checks_json.write_text(text)
+    assert by_hand.skipped(paths) == names
+
+
+def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.supervisor_lock.mkdir()
+    with pytest.raises(HomelabError, match="the lock of this run cannot be had") as caught, lock.held(paths):
+        raise AssertionError
+    assert f"mv {paths.supervisor_lock}" in caught.value.hint
+    paths.supervisor_lock.rmdir()
+    os.mkfifo(paths.supervisor_lock)
+    assert not lock.is_held(paths)
+    with lock.held(paths) as ours:
+        assert ours and lock.is_held(paths)
+
+
 def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     made = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
     paths.supervisor_json.write_text(json.dumps({"restarts": [made], "step_s": 0.5, "attempt": 2}))
     with by_hand.alone(paths, ""):
         pass
-    assert json.loads(paths.supervisor_json.read_text())["restarts"] == [made]
+    known = by_hand.kept(json.loads(paths.supervisor_json.read_text()))["restarts"]
+    assert [(entry["cause"], entry["node"]) for entry in known] == [("killed", "a")], "what halves a batch stays"
+    settings = Recovery(max_restarts=1)
+    failed = Verdict("exit", ("a",), because="killed")
+    assert policy.decide(failed, None, [Restart(**made)], settings, now=2.0, step=10, nodes=["a"], met=()).kind == "give-up"
+    assert policy.decide(failed, None, [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"], met=()).kind == "go-on"
 
 
 def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from homelab.errors import HomelabError
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import event_of
@@ -21,6 +24,55 @@ def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(t
         store.add_events(paths, elsewhere)
     assert [event["what"] for event in store.events(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 goes on", "done"]
     assert len(paths.events_jsonl.read_text().splitlines()) == 4
+
+
+def test_what_is_only_told_and_cannot_be_written_is_remembered_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "UNTOLD", {})
+    paths = RunPaths(tmp_path)
+    for file in (paths.state_json, paths.events_jsonl):
+        file.mkdir()
+    store.set_state(paths, "stopping", 1, intent="stopping")
+    store.event(paths, "stopped by hand")
+    store.add_events(paths, [{"time": 1.5, "what": "launched"}])
+    assert list(store.UNTOLD) == [paths.state_json, paths.events_jsonl]
+    assert f"mv {paths.state_json} {paths.state_json}.damaged" in store.UNTOLD[paths.state_json].hint
+    assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "state.json"], "nothing half written is left"
+
+
+def test_what_a_later_command_relies_on_is_not_passed_over(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    (paths.plan_json(2) / "x").mkdir(parents=True)
+    with pytest.raises(HomelabError, match="cannot be written"):
+        store.write_json(paths.plan_json(2), {})
+
+
+def test_an_attempt_whose_plan_could_not_be_written_uses_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HomelabError, match="No space left") as caught:
+        store.write_json(RunPaths(tmp_path).plan_json(2), {})
+    assert "make room" in caught.value.hint and not RunPaths(tmp_path).attempt(2).exists()
+
+
+def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.events_jsonl.write_text('{"time": 1, "what": "launched"}\n{"time": 2, "wh')
+    store.event(paths, "done")
+    assert [event["what"] for event in store.events(paths)] == ["launched", "done"]
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EDQUOT, "make room"), (errno.EACCES, "sudo chown"), (errno.EROFS, "remount,rw"), (errno.EIO, "ls -ld")])
+def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words: str) -> None:
+    assert words in store.mend(tmp_path / "run.json", OSError(number, "x"))
+
+
+def test_a_file_where_a_folder_belongs_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "the runs").write_text("")
+    with pytest.raises(HomelabError) as caught:
+        store.write_json(tmp_path / "the runs" / "r" / "run.json", {})
+    assert caught.value.hint.endswith(f"mv '{tmp_path}/the runs' '{tmp_path}/the runs.damaged'")
 
 
 @pytest.mark.parametrize(

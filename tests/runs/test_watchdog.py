@@ -57,7 +57,7 @@ def test_a_run_that_trains_is_well() -> None:
         ({name: DONE for name in NODES}, "done", (), ()),
         ({"tower": {"newest": 2}}, "superseded", (), ()),
     ],
-    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "from elsewhere", "done", "recovered elsewhere"],
+    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "elsewhere", "done", "superseded"],
 )  # fmt: skip
 def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     found = judge(all_signs(**changes))

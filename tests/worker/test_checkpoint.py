@@ -121,6 +121,8 @@ def test_an_attempt_that_was_replaced_completes_no_checkpoint(tmp_path: Path) ->
     root = tmp_path / "checkpoints"
     for attempt in (1, 2):
         (tmp_path / "attempts" / str(attempt)).mkdir(parents=True)
+        (tmp_path / "attempts" / str(attempt) / "plan.json").touch()
+    (tmp_path / "attempts" / "7").mkdir()  # somebody's empty folder
     writers = {"a.bin": lambda path: path.write_bytes(b"weights")}
     assert json.loads((checkpoint.write(root, 20, "r1", writers, attempt=2) / checkpoint.MANIFEST).read_text())["attempt"] == 2
     with pytest.raises(WorkerError, match="attempt 2 has replaced this one") as caught:

@@ -213,8 +213,14 @@ def test_another_file_than_the_launched_one_is_refused(tmp_path: Path) -> None:
     launched = harness.source(path)
     assert len(records.read(launched, "train")) == 1
     path.write_text('{"text": "b"}\n')
-    with pytest.raises(WorkerError, match="differs from the one this run was launched with"):
-        records.read(launched, "train")
+    with pytest.raises(WorkerError, match="differs from the one this run was launched with") as caught:
+        records.read(launched, "train", node="mini", run="r-1")
+    assert f"copy the same file to every node: {path} on mini" in caught.value.hint
+    for _ in range(2):  # another one, and none
+        with pytest.raises(WorkerError) as caught:
+            records.read({**launched, "sent": "shipped"}, "train", node="mini", run="r-1")
+        assert "homelab recover r-1 brings it to mini again" in caught.value.hint and "copy" not in caught.value.hint
+        path.unlink(missing_ok=True)
 
 
 def test_the_held_out_part_depends_on_the_seed_alone(tokenizer) -> None:

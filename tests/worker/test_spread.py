@@ -135,7 +135,7 @@ def test_what_arrives_damaged_is_not_taken(run: Path, forks: harness.Forks) -> N
 
 def test_an_attempt_that_was_replaced_saves_nothing_more(run: Path, forks: harness.Forks) -> None:
     replaced = harness.folder_of(run, "whole", PLACES) / "attempts" / "5"
-    codes, output = again(forks, run, 2, prepare=lambda: (damage(run), replaced.mkdir()))
+    codes, output = again(forks, run, 2, prepare=lambda: (damage(run), replaced.mkdir(), (replaced / "plan.json").touch()))
     assert codes[3] == 2 and all(codes), output
     assert "attempt 5 has replaced this one" in error_of(run, "whole", 2, 3)["message"]
     assert [path.name for path in checkpoints(run, "whole").iterdir()] == [STEP]

@@ -1,0 +1,29 @@
+"""What was written down of one attempt, read back: what is not whole, or not of the right types, counts as absent."""
+
+import os
+
+from homelab.node import files, paths
+
+_AGENT = {"pid": int, "torchrun_pid": int, "started_at": (int, float)}
+_RANK = {"rank": int, "node": str, "local_rank": int}
+_NODE = {"name": str, "lan_address": str}
+
+
+def agent(node_dir):
+    """agent.json: pid, torchrun_pid, started_at; None when nothing was started here."""
+    found = files.read_object(os.path.join(node_dir, "agent.json"))
+    return found if _has(found, _AGENT) else None
+
+
+def plan(run_folder, attempt):
+    """{"nodes": [...], "ranks": [...]} of plan.json: the entries that are whole."""
+    found = files.read_object(os.path.join(paths.attempt_dir(run_folder, attempt), "plan.json")) or {}
+    return {"nodes": _those(found.get("nodes"), _NODE), "ranks": _those(found.get("ranks"), _RANK)}
+
+
+def _those(entries, kinds):
+    return [entry for entry in entries if _has(entry, kinds)] if isinstance(entries, list) else []
+
+
+def _has(value, kinds):
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())

@@ -1,0 +1,31 @@
+"""Does an attempt stand still? From one look at its nodes, for a run that no supervisor follows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from homelab.runs import watchdog
+from homelab.runs.reply import Reply, RunReply
+from homelab.runs.signs import RankSign, Sign
+from homelab.runs.watchdog import Verdict
+
+
+def standing(attempt: int, expected: Collection[str], replies: Mapping[str, Reply], step_s: float | None) -> Verdict | None:
+    """The watchdog's verdict where everybody waits, None where somebody moves or nobody can tell.
+
+    `expected`: the nodes of the plan; `step_s`: how long a step takes, if known. How long a rank has stood still is counted by its
+    node's own clock, which wrote both times.
+    """
+    parts = {name: (reply, reply.run) for name, reply in replies.items() if reply.run and reply.run.attempt == attempt and reply.run.is_alive}
+    signs = {name: _sign(reply, run) for name, (reply, run) in parts.items()}
+    found = watchdog.judge(attempt, expected, signs, step_s)
+    return found if found.kind in ("silent-node", "hang") else None
+
+
+def _sign(reply: Reply, run: RunReply) -> Sign:
+    ranks = {
+        number: RankSign(phase=beat.phase, step=beat.step, still_s=max(0.0, reply.time - beat.time), state="S")
+        for number, rank in run.ranks.items()
+        if (beat := rank.heartbeat) is not None
+    }
+    return Sign(attempt=run.attempt, newest=run.attempt, started=True, agent="S", torchrun="S", ranks=ranks)

@@ -1,0 +1,103 @@
+"""Standard streams that are closed, full or gone: an exit code that is true, one error, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from homelab.control import interrupts
+from tests.e2e.desk import COMMAND, Desk
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def shell(desk: Desk, redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command as a shell starts it with these redirections."""
+    line = f'exec "$@" {redirection}'
+    return subprocess.run(
+        ["sh", "-c", line, "sh", *COMMAND, *arguments],
+        cwd=desk.folder,
+        env=desk._environment() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain"], ["explain", "--json"], ["explain", "nosuchtopic", "--json"]], ids=" ".join
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_answer_is_one_error(quiet_desk: Desk, arguments: list[str], unbuffered: str) -> None:
+    done = shell(quiet_desk, "> /dev/full", *arguments, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == (2 if "nosuchtopic" in arguments else 1), done.stderr
+    assert "Traceback" not in done.stderr and "internal" not in done.stderr
+    assert done.stderr.startswith(
+        "error: there is no topic"
+        if "nosuchtopic" in arguments
+        else "error: what was asked for cannot be written: No space"
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "code"),
+    [
+        ("2>&-", ["explain", "nosuch"], 2),
+        ("2> /dev/full", ["explain", "nosuch"], 2),
+        ("<&- >&- 2>&-", ["explain"], 0),
+        (">&-", ["explain", "--json"], 0),
+    ],
+)
+def test_a_stream_that_is_closed_changes_no_exit_code(
+    quiet_desk: Desk, redirection: str, arguments: list[str], code: int
+) -> None:
+    done = shell(quiet_desk, redirection, *arguments)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert not done.stderr
+
+
+@pytest.fixture
+def asking(quiet_desk: Desk) -> Iterator[subprocess.Popen[str]]:
+    """A command that has begun to ask a node which takes the connection and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        quiet_desk.write(
+            "cluster.toml", f'[[nodes]]\nname = "a"\nhost = "127.0.0.1"\nport = {silent.getsockname()[1]}\n'
+        )
+        with quiet_desk.spawn("runs") as process:
+            connection, _ = silent.accept()
+            with connection:
+                yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_command_that_is_ended_says_so(asking: subprocess.Popen[str], number: signal.Signals) -> None:
+    asking.send_signal(number)
+    said = asking.communicate(timeout=30)[0]
+    assert asking.returncode == 130 and said.endswith("interrupted\n") and "Traceback" not in said, said
+
+
+def test_what_is_ignored_stays_ignored_and_a_step_is_done_whole() -> None:
+    """nohup: the end of the terminal ends nothing."""
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        interrupts.count_alike()
+        with interrupts.held():
+            os.kill(os.getpid(), signal.SIGHUP)
+        done = False
+        with pytest.raises(KeyboardInterrupt), interrupts.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done = True
+        assert done
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
