@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homelab.dashboard import view
-from homelab.dashboard.snapshot import Snapshot, next_commands
+from homelab.dashboard.snapshot import Snapshot, event_row, next_commands
 from homelab.runs.reply import Metric, parse_replies, plain
 from tests.dashboard import sample
 
@@ -158,3 +158,14 @@ def test_events_keep_their_details() -> None:
 )
 def test_what_a_program_prints_cannot_steer_the_terminal(raw: str, seen: str) -> None:
     assert plain(raw) == seen
+
+
+def test_an_attempt_without_a_step_is_where_it_goes_on_from() -> None:
+    loading = {"attempt": 2, "ranks": {"0": {"heartbeat": {"time": sample.NOW, "phase": "loading", "step": 0}, "metrics": sample.metric_lines(0, "tower", 412)}}}
+    shot = sample.snapshot(replies=sample.replies(tower=loading), plan=sample.plan(2).model_copy(update={"resume_step": 420}))
+    assert shot.step == 420, "not the last line of the first attempt that came here"
+
+
+def test_what_is_only_for_programs_is_not_shown() -> None:
+    row = event_row({"time": 1.0, "what": "trouble: the process of rank 1 on b is gone", "kind": "dead-rank", "ranks": [1], "clean": True})
+    assert row.text == "trouble: the process of rank 1 on b is gone"

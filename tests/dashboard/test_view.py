@@ -211,3 +211,10 @@ def test_a_table_gives_up_its_least_important_column_first() -> None:
     rows = [[Text("x"), Text("y" * 10), Text("7")]]
     assert [line.plain for line in lay(columns, rows, 40)] == [" a  big         b", " x  yyyyyyyyyy  7"]
     assert [line.plain for line in lay(columns, rows, 12)] == [" a  b", " x  7"]
+
+
+def test_what_the_supervisor_does_is_read_whole_where_the_line_has_no_room() -> None:
+    doing = "recovering: nothing is heard of laptop, and tower cannot reach it"
+    narrow = text(sample.snapshot(supervisor=doing), 80, None).split("\n")
+    assert narrow[2] == f" supervisor: {doing}" and "supervisor" not in narrow[1]
+    assert "supervisor: watching" in text(sample.snapshot(supervisor="watching"), 120, None).split("\n")[1]
