@@ -124,6 +124,10 @@ class Exit(Loose):
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.returncode}"
 
 
+# A damaged file on a node is no reason not to hear the node.
+ExitOrNone = Annotated[Exit | None, WrapValidator(_or_none)]
+
+
 class RunReply(Loose):
     """What a node knows of one run, in its newest attempt. Attempt 0: the folder is there, nothing was started."""
 

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
-
 from homelab.facts import Loose
-from homelab.runs.reply import Exit
+from homelab.runs.reply import ExitOrNone
 
 STOPPED = frozenset("Tt")
 DEAD = frozenset({"", "Z", "X"})
-
-
-def _or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """A damaged file on a node is no reason not to hear the node."""
-    try:
-        return read(value)
-    except ValidationError:
-        return None
 
 
 class RankSign(Loose):
@@ -51,7 +39,7 @@ class Sign(Loose):
     stopping: bool = False  # a stop was asked for: `homelab.node.watch.mark_stop` comes before any signal
     agent: str = ""
     torchrun: str = ""
-    exit: Annotated[Exit | None, WrapValidator(_or_none)] = None
+    exit: ExitOrNone = None
     checkpoint: int = 0  # step of the newest one that is complete on this node
     ranks: dict[int, RankSign] = {}
     missing_s: dict[str, float] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.peers`)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from homelab.node import files
 from homelab.worker import checkpoint
 from homelab.worker.errors import WorkerError
 
@@ -26,6 +27,7 @@ def test_what_was_written_is_verified(tmp_path: Path) -> None:
     manifest = checkpoint.verify(folder, "r1")
     assert manifest["step"] == 20
     assert manifest["files"]["a.bin"]["bytes"] == 7
+    assert files.checkpoint_fault(str(folder)) is None, "the agent reads it by the same rules"
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000020"]
 
 
