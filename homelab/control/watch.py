@@ -17,7 +17,7 @@ from homelab.diagnose import cause
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
-from homelab.runs import lock, store
+from homelab.runs import lock, store, unattended
 from homelab.runs import reply as replies
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
@@ -96,25 +96,17 @@ class Watcher:
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot, plan: Plan) -> tuple[str, ...]:
-        if seen.supervisor or seen.state in ("done", "stopped", "planned", "shipping"):
+        if seen.supervisor:
             return ()
-        name, recover = head_supervisor.recorded(self._paths), f"homelab recover {seen.run}{self._options}"
-        known = store.read_object(self._paths.supervisor_json)
-        said = []
-        if known.get("doing") == "given up" and seen.state == "failed":
-            said.append(f"its supervisor has given up: {replies.plain(str(known.get('why', '')))}; by hand: {recover}")
-        elif name:
-            why = f"{name} does not answer" if name in self.unreachable else f"none is at work on {name} any more"
-            said.append(f"no supervisor is heard of ({why}): after a failure this run goes on by {recover}")
-        elif known.get("doing") in ("watching", "recovering"):
-            again = f"homelab supervise {seen.run}{self._options}"
-            said.append(f"nobody looks after this run any more: its supervisor (process {known.get('pid')} here) is gone; another one: {again}")
-        if seen.state in ("starting", "running"):
-            steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
-            found = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
-            if found is not None:
-                said.append(f"{found.because}, and no supervisor is at work: {recover}")
-        return tuple(said)
+        place = head_supervisor.recorded(self._paths)
+        silent = f"{place} does not answer" if place in self.unreachable else f"none is at work on {place} any more"
+        steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
+        still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
+        of_run = f"{seen.run}{self._options}"
+        return unattended.notes(
+            seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
+            recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
+        )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""

@@ -1,0 +1,33 @@
+"""What is said of a run that nobody looks after, and when nothing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.runs import unattended
+from homelab.runs.state import State
+from homelab.runs.watchdog import Verdict
+
+STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop")
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "place", "still", "words"),
+    [
+        ("running", {}, "", None, []),
+        ("running", {"doing": "watching", "pid": 7}, "", None, ["process 7 here) is gone; another one: SUPERVISE"]),
+        ("failed", {"doing": "recovering", "pid": 7}, "", None, ["SUPERVISE"]),
+        ("failed", {"doing": "given up", "why": "disk \x1b[31mfull"}, "", None, ["has given up: disk full; by hand: RECOVER"]),
+        ("running", {"doing": "watching"}, "tower does not answer", None, ["(tower does not answer): after a failure this run goes on by RECOVER"]),
+        ("running", {}, "", STILL, ["nothing is heard of laptop, and no supervisor is at work: RECOVER"]),
+        ("running", {"doing": "watching"}, "", STILL, ["SUPERVISE", "RECOVER"]),
+        ("failed", {}, "", STILL, []),
+        *[(state, {"doing": "watching"}, "x", STILL, []) for state in ("done", "stopped", "planned", "shipping")],
+        ("running", {"doing": ["spoilt"], "why": 5}, "", None, []),
+    ],
+)  # fmt: skip
+def test_what_is_said(state: State, known: dict[str, Any], place: str, still: Verdict | None, words: list[str]) -> None:
+    said = unattended.notes(state, known, place, still, recover="RECOVER", supervise="SUPERVISE")
+    assert len(said) == len(words) and all(line.endswith(part) for line, part in zip(said, words, strict=True)), said
