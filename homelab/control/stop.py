@@ -71,7 +71,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     names = [node.name for node in fleet.cluster.nodes if node.name in planned]
     head_supervisor.end(fleet, paths, say)
     say(f"stopping {paths.name} on {', '.join(names)}")
-    ended, unreachable = start.stop_all(fleet, paths.name, names)
+    ended, unreachable = start.stop_all(fleet, paths.name, names, start.BY_HAND)
     for name in planned - {node.name for node in fleet.cluster.nodes}:
         unreachable[name] = HomelabError(
             "it is not in cluster.toml any more", where=f"node {name}", hint="add it to cluster.toml, then stop again"

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, stop
+from homelab.control import by_hand, diagnosed, find, head_supervisor, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -103,9 +103,11 @@ class Watcher:
         steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
         still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
         of_run = f"{seen.run}{self._options}"
+        known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(
-            seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
+            seen.state, known, silent if place else "", still,
             recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
+            is_pending=by_hand.is_under_way(known),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:

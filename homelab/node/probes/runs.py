@@ -5,4 +5,4 @@ from homelab.node import processes
 
 def read(request):
     """Their names."""
-    return {"runs_alive": sorted(processes.of_runs(request["node"]))}
+    return {"runs_alive": sorted(processes.of_runs(request["workdir"], request["node"]))}
