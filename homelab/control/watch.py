@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, stop
+from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -53,6 +53,9 @@ class Watcher:
         before = store.read_object(self._paths.state_json).get("state")
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
+        for name, reply in self.replies.items():
+            if reply.run and reply.run.secrets_removed:
+                leftovers.note(self._paths, name)
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),

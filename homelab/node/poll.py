@@ -4,7 +4,7 @@ import glob
 import os
 import time
 
-from homelab.node import files, load, paths, processes, records, supervisor
+from homelab.node import files, leftovers, load, paths, processes, records, supervisor
 
 
 def poll(request):
@@ -44,7 +44,7 @@ def runs(request):
                 "size_bytes": None,
             }
         )
-    return {"runs": found}
+    return {"runs": found, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
 
 
 def describe(request):
@@ -82,6 +82,7 @@ def _run(folder, request):
         "checkpoints": files.checkpoint_steps(folder),
         "final": os.path.exists(os.path.join(folder, "final", "README.md")),
         "run_dir": folder,
+        "secrets_removed": bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
     }
 
 

@@ -141,6 +141,7 @@ class RunReply(Loose):
     torchrun_tail: tuple[Line, ...] = ()
     checkpoints: tuple[int, ...] = ()
     final: bool = False
+    secrets_removed: bool = False
 
     @property
     def is_alive(self) -> bool:
