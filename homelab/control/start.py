@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from homelab.config.cluster import Node
 from homelab.control import interrupts
 from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
@@ -126,9 +128,10 @@ def data_on_node(material: list[Material], workdir: str, described: Mapping[str,
 
 
 def stop_all(
-    fleet: Fleet, run: str, names: Collection[str], how: Mapping[str, Any], grace_s: float = 8.0
+    fleet: Fleet, run: str, names: Collection[str], how: Mapping[str, Any], grace_s: float = 8.0, workdirs: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, Any], dict[str, HomelabError]]:
     """End the run on these nodes: what each says, and the nodes that could not be asked. `how`: BY_HAND, or a claim's `as_request`.
+    `workdirs`: where the run's folders were made, by node: it is looked for there, too.
 
     First every node writes down that a stop is meant: ranks whose peers were stopped first fail, and must not look like the
     cause of it.
@@ -137,7 +140,11 @@ def stop_all(
     for error in errors.values():
         if isinstance(error, (TakenError, SupersededError)):
             raise error
-    return fleet.ask("stop", {"run": run, "grace_s": grace_s, **how}, names=names, timeout_s=grace_s + 20.0)
+
+    def request(node: Node) -> dict[str, Any]:
+        return {"run": run, "grace_s": grace_s, **how, "made_in": workdirs.get(node.name)}
+
+    return fleet.ask("stop", request, names=names, timeout_s=grace_s + 20.0)
 
 
 def keep(paths: RunPaths, fleet: Fleet, plan: Plan, plan_text: str) -> None:

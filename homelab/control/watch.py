@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.control import by_hand, diagnosed, find, head_supervisor, leftovers, stop
+from homelab.control import by_hand, diagnosed, find, head_supervisor, leftovers, parts, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -48,7 +48,7 @@ class Watcher:
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
-            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
+            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
         on_nodes = self._supervisors_on_nodes()
@@ -122,19 +122,14 @@ class Watcher:
         return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
-        known = {node.name for node in self._fleet.cluster.nodes}
         attempt = find.plan_of(self._paths).attempt
         known_lines: dict[str, int] = {}
         for kind, its_attempt, rank, *_ in {_key(line) for line in self._kept}:
             if kind and its_attempt == attempt:
                 known_lines[str(rank)] = known_lines.get(str(rank), 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
-        answers, errors = self._fleet.ask(
-            "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
-        )
+        answers, self.unreachable = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         self.replies = replies.parse_replies(answers)
-        self.unreachable = {name: error.message for name, error in errors.items()}
-        self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
         self._keep(
             [
                 line

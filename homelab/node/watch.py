@@ -178,11 +178,21 @@ def mark_stop(request):
 def stop(request):
     """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped.
 
-    A full disk is no reason to let it run: what cannot be written then is left out. "as_nodes": the names under which this machine
-    has taken part in the run, "known": whether it has the run's folder.
+    A full disk is no reason to let it run: what cannot be written then is left out. "made_in": the workdir in which the run's
+    folder was made here, where that may be another one than today's. "as_nodes": the names under which this machine has taken part
+    in the run.
     """
     with contextlib.suppress(OSError):
         mark_stop(request)
+    outcome = _stop(request)
+    made_in = request.get("made_in")
+    if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):
+        there = _stop(dict(request, workdir=made_in))
+        return {key: there[key] + value for key, value in outcome.items()}
+    return outcome
+
+
+def _stop(request):
     run, folder = paths.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
     outcome = processes.end_run(run, request["workdir"], paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0)))
     remove_secrets(folder)
@@ -192,8 +202,10 @@ def stop(request):
         end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
         with contextlib.suppress(OSError):
             files.write_json(os.path.join(here, "exit.json"), end)
-    names = sorted({name for number in paths.attempts(folder) for name in paths.names_here(folder, number)})
-    return dict(outcome, as_nodes=names, known=os.path.isdir(folder))
+    names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
+    # Where nodes share a disk all their names are there, and this machine speaks for its own.
+    own = {name for found in names for name in found if len(found) == 1 or name == request["node"]}
+    return dict(outcome, as_nodes=sorted(own))
 
 
 def undo(request):

@@ -49,7 +49,6 @@ class Stopped(Loose):
     killed: int
     left: tuple[int, ...]
     as_nodes: tuple[Line, ...] = ()
-    known: bool = False
 
 
 class Holder(Loose):
