@@ -5,6 +5,7 @@ The nodes are real agents, asked in this process, each with a workdir of its own
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import threading
@@ -119,7 +120,7 @@ def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(n
         assert winner in str(lost[0]) and "homelab" in lost[0].hint
         for node in nodes.nodes.values():
             node.ask("stop", {"run": winner, "grace_s": 0.2})
-            (Path(node.workdir) / "runs" / winner / "run.json").unlink()
+            shutil.rmtree(Path(node.workdir) / "runs")
             (Path(node.workdir) / "claims" / ".started").unlink()
 
 
