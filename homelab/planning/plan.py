@@ -288,7 +288,8 @@ def _environment(
     if device == "cuda":
         found |= {
             "NCCL_SOCKET_IFNAME": interface,
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30",
+            # NCCL's monitor kills a process whose own thread gets no processor for so long; a hang is found by our watchdog before.
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
             "TORCH_NCCL_PROPAGATE_ERROR": "1",
             # The last collectives of every rank, written down when one times out; where, the agent says on the node.
             "TORCH_FR_BUFFER_SIZE": "2000",

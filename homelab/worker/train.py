@@ -119,6 +119,7 @@ class Run:
             interval=self.interval,
             before_first=self._before_first,
             after_step=self._after_step,
+            after_pass=recorder.sign,
             load_weights=load_weights,
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -214,8 +215,9 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device
-        )
+            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
+            after_pass=self.recorder.sign,
+        )  # fmt: skip
         self.losses[step] = loss
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
