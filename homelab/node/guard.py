@@ -1,6 +1,6 @@
 """What a node does for itself while it trains: it stays awake, and when it has lost the controller and the other nodes it lets go.
 
-A rank that waits for peers which never come again holds its card for two minutes, and one that was stopped by a signal for ever. Who is
+A rank that waits for peers which never come again holds its card for half an hour, and one that was stopped by a signal for ever. Who is
 still followed by a supervisor leaves that to it; who has only lost the controller (a laptop lid) trains on.
 """
 

@@ -17,7 +17,7 @@ from homelab.planning.ranks import card_count, plan_ranks, rank_count, shape_of
 from homelab.planning.rows import DataFile
 from homelab.worker.learning_rate import scaled
 
-DDP_TIMEOUT_S = 120
+DDP_TIMEOUT_S = 120  # for ranks to connect; in a step a slow peer is waited for longer (`homelab.worker.ranks`)
 
 
 def make(
