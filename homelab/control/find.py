@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster, is_node_name
 from homelab.config.recipe import Recipe
+from homelab.control import leftovers
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
@@ -53,6 +54,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
             _refuse_unreadable(RunPaths(runs_dir / name))
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
+    leftovers.tell(runs_dir, answers)
     remote = sorted(
         {
             (entry["created_at"] or 0.0, entry["name"], node)
@@ -207,6 +209,7 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any
     """Every run anybody knows, newest first: name, state, attempt, created_at, nodes; and the nodes that could not be asked."""
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
+    leftovers.tell(runs_dir, answers)
     rows: dict[str, dict[str, Any]] = {}
     for paths in store.runs_in(runs_dir):
         attempt = store.read_object(paths.state_json).get("attempt")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, stop
+from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -23,7 +23,7 @@ from homelab.runs.gathered import Gathered
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
 from homelab.runs.standing import standing
-from homelab.runs.state import FINISHED, newest_attempt
+from homelab.runs.state import FINISHED, newest_attempt, node_part
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
@@ -55,6 +55,9 @@ class Watcher:
         before = store.read_object(self._paths.state_json).get("state")
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
+        for name, reply in self.replies.items():
+            if reply.run and reply.run.secrets_removed:
+                leftovers.note(self._paths, name)
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -115,13 +118,8 @@ class Watcher:
         return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
-        parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
-        ended_badly = any(part.exit and not part.exit.is_success and not part.exit.stopped for part in parts)
-        return (
-            ended_badly
-            or bool(self.unreachable)
-            or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
-        )
+        parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
+        return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
         known = {node.name for node in self._fleet.cluster.nodes}

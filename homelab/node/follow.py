@@ -15,6 +15,7 @@ from homelab.node.peers import Peers
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
+_DEAD = frozenset(("", "Z", "X"))
 
 
 def follow(request):
@@ -80,7 +81,7 @@ class Follower:
 
     def _rank(self, rank, now_s):
         home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
-        beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
+        beat, state = _last_word(os.path.join(home, "heartbeat.json"))
         phase, step = beat.get("phase"), beat.get("step")
         # A beat is told from the last one by what it says, not by its time: the node's clock may jump.
         mark = (beat.get("pid"), beat.get("phase"), beat.get("step"), beat.get("time"))
@@ -88,12 +89,28 @@ class Follower:
             self._beats[rank] = (mark, now_s)
         return {
             "pid": beat.get("pid") if isinstance(beat.get("pid"), int) else None,
-            "state": _state(beat.get("pid")),
+            "state": state,
             "phase": phase if isinstance(phase, str) and phase else "absent",
             "step": step if isinstance(step, int) else 0,
             "still_s": round(now_s - self._beats[rank][1], 2),
             "error": os.path.exists(os.path.join(home, "error.json")),
         }
+
+
+def _last_word(path):
+    """A rank's heartbeat and the state of its process. Who is dead has nothing more to say: its beat is read after its end is seen.
+
+    Read before, the beat of a rank that says "done" and ends between the two looks is that of one that died at its work.
+    """
+    beat = files.read_object(path) or {}
+    while True:
+        state = _state(beat.get("pid"))
+        if state not in _DEAD:
+            return beat, state
+        again = files.read_object(path) or {}
+        if again == beat:
+            return beat, state
+        beat = again
 
 
 def hear(node_dir):

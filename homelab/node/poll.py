@@ -4,7 +4,7 @@ import glob
 import os
 import time
 
-from homelab.node import files, load, paths, processes, records, supervisor
+from homelab.node import files, leftovers, load, paths, processes, records, supervisor, watch
 
 
 def poll(request):
@@ -47,7 +47,7 @@ def runs(request):
                 "size_bytes": None,
             }
         )
-    return {"runs": found}
+    return {"runs": found, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
 
 
 def describe(request):
@@ -80,12 +80,27 @@ def _run(folder, request):
         "processes": len(pids),
         "exit": files.read_object(os.path.join(here, "exit.json")),
         "started_at": agent["started_at"] if agent else None,
+        "rebooted": _rebooted(agent),
+        "stop_marked_at": _stop_marked_at(here),
         "ranks": ranks,
         "torchrun_tail": files.tail(os.path.join(here, "err.log"), int(request.get("torchrun_lines", 60))),
         "checkpoints": files.checkpoint_steps(folder),
         "final": os.path.exists(os.path.join(folder, "final", "README.md")),
         "run_dir": folder,
+        "secrets_removed": bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
     }
+
+
+def _rebooted(agent):
+    """Whether this machine was started anew since the attempt was; None where that is not known."""
+    then, now = (agent or {}).get("boot_id"), watch.boot_id()
+    return then != now if isinstance(then, str) and then and now else None
+
+
+def _stop_marked_at(here):
+    """When homelab itself was about to end this attempt here (`homelab.node.watch.mark_stop`); None where it was not."""
+    marked_at = (files.read_object(os.path.join(here, "stop")) or {}).get("time")
+    return marked_at if isinstance(marked_at, (int, float)) else None
 
 
 def _rank(folder, attempt, here, rank, request):

@@ -32,6 +32,7 @@ class Runs(Loose):
     """`runs`."""
 
     runs: tuple[KnownRun, ...]
+    secrets_removed: tuple[RunName, ...] = ()
 
 
 class Described(Loose):

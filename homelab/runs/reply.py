@@ -127,6 +127,7 @@ class Exit(Loose):
 
 # A damaged file on a node is no reason not to hear the node.
 ExitOrNone = Annotated[Exit | None, WrapValidator(_or_none)]
+MomentOrNone = Annotated[Moment | None, WrapValidator(_or_none)]
 
 
 class RunReply(Loose):
@@ -138,10 +139,13 @@ class RunReply(Loose):
     torchrun_alive: bool = False
     exit: Exit | None = None
     started_at: Moment | None = None
+    rebooted: bool | None = None  # the machine was started anew since; None where nobody knows
+    stop_marked_at: MomentOrNone = None  # homelab was about to end it here: its exit record follows, or could not be written
     ranks: dict[int, RankReply] = Field(default_factory=dict)
     torchrun_tail: tuple[Line, ...] = ()
     checkpoints: tuple[int, ...] = ()
     final: bool = False
+    secrets_removed: bool = False
 
     @property
     def is_alive(self) -> bool:

@@ -78,6 +78,15 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
     return _still(heard, unheard, is_lost, step_s)
 
 
+def confirmed(first: Verdict, again: Verdict, signs: Mapping[str, Sign]) -> Verdict:
+    """What holds of an end that was seen: `first`, or `again`, judged when torchrun has had the time to say its own word (`signs`).
+
+    A run that is done is not started again, whatever was seen in between. Of what is trouble the first word tells most.
+    """
+    ended_well = all(name in signs and _is_done(signs[name]) for name in first.nodes)
+    return first if again.is_trouble or (again.kind == "well" and not ended_well) else again
+
+
 def _ended(known: Mapping[str, Sign], expected: Collection[str], heard: Mapping[str, Sign]) -> Verdict | None:
     # From another controller, too: the ranks die next, one after another.
     if any(sign.stopping or (sign.exit is not None and sign.exit.stopped) for sign in known.values()):

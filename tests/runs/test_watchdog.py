@@ -95,6 +95,24 @@ def test_a_rank_that_is_done_though_its_agent_was_killed_counts_as_done() -> Non
     assert judge(signs).kind == "done"
 
 
+def confirmed(**then: dict[str, Any]) -> watchdog.Verdict:
+    """The laptop's rank was seen dead; what holds when the nodes have said these things."""
+    first = judge(all_signs(laptop={"rank_state": ""}))
+    assert first.kind == "dead-rank"
+    signs = all_signs(**then)
+    return watchdog.confirmed(first, judge(signs), signs)
+
+
+def test_an_end_that_was_seen_is_judged_by_torchruns_own_word() -> None:
+    assert confirmed(**{name: DONE for name in NODES}).kind == "done"
+    assert confirmed(laptop=DONE, tower={"rank_phase": "saving"}).kind == "well", "it ended well, and the others are about to"
+    assert confirmed(**{name: {"stopping": True} for name in NODES}).kind == "stopped"
+    failed = {"exit": Exit(returncode=1), "rank_state": ""}
+    assert confirmed(**{name: failed for name in NODES}).kind == "dead-rank", "the first word tells most"
+    assert confirmed(laptop={"rank_state": ""}).kind == "dead-rank"
+    assert confirmed(laptop={"rank_state": "", "heard_s": 9.0}).kind == "dead-rank", "that it fell silent since is no proof of its health"
+
+
 def test_the_moment_between_torchruns_end_and_the_agents_word_of_it_is_no_trouble() -> None:
     signs = all_signs(laptop={"torchrun": "", "rank_phase": "done", "rank_state": ""})
     assert judge(signs).kind == "well"
