@@ -149,6 +149,12 @@ def attempts(paths: RunPaths) -> list[int]:
     return sorted(found, reverse=True)
 
 
+def resumed(paths: RunPaths) -> dict[int, int]:
+    """Attempt -> the step after which it went on, of the plans that can be read."""
+    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
+    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
+
+
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:
     return _plan_in(store.read_json(paths.plan_json(number)), paths.name, number)
 
