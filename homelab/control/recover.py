@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any, Literal
 from homelab.checks import registry
 from homelab.config.recipe import LogPolicy
 from homelab.control import copies, diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
+from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
 from homelab.diagnose import endings
 from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.errors import HomelabError, InputError, StoppedError, SupersededError, TakenError, UnreachableError
 from homelab.planning import report
 from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
@@ -105,11 +107,11 @@ class Halted:
 
 
 def halt(
-    fleet: Fleet, paths: RunPaths, found: Examination, *, nodes: Collection[str], from_scratch: Scratch, say: Say, grace_s: float = 3.0
+    fleet: Fleet, claim: Claim, paths: RunPaths, found: Examination, *, nodes: Collection[str], from_scratch: Scratch, say: Say, grace_s: float = 3.0
 ) -> Halted:
     """Stop what is left of the last attempt everywhere, and choose the newest checkpoint that is whole.
 
-    `fleet` is the whole cluster: a node that is not among `nodes` may still run the last attempt, or hold the newest
+    `fleet` is the whole cluster, and `claim` that on the run: without it nothing is stopped. A node that is not among `nodes` may still run the last attempt, or hold the newest
     checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when a process does not end, when no
     complete checkpoint is left and `from_scratch` does not allow to begin again, or when it would be another training.
     """
@@ -118,7 +120,7 @@ def halt(
     identity.refuse_edited_recipe(fleet, paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
-    stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=grace_s)
+    stopped, silent = start.stop_all(fleet, paths.name, names, claim.as_request(), grace_s=grace_s)
     unreachable = found.unreachable | {name: error.message for name, error in silent.items()}
     names = [name for name in stopped if name in nodes]
     if not names:
@@ -140,7 +142,7 @@ def halt(
 
 
 def resume(
-    fleet: Fleet, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
+    fleet: Fleet, claim: Claim, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
     lower: Mapping[str, int] = MappingProxyType({}), why_not: str = UNNAMED, announce: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:  # fmt: skip
     """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
@@ -170,7 +172,7 @@ def resume(
     gone = {name: ill[name].message for name in ill} | unnamed | unreachable
     refusals.refuse_too_few(paths, recipe, well, gone)
     identity.refuse_other_data(described, seen, items)
-    attempt = max(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
+    attempt = claim.known(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
     only_well = replace(seen, cluster=seen.cluster.only(well), facts={name: seen.facts[name] for name in well})
     identity.refuse_other_model(paths, described, only_well)
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
@@ -189,7 +191,15 @@ def resume(
         start.keep(paths, fleet, plan, report.text(plan))
         store.set_state(paths, "starting", attempt)
         try:
-            start.start(fleet, plan, described, items, say)
+            start.start(fleet, claim, plan, described, items, say)
+        except StoppedError:
+            store.set_state(paths, "stopped", attempt, intent="stopped")
+            store.event(paths, f"attempt {attempt} was not started: the run was stopped by hand")
+            raise
+        except (TakenError, SupersededError):
+            shutil.rmtree(paths.attempt(attempt), ignore_errors=True)  # the attempt of this number is somebody else's
+            store.event(paths, f"attempt {attempt} was not started from here: the run has gone on elsewhere")
+            raise
         except BaseException:
             store.set_state(paths, "failed", attempt)
             store.event(paths, f"attempt {attempt} did not start")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
+from homelab.control import by_hand, diagnosed, find, head_supervisor, leftovers, parts, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -50,7 +50,7 @@ class Watcher:
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
-            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
+            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
         on_nodes = self._supervisors_on_nodes()
@@ -108,9 +108,11 @@ class Watcher:
         steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == seen.attempt and line.get("step_s")]
         still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
         of_run = f"{seen.run}{self._options}"
+        known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(
-            seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
+            seen.state, known, silent if place else "", still,
             recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
+            is_pending=by_hand.is_under_way(known),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:
@@ -122,7 +124,6 @@ class Watcher:
         return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
-        known = {node.name for node in self._fleet.cluster.nodes}
         plan = find.plan_of(self._paths)
         attempt = plan.attempt
         known_lines: dict[str, int] = {}
@@ -132,12 +133,8 @@ class Watcher:
                 known_lines[rank] = known_lines.get(rank, 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
         request["before"] = attempt not in self._asked_before and self._lacks(plan.resume_step)
-        answers, errors = self._fleet.ask(
-            "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
-        )
+        answers, self.unreachable = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         self.replies = replies.parse_replies(answers)
-        self.unreachable = {name: error.message for name, error in errors.items()}
-        self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
         if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
             self._asked_before.add(attempt)
         keep(self._paths, answers, self._gathered)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import diagnosed, find, watch
+from homelab.control import diagnosed, find, parts, watch
 from homelab.control.diagnosed import Kept
 from homelab.dashboard.snapshot import EventRow, NextCommand, event_row
 from homelab.errors import HomelabError, InputError
@@ -127,9 +127,7 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int, options: str) -> _Judg
         names, ranks = known, []
     lines = {str(rank): _ALL_LINES for rank in ranks}
     request = {"run": paths.name, "attempt": number, "tail_lines": 200, "after_lines": lines}
-    answers, errors = fleet.ask("poll", request, names=sorted(names & known), timeout_s=_POLL_TIMEOUT_S)
-    unreachable = {name: error.message for name, error in errors.items()}
-    unreachable |= {name: "it is not in cluster.toml" for name in sorted(names - known)}
+    answers, unreachable = parts.poll(fleet, request, sorted(names), timeout_s=_POLL_TIMEOUT_S)
     heard = {name: _as_it_was(reply) for name, reply in replies.parse_replies(answers).items()}
     # Which nodes cannot be reached today says nothing of that day.
     state = run_state(sorted(names), heard, unreachable)

@@ -211,6 +211,25 @@ def new_name(label: str, now: float, taken: set[str]) -> str:
     return name
 
 
+def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
+    """`new_name`, and its folder made in `folder`: two that launch at the same moment never have the same. Raises HomelabError."""
+    while True:
+        name = new_name(label, now, taken)
+        with written(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                os.mkdir(folder / name)
+                return name
+            except FileExistsError:
+                taken = taken | {name}
+
+
+def give_back(folder: Path, name: str) -> None:
+    """A name of which nothing has come."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder / name)
+
+
 def runs_in(folder: Path) -> list[RunPaths]:
     """The runs of this controller folder, newest first. A copy that somebody named "... (copy)" is none."""
     try:
