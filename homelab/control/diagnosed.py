@@ -27,7 +27,12 @@ class Kept(Frozen):
     @property
     def doubt(self) -> tuple[bool, bool, int]:
         """Of two diagnoses of the same attempt the one with less is taken. A node that let go because it heard nobody only came after."""
-        return not self.diagnosis.names_a_reason, self.diagnosis.cause == endings.ALONE.id, len(self.unreachable)
+        return not self.diagnosis.names_a_reason, self.diagnosis.cause in (endings.ALONE.id, endings.VANISHED.id), len(self.unreachable)
+
+    def outlasts(self, newer: Kept) -> bool:
+        """Whether this one stays. That a watcher is gone is a guess at what ended it: it replaces nothing that was known before."""
+        is_guess = newer.diagnosis.cause == endings.VANISHED.id and self.diagnosis.cause != endings.VANISHED.id
+        return is_guess or self.doubt < newer.doubt
 
 
 def make(
@@ -47,7 +52,7 @@ def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mappi
     """
     new = Kept(attempt=attempt, made_at=time.time(), unreachable=dict(unreachable), diagnosis=diagnosis)
     old = read(paths, attempt)
-    if old is not None and (old.doubt < new.doubt or old.model_copy(update={"made_at": new.made_at}) == new):
+    if old is not None and (old.outlasts(new) or old.model_copy(update={"made_at": new.made_at}) == new):
         return old
     with store.told(paths.diagnosis_json(attempt)):
         store.write_json(paths.diagnosis_json(attempt), new.model_dump(mode="json"))

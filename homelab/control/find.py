@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster, is_node_name
 from homelab.config.recipe import Recipe
+from homelab.control import leftovers
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
@@ -53,6 +54,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
             _refuse_unreadable(RunPaths(runs_dir / name))
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
+    leftovers.tell(runs_dir, answers)
     remote = sorted(
         {
             (entry["created_at"] or 0.0, entry["name"], node)
@@ -147,6 +149,12 @@ def attempts(paths: RunPaths) -> list[int]:
     return sorted(found, reverse=True)
 
 
+def resumed(paths: RunPaths) -> dict[int, int]:
+    """Attempt -> the step after which it went on, of the plans that can be read."""
+    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
+    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
+
+
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:
     return _plan_in(store.read_json(paths.plan_json(number)), paths.name, number)
 
@@ -201,6 +209,7 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> tuple[list[dict[str, Any
     """Every run anybody knows, newest first: name, state, attempt, created_at, nodes; and the nodes that could not be asked."""
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
+    leftovers.tell(runs_dir, answers)
     rows: dict[str, dict[str, Any]] = {}
     for paths in store.runs_in(runs_dir):
         attempt = store.read_object(paths.state_json).get("attempt")

@@ -27,9 +27,11 @@ from homelab.runs import lock, policy, store, watchdog
 from homelab.runs.pace import Pace
 from homelab.runs.paths import RunPaths
 from homelab.runs.policy import Action, Restart
-from homelab.runs.watchdog import Verdict
+from homelab.runs.signs import Sign
+from homelab.runs.watchdog import Kind, Verdict
 
 Say = Callable[[str], None]
+ENDS: frozenset[Kind] = frozenset({"exit", "dead-rank"})
 # What follows the first sign of a failure within a moment belongs to it: the ends of the other ranks, their last words.
 SETTLE_S, SETTLE_MOST_S = 0.7, 6.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
@@ -58,6 +60,7 @@ class Supervisor:
         self._pace = Pace(whole["step_s"])
         self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
+        self._noticed_at = time.time()  # when the newest verdict was made: what is waited for behind it is no part of the finding
 
     def run(self) -> str:
         """Until the run is done, stopped, or given up; how it ended."""
@@ -69,7 +72,10 @@ class Supervisor:
         was_recovering = self._was[0] == "recovering" and not self._has_started(plan) and not self._is_stopped(plan)
         if was_recovering:
             with self._followers(plan) as followers:
-                if not self._recover(plan, cut_short, frozenset(), followers):
+                _settle(followers, ())
+                names = [node.name for node in plan.nodes]
+                is_done = self._judge(plan, names, self._signs(followers), followers).kind == "done"
+                if not is_done and not self._recover(plan, cut_short, frozenset(), followers):
                     return "given up"
         while True:
             plan = find.plan_of(self._paths)
@@ -100,12 +106,10 @@ class Supervisor:
             while True:
                 if self._is_stopped(plan):
                     return Verdict("stopped"), gone
-                signs = followers.signs()
-                if self._recipe.script is not None:  # any program: only its end can be seen
-                    signs = {name: sign.model_copy(update={"ranks": {}}) for name, sign in signs.items()}
+                signs = self._signs(followers)
                 now = time.monotonic()
                 self._pace.see(signs, now)
-                verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+                verdict = self._judge(plan, names, signs, followers)
                 well = {name for name in returning.well if self._refused.get(name, 0.0) <= now}
                 if verdict.kind != "well":
                     return verdict, gone - well
@@ -119,6 +123,22 @@ class Supervisor:
                     looked_at = now
                     self._look_aside()
                 followers.wait(0.2)
+
+    def _judge(self, plan: Plan, names: list[str], signs: dict[str, Sign], followers: Followers) -> Verdict:
+        """The watchdog's verdict. Of an end it is asked again when torchrun has said its own word."""
+        self._noticed_at = time.time()
+        verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+        if verdict.kind not in ENDS:
+            return verdict
+        _settle(followers, verdict.nodes)
+        signs = self._signs(followers)
+        return watchdog.confirmed(verdict, watchdog.judge(plan.attempt, names, signs, self._pace.step_s), signs)
+
+    def _signs(self, followers: Followers) -> dict[str, Sign]:
+        signs = followers.signs()
+        if self._recipe.script is None:
+            return signs
+        return {name: sign.model_copy(update={"ranks": {}}) for name, sign in signs.items()}  # any program: only its end can be seen
 
     def _has_started(self, plan: Plan) -> bool:
         """The attempt that the last supervisor was about to start came to its start."""
@@ -151,7 +171,8 @@ class Supervisor:
         """Stop, diagnose, decide, start the next attempt. False when the run is given up (or was stopped meanwhile)."""
         self._say(f"attempt {plan.attempt}: {verdict.kind}: {verdict.because}")
         word = "trouble" if verdict.is_trouble else "restart"
-        store.event(self._paths, f"{word}: {verdict.because}", kind=verdict.kind, nodes=list(verdict.nodes), ranks=list(verdict.ranks))
+        seen = {"time": self._noticed_at, "kind": verdict.kind, "nodes": list(verdict.nodes), "ranks": list(verdict.ranks)}
+        store.event(self._paths, f"{word}: {verdict.because}", **seen)
         self._write("recovering", verdict.because, plan)
         began_at, tries, said = time.monotonic(), 0, ""
         found: Examination | None = None
@@ -181,8 +202,6 @@ class Supervisor:
                 time.sleep(wait_s)
 
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> Examination:
-        if verdict.kind in ("exit", "dead-rank"):
-            _settle(followers, verdict.nodes)
         if verdict.kind in ("hang", "frozen-rank", "silent-node"):
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
         silent = dict.fromkeys(left_out, "it was left out, and is not well yet")

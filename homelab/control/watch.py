@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, stop
+from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -19,10 +19,11 @@ from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock, store, unattended
 from homelab.runs import reply as replies
+from homelab.runs.gathered import Gathered
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
 from homelab.runs.standing import standing
-from homelab.runs.state import FINISHED, newest_attempt
+from homelab.runs.state import FINISHED, newest_attempt, node_part
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
@@ -36,7 +37,8 @@ class Watcher:
         self._paths = paths
         self._options = options
         self._described = store.read_object(paths.run_json)
-        self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
+        self._gathered = Gathered(paths)
+        self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
         self.without_supervisor: tuple[str, ...] = ()
@@ -53,6 +55,9 @@ class Watcher:
         before = store.read_object(self._paths.state_json).get("state")
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
+        for name, reply in self.replies.items():
+            if reply.run and reply.run.secrets_removed:
+                leftovers.note(self._paths, name)
         seen = snapshots.build(
             run=self._paths.name,
             recipe=self._described.get("recipe_file", ""),
@@ -60,7 +65,7 @@ class Watcher:
             unreachable=self.unreachable,
             now=time.time(),
             plan=plan,
-            metrics=[Metric.model_validate(line) for line in self._kept],
+            metrics=[Metric.model_validate(line) for line in self._gathered.lines],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
@@ -100,7 +105,7 @@ class Watcher:
             return ()
         place = head_supervisor.recorded(self._paths)
         silent = f"{place} does not answer" if place in self.unreachable else f"none is at work on {place} any more"
-        steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
+        steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == seen.attempt and line.get("step_s")]
         still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
         of_run = f"{seen.run}{self._options}"
         return unattended.notes(
@@ -113,37 +118,29 @@ class Watcher:
         return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
-        parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
-        ended_badly = any(part.exit and not part.exit.is_success and not part.exit.stopped for part in parts)
-        return (
-            ended_badly
-            or bool(self.unreachable)
-            or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
-        )
+        parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
+        return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
         known = {node.name for node in self._fleet.cluster.nodes}
-        attempt = find.plan_of(self._paths).attempt
+        plan = find.plan_of(self._paths)
+        attempt = plan.attempt
         known_lines: dict[str, int] = {}
-        for kind, its_attempt, rank, *_ in {_key(line) for line in self._kept}:
-            if kind and its_attempt == attempt:
-                known_lines[str(rank)] = known_lines.get(str(rank), 0) + 1
+        for line in self._gathered.lines:
+            if line.get("kind") and line.get("attempt") == attempt:
+                rank = str(line.get("rank"))
+                known_lines[rank] = known_lines.get(rank, 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
+        request["before"] = attempt not in self._asked_before and self._lacks(plan.resume_step)
         answers, errors = self._fleet.ask(
             "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
         )
         self.replies = replies.parse_replies(answers)
         self.unreachable = {name: error.message for name, error in errors.items()}
         self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
-        self._keep(
-            [
-                line
-                for answer in answers.values()
-                if answer["run"]
-                for rank in answer["run"]["ranks"].values()
-                for line in rank["metrics"]
-            ]
-        )
+        if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
+            self._asked_before.add(attempt)
+        keep(self._paths, answers, self._gathered)
 
     def _tell(self, what: str) -> None:
         """Write down what happened, unless the supervisor on a node has written it down last."""
@@ -151,11 +148,21 @@ class Watcher:
         if not known or known[-1].get("what") != what:
             store.event(self._paths, what)
 
-    def _keep(self, lines: list[dict[str, Any]]) -> None:
-        have = {_key(line) for line in self._kept}
-        new = [line for line in lines if _key(line) not in have]
-        self._kept += new
-        store.append_lines(self._paths.metrics_jsonl, new)
+    def _lacks(self, resume_step: int) -> bool:
+        """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
+        if not resume_step:
+            return False
+        lines = self._gathered.lines
+        done = {line.get("step") for line in lines if line.get("kind") == "train"}
+        evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
+        return not (done >= set(range(1, resume_step + 1)) and 0 in evaluated)
+
+
+def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathered | None = None) -> None:
+    """Have here what ranks have measured, of answers to `poll`: after a fault it may never be asked again."""
+    ranks = [rank for answer in answers.values() if answer.get("run") for rank in answer["run"]["ranks"].values()]
+    known = gathered or Gathered(paths)
+    known.add([line for rank in ranks for line in (*rank.get("before", ()), *rank["metrics"])], find.resumed(paths))
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> int:
@@ -191,16 +198,3 @@ def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> in
 def _has_ended(seen: Snapshot) -> bool:
     """With a supervisor a failure is not the end: it goes on, or gives up and leaves."""
     return seen.state in ("done", "stopped") or (seen.state in (*FINISHED, "lost") and not seen.supervisor)
-
-
-def _is_metric(line: dict[str, Any]) -> bool:
-    """False for a line of a damaged file: the nodes give it again."""
-    try:
-        Metric.model_validate(line)
-    except ValidationError:
-        return False
-    return True
-
-
-def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-    return (line.get("kind"), line.get("attempt"), line.get("rank"), line.get("step"), line.get("message"))

@@ -149,7 +149,7 @@ def _as_it_was(reply: Reply) -> Reply:
 
 def _better(fresh: Kept | None, kept: Kept | None) -> tuple[Kept | None, bool]:
     """The one with less doubt, that of today where both have the same; and whether it is the one that was kept."""
-    is_kept = kept is not None and (fresh is None or kept.doubt < fresh.doubt)
+    is_kept = kept is not None and (fresh is None or kept.outlasts(fresh))
     return (kept if is_kept else fresh), is_kept
 
 

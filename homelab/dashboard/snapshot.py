@@ -246,7 +246,7 @@ def _node_row(
             name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
         )
     part = node_part(reply.run, attempt)
-    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone"}
+    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone", "stopped": "stopped"}
     ended = reply.run.exit if reply.run else None
     return NodeRow(
         name=name,

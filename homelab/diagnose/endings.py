@@ -69,6 +69,14 @@ NODE_RESTARTED = Rule(
     True,
     60,
 )
+VANISHED = Rule(
+    "vanished",
+    "homelab's watcher on {node} ended without a word, and the ranks with it",
+    "something ended all programs of this user there: a logout ({on_node:loginctl enable-linger} prevents that), memory that ran out "
+    '({on_node:journalctl -k | grep -i "killed process"} tells), or a person; go on: ' + RECOVER,
+    True,
+    50,
+)
 NOT_STARTED = Rule(
     "not-started", "torchrun could not start on {node}: {message}", "homelab preflight names what is missing", False, 80
 )
@@ -86,7 +94,9 @@ SILENT = Rule(
     True,
     45,
 )
+# A node is gone, or was: it explains why the ranks of the others lost their connections, and is no reason of theirs.
+OF_A_NODE: tuple[Rule, ...] = (UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED)
 ENDINGS: tuple[Rule, ...] = (
-    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED,
+    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED,
     NOT_STARTED, TORCHRUN_KILLED, SILENT,
 )  # fmt: skip

@@ -42,7 +42,7 @@ class Suspect:
         """0 a reason, 1 a node that is gone, 2 an ending without a word, 3 waited in vain, 4 lost its peer."""
         if self.rule.role != "cause":
             return 3 if self.rule.role == "symptom" else 4
-        if self.rule in (endings.UNREACHABLE, endings.ALONE, endings.NODE_RESTARTED):
+        if self.rule in endings.OF_A_NODE:
             return 1
         return 0 if self.rule.specificity >= 50 else 2
 
@@ -74,14 +74,15 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
                 has_words = True
                 yield suspect
     if part == "vanished":
-        yield Suspect(endings.NODE_RESTARTED, node, saw="the agent is gone and wrote down no end")
+        ending = endings.NODE_RESTARTED if run.rebooted else endings.VANISHED
+        yield Suspect(ending, node, saw="the agent is gone and wrote down no end")
     if part == "failed" and not failures:
         yield from _of_torchrun(node, run, has_words=has_words)
 
 
 def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | None, run: RunReply) -> Iterator[Suspect]:
     """What one rank's own words and its exit say, the worker's own account before all others."""
-    is_stopped = run.exit is not None and run.exit.stopped
+    is_stopped = node_part(run, run.attempt) == "stopped"
     code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
     time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
 

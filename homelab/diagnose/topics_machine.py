@@ -19,7 +19,7 @@ TOPICS: tuple[Topic, ...] = (
             "then: homelab preflight",
         ),
         checks_too=("ssh.login",),
-        rules=("unreachable", "alone", "node-restarted"),
+        rules=("unreachable", "alone", "node-restarted", "vanished"),
         words=("ssh", "power cut", "reboot", "offline", "dead", "address changed", "dhcp"),
     ),
     Topic(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from homelab import secrecy
 from homelab.errors import HomelabError, InputError, did_you_mean
 from homelab.node import files
 from homelab.plain import plain_name
@@ -43,12 +44,16 @@ On the nodes, <workdir>/runs/<this name>/ also holds attempts/<n>/nodes/<node>/ 
 attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpoints/, tensorboard/ and final/ (on the head).
 """
 
+# What later commands go by, word for word. All else tells people what happened: a secret that a program has printed stays out of it.
+_WORD_FOR_WORD = ("run.json", "cluster.json", "plan.json")
+
 # File -> why it could not be written, of this process: what is only told to people is no reason to leave a run alone.
 UNTOLD: dict[Path, HomelabError] = {}
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside `path` and put it in place with one rename. Raises HomelabError where the disk refuses."""
+    """Write beside `path` and put it in place with one rename, without secrets that are known here. Raises HomelabError where the disk refuses."""
+    text = text if path.name in _WORD_FOR_WORD else secrecy.hide(text)
     partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
     with written(path):
         is_new = not path.parent.exists()
@@ -146,7 +151,8 @@ def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
         with path.open("a+", encoding="utf-8", errors="backslashreplace") as stream:
             end = stream.seek(0, os.SEEK_END)
             whole = end == 0 or os.pread(stream.fileno(), 1, end - 1) == b"\n"  # not after a disk that was full in the middle of a line
-            stream.write(("" if whole else "\n") + "".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values))
+            lines = "".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values)
+            stream.write(("" if whole else "\n") + secrecy.hide(lines))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

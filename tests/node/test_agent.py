@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from homelab.diagnose.cause import diagnose
 from homelab.node import digests, facts, files, paths, poll, ports, processes, watch
 from homelab.node.probes import speeds
 from homelab.remote import answers
+from homelab.runs.reply import parse_replies
+from homelab.runs.state import node_part
 from homelab.runs.store import USABLE_NAME
 
 pytestmark = pytest.mark.timeout(60)
@@ -107,6 +110,27 @@ def test_it_goes_on_when_everybody_has_left(workdir: Path) -> None:
     assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN})["asked"] == 0
 
 
+@pytest.mark.parametrize("is_stop", [True, False])
+def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) -> None:
+    """What is seen between its end by SIGKILL and the record of that end: by homelab's own stop, or by something else."""
+    started = ask("start", request(workdir, "import time; time.sleep(30)"))
+    if is_stop:
+        assert watch.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
+    processes.signal_all([started["agent_pid"], started["torchrun_pid"]], signal.SIGKILL)
+    wait_until(lambda: not processes.of_run(RUN, NODE))
+    raw = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
+    reply = parse_replies({NODE: raw})[NODE]
+    assert reply.run and reply.run.exit is None and reply.run.rebooted is False
+    found = diagnose(RUN, {NODE: reply}, {})
+    assert node_part(reply.run, 1) == ("stopped" if is_stop else "vanished")
+    assert found is None if is_stop else found is not None and found.cause == "vanished"
+    agent = Path(started["run_dir"]) / "attempts/1/nodes" / NODE / "agent.json"
+    said = json.loads(agent.read_text())
+    for boot_id, rebooted in (("of another boot", True), ("", None), (5, None)):
+        agent.write_text(json.dumps({**said, "boot_id": boot_id}))
+        assert poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN})["run"]["rebooted"] is rebooted
+
+
 def test_stop_finds_what_ignores_signals_and_what_lost_its_parent(workdir: Path) -> None:
     """A worker that ignores SIGTERM, a grandchild in a session of its own whose parent is gone, and a stopped process."""
     script = """
@@ -188,7 +212,7 @@ def test_a_question_that_cannot_be_is_refused_in_json(verb: str, line: str) -> N
 
 
 def test_runs_are_listed_and_odd_folders_are_none(workdir: Path) -> None:
-    assert ask("runs", {"node": NODE, "workdir": str(workdir)}) == {"runs": []}
+    assert ask("runs", {"node": NODE, "workdir": str(workdir)})["runs"] == []
     ask("start", request(workdir))
     ended(workdir)
     for name in (f"{RUN} (copy)", "no-run", "broken", "list"):
