@@ -39,6 +39,8 @@ class Watcher:
         self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
+        self.ways: dict[str, str] = {}
+        """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[str, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
 
@@ -63,18 +65,30 @@ class Watcher:
             metrics=[Metric.model_validate(line) for line in self._kept],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
-            diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
+        seen = seen.model_copy(update={"diagnosis": self._told(seen)})
         self.without_supervisor = self._without_supervisor(seen, plan)
         seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
-        if seen.state == "failed" and seen.diagnosis is not None:
-            diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def _told(self, seen: Snapshot) -> cause.Diagnosis | None:
+        """Why it failed: by what the nodes say, or by what was kept of it where that knows more. It is kept before anybody is told.
+
+        Beside a stop by hand only a reason of the ranks' own is one: that a node is gone today, or let go later, ended nothing.
+        """
+        found = self.diagnosis() if self._has_failed(seen.attempt) else None
+        if found is None:
+            return None
+        if seen.state in ("stopping", "stopped", "done"):
+            return found if found.is_of_a_rank else None
+        if seen.state == "failed":
+            return diagnosed.keep(self._paths, seen.attempt, found, self.unreachable).diagnosis
+        return diagnosed.better(self._paths, seen.attempt, found, self.unreachable).diagnosis if seen.state == "lost" else found
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -110,7 +124,7 @@ class Watcher:
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
-        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
+        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, ways=self.ways, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
         parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
@@ -129,6 +143,7 @@ class Watcher:
         )
         self.replies = replies.parse_replies(answers)
         self.unreachable = {name: error.message for name, error in errors.items()}
+        self.ways = {name: error.hint for name, error in errors.items() if error.hint}
         self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
         self._keep(
             [
