@@ -65,8 +65,9 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
                 hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
             )
         refusals.refuse_moving(fleet, paths.name, watcher.replies, watcher.unreachable, say)
-    diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in ("stopped", "planned") else None)
-    if diagnosis is not None and seen.state not in ("stopped", "planned"):
+    of_no_failure = ("stopping", "stopped", "planned")
+    diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in of_no_failure else None)
+    if diagnosis is not None and seen.state not in of_no_failure:
         diagnosed.keep(paths, seen.attempt, diagnosis, watcher.unreachable)
     return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
 
@@ -82,7 +83,8 @@ def examine_failure(
     replies = parse_replies(answers)
     unreachable = {**silent, **{name: error.message for name, error in errors.items()}}
     of_plan = {name: why for name, why in unreachable.items() if name in {node.name for node in plan.nodes}}
-    diagnosis = diagnosed.make(fleet.cluster, paths, replies, of_plan, silent_ranks=silent_ranks) if has_failed else None
+    ways = {name: error.hint for name, error in errors.items() if error.hint}
+    diagnosis = diagnosed.make(fleet.cluster, paths, replies, of_plan, silent_ranks=silent_ranks, ways=ways) if has_failed else None
     if diagnosis is not None and diagnosis.cause == endings.SILENT.id:  # of a silent rank only who followed it can tell more
         diagnosis = diagnosis.model_copy(update={"because": (because, *diagnosis.because)})
     ranks = {name: list(reply.run.ranks.values()) if reply.run else [] for name, reply in replies.items()}
@@ -116,6 +118,7 @@ def halt(
     complete checkpoint is left and `from_scratch` does not allow to begin again, or when it would be another training.
     """
     described, recipe = find.recipe_of(paths)
+    refusals.refuse_unnamed_shares(paths, described, [*(node.name for node in fleet.cluster.nodes), *fleet.cluster.left_out])
     refusals.refuse_too_few(paths, recipe, list(nodes), {node.name: UNNAMED for node in fleet.cluster.nodes if node.name not in nodes})
     identity.refuse_edited_recipe(fleet, paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]

@@ -41,6 +41,8 @@ class Watcher:
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
+        self.ways: dict[str, str] = {}
+        """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[str, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
 
@@ -68,18 +70,30 @@ class Watcher:
             metrics=[Metric.model_validate(line) for line in self._gathered.lines],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
-            diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
+        seen = seen.model_copy(update={"diagnosis": self._told(seen)})
         self.without_supervisor = self._without_supervisor(seen, plan)
         seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
-        if seen.state == "failed" and seen.diagnosis is not None:
-            diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def _told(self, seen: Snapshot) -> cause.Diagnosis | None:
+        """Why it failed: by what the nodes say, or by what was kept of it where that knows more. It is kept before anybody is told.
+
+        Beside a stop by hand only a reason of the ranks' own is one: that a node is gone today, or let go later, ended nothing.
+        """
+        found = self.diagnosis() if self._has_failed(seen.attempt) else None
+        if found is None:
+            return None
+        if seen.state in ("stopping", "stopped", "done"):
+            return found if found.is_of_a_rank else None
+        if seen.state == "failed":
+            return diagnosed.keep(self._paths, seen.attempt, found, self.unreachable).diagnosis
+        return diagnosed.better(self._paths, seen.attempt, found, self.unreachable).diagnosis if seen.state == "lost" else found
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -117,7 +131,7 @@ class Watcher:
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
-        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
+        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, ways=self.ways, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
         parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
@@ -133,7 +147,7 @@ class Watcher:
                 known_lines[rank] = known_lines.get(rank, 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
         request["before"] = attempt not in self._asked_before and self._lacks(plan.resume_step)
-        answers, self.unreachable = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
+        answers, self.unreachable, self.ways = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         self.replies = replies.parse_replies(answers)
         if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
             self._asked_before.add(attempt)

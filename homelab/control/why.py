@@ -127,7 +127,7 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int, options: str) -> _Judg
         names, ranks = known, []
     lines = {str(rank): _ALL_LINES for rank in ranks}
     request = {"run": paths.name, "attempt": number, "tail_lines": 200, "after_lines": lines}
-    answers, unreachable = parts.poll(fleet, request, sorted(names), timeout_s=_POLL_TIMEOUT_S)
+    answers, unreachable, _ = parts.poll(fleet, request, sorted(names), timeout_s=_POLL_TIMEOUT_S)
     heard = {name: _as_it_was(reply) for name, reply in replies.parse_replies(answers).items()}
     # Which nodes cannot be reached today says nothing of that day.
     state = run_state(sorted(names), heard, unreachable)

@@ -164,12 +164,20 @@ def build(
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         ranks=_rank_rows(replies, plan, attempt, latest, log_lines),
         events=_events(events, lines),
-        notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
+        notes=(*dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message), *_not_asked(state, run, unreachable, options)),
         checkpoint_steps=tuple(sorted(checkpoints)),
         next_commands=next_commands(state, run, options),
         diagnosis=diagnosis,
         supervisor=supervisor,
     )
+
+
+def _not_asked(state: State, run: str, unreachable: Mapping[str, str], options: str) -> list[str]:
+    """Of a run that was stopped: where something of it may be left."""
+    if state not in ("stopping", "stopped"):
+        return []
+    after = f"what may be left of the run there ends with: homelab stop {run}{options}, once it can be asked"
+    return [f"{name} was not asked: {plain_lines(why).split(chr(10), 1)[0]}; {after}" for name, why in unreachable.items()]
 
 
 def next_commands(state: State, run: str, options: str = "") -> tuple[NextCommand, ...]:
