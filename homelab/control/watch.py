@@ -170,7 +170,7 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) 
     seen = live_dashboard.watch(watcher.look, console, refresh_s=INTERVAL_S, ends=_has_ended)
     if seen is None or not _has_ended(seen):
         return EXIT_INTERRUPTED
-    if not console.is_terminal:
+    if not live_dashboard.can_draw(console):
         if seen.diagnosis is not None:
             console.print(cause.render(seen.diagnosis))
         for entry in seen.next_commands:
