@@ -95,7 +95,8 @@ class Watcher:
         """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
         if lock.is_held(self._paths):
             known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
-            return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
+            doing = replies.plain(str(known.get("doing") or "watching"))  # nothing is known where the folder was deleted
+            return str(SupervisorReply(alive=True, doing=doing, why=replies.plain(str(known.get("why", "")))))
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot, plan: Plan) -> tuple[str, ...]:
