@@ -109,7 +109,7 @@ class Watcher:
         of_run = f"{seen.run}{self._options}"
         return unattended.notes(
             seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
-            recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
+            recover=next((entry.command for entry in seen.next_commands if entry.purpose == "launch"), f"homelab recover {of_run}"), supervise=f"homelab supervise {of_run}",
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:

@@ -169,15 +169,19 @@ def build(
         events=_events(events, lines),
         notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
         checkpoint_steps=tuple(sorted(checkpoints)),
-        next_commands=next_commands(state, run, options),
+        next_commands=next_commands(state, run, options, diagnosis),
         diagnosis=diagnosis,
         supervisor=supervisor,
     )
 
 
-def next_commands(state: State, run: str, options: str = "") -> tuple[NextCommand, ...]:
-    """What a person may want to type in this state. `options` is what the commands need behind the run's name."""
+def next_commands(state: State, run: str, options: str = "", diagnosis: Diagnosis | None = None) -> tuple[NextCommand, ...]:
+    """What a person may want to type in this state. `options` is what the commands need behind the run's name.
+
+    Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    """
     known = {
+        "launch": diagnosis.launch if diagnosis else "",
         "follow": f"homelab status {run}{options}",
         "logs": f"homelab logs {run}{options}",
         "stop": f"homelab stop {run}{options}",
@@ -186,7 +190,7 @@ def next_commands(state: State, run: str, options: str = "") -> tuple[NextComman
     }
     wanted: dict[State, tuple[str, ...]] = {
         "done": ("ask it", "logs"),
-        "failed": ("recover", "logs"),
+        "failed": ("launch" if known["launch"] else "recover", "logs"),
         "lost": ("recover", "follow", "stop"),
         "stopped": ("recover", "logs"),
     }
