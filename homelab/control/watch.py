@@ -73,7 +73,9 @@ class Watcher:
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
-        seen = seen.model_copy(update={"diagnosis": self._told(seen)})
+        told = self._told(seen)
+        following = snapshots.next_commands(seen.state, seen.run, self._options, told)
+        seen = seen.model_copy(update={"diagnosis": told, "next_commands": following})
         self.without_supervisor = self._without_supervisor(seen, plan)
         seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
         if seen.state != before:
@@ -111,7 +113,8 @@ class Watcher:
         """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
         if lock.is_held(self._paths):
             known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
-            return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
+            doing = replies.plain(str(known.get("doing") or "watching"))  # nothing is known where the folder was deleted
+            return str(SupervisorReply(alive=True, doing=doing, why=replies.plain(str(known.get("why", "")))))
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot, plan: Plan) -> tuple[str, ...]:
@@ -125,8 +128,8 @@ class Watcher:
         known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(
             seen.state, known, silent if place else "", still,
-            recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
-            is_pending=by_hand.is_under_way(known),
+            recover=next((entry.command for entry in seen.next_commands if entry.purpose == "launch"), f"homelab recover {of_run}"),
+            supervise=f"homelab supervise {of_run}", is_pending=by_hand.is_under_way(known),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:
@@ -185,7 +188,7 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) 
     seen = live_dashboard.watch(watcher.look, console, refresh_s=INTERVAL_S, ends=_has_ended)
     if seen is None or not _has_ended(seen):
         return EXIT_INTERRUPTED
-    if not console.is_terminal:
+    if not live_dashboard.can_draw(console):
         if seen.diagnosis is not None:
             console.print(cause.render(seen.diagnosis))
         for entry in seen.next_commands:
