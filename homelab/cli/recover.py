@@ -52,7 +52,7 @@ def command(
         if as_json:
             common.print_json({
                 "run": paths.name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": [node.name for node in plan.nodes],
-                "left_out": list(plan.left_out), "notes": notes, "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
+                "left_out": list(plan.left_out), "notes": notes, "warnings": list(plan.warnings), "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
             })  # fmt: skip
             sys.stdout.flush()
             return

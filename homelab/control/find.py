@@ -34,10 +34,15 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     is damaged and no node that answers has it.
     """
     chosen = _choose(fleet, runs_dir, name, say)
-    if not is_whole(chosen):
-        say(f"the folder of {chosen.name} is damaged: asking the nodes for it")
-        _mend(fleet, chosen)
+    mend(fleet, chosen, say)
     return chosen
+
+
+def mend(fleet: Fleet, paths: RunPaths, say: Say) -> None:
+    """Have the run's folder whole again: somebody may have deleted it in the middle of the run. Raises HomelabError when no node that answers has it."""
+    if not is_whole(paths):
+        say(f"the folder of {paths.name} is damaged: asking the nodes for it")
+        _mend(fleet, paths)
 
 
 def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
@@ -166,6 +171,12 @@ def attempts(paths: RunPaths) -> list[int]:
     """Numbers of the attempts that have a folder here, the newest first."""
     found = [int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdecimal()]
     return sorted(found, reverse=True)
+
+
+def resumed(paths: RunPaths) -> dict[int, int]:
+    """Attempt -> the step after which it went on, of the plans that can be read."""
+    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
+    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
 
 
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:

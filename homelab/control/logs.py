@@ -102,7 +102,7 @@ def _look(
         "run": paths.name, "tail_lines": lines, "torchrun_lines": lines, "after_lines": {str(entry.rank): 1 << 60 for entry in wanted},
         **({} if attempt is None else {"attempt": attempt}),
     }  # fmt: skip
-    answers, errors = parts.poll(fleet, request, names)
+    answers, errors, _ = parts.poll(fleet, request, names)
     parsed = replies.parse_replies(answers)
     if attempt is None and newest_attempt(parsed) > number:
         knows = max(parsed, key=lambda name: parsed[name].run.attempt if parsed[name].run else 0)  # type: ignore[union-attr]

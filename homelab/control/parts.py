@@ -13,8 +13,8 @@ GONE = "it is not in cluster.toml"
 
 def poll(
     fleet: Fleet, request: Mapping[str, Any], planned: Collection[str], *, timeout_s: float = 20.0
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """`poll` of the nodes `planned`: the answers and why there is none, by the names that the nodes have in the run.
+) -> tuple[dict[str, dict[str, Any]], dict[str, str], dict[str, str]]:
+    """`poll` of the nodes `planned`: the answers, why there is none and what would bring one, by the names that the nodes have in the run.
 
     An answer's own "node" is its name of today. The other nodes of the cluster are asked only where one of `planned` is not to be found by
     its name.
@@ -25,7 +25,8 @@ def poll(
     if len(asked) < len(set(planned)) or any(_part(answer, name) != name for name, answer in answers.items()):
         more, _ = fleet.ask("poll", request, names=[name for name in everybody if name not in asked], timeout_s=timeout_s)
         answers = {**answers, **more}
-    return sorted_out(answers, errors, planned)
+    found, silent = sorted_out(answers, errors, planned)
+    return found, silent, {name: error.hint for name, error in errors.items() if name in silent and error.hint}
 
 
 def sorted_out(

@@ -181,6 +181,7 @@ class Supervisor:
         while True:
             try:
                 with Fleet(self._cluster) as fleet, followers.letting_go(fleet):
+                    find.mend(fleet, self._paths, self._say)
                     # Once: after the stop nobody has anything to tell.
                     found = found or self._examine(fleet, plan, verdict, left_out, followers)
                     return self._once(fleet, plan, verdict, found, began_at)

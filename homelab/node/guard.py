@@ -1,6 +1,6 @@
 """What a node does for itself while it trains: it stays awake, and when it has lost the controller and the other nodes it lets go.
 
-A rank that waits for peers which never come again holds its card for two minutes, and one that was stopped by a signal for ever. Who is
+A rank that waits for peers which never come again holds its card for half an hour, and one that was stopped by a signal for ever. Who is
 still followed by a supervisor leaves that to it; who has only lost the controller (a laptop lid) trains on.
 """
 
@@ -14,10 +14,11 @@ from homelab.node import follow, processes, programs
 
 LOOK_S = 1.0
 ALONE_S = 60.0
-STEP_FACTOR = 10.0
+# A step of a node that is slowed to a tenth takes ten times as long, and the others wait for it without a sign.
+STEP_FACTOR = 30.0
 # Before a step was timed (kernels are compiled, caches are cold), and where one node may rightly take long (`homelab.runs.watchdog`).
 LIMITS_S = {"starting": 1200.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
-FIRST_STEP_S = 300.0
+FIRST_STEP_S = 600.0
 
 
 def reason(unheard_s, ranks, slowest_step_s):
@@ -32,7 +33,7 @@ def reason(unheard_s, ranks, slowest_step_s):
     if any(rank["still_s"] < _limit_s(rank["phase"], slowest_step_s) for rank in waiting):
         return None
     still_s = min(rank["still_s"] for rank in waiting)
-    return "no controller was heard for %.0f s, and no step was done for %.0f s: the other nodes are lost" % (unheard_s, still_s)
+    return "no controller was heard for %.0f s, and no rank did anything for %.0f s: the other nodes are lost" % (unheard_s, still_s)
 
 
 def _limit_s(phase, slowest_step_s):

@@ -189,6 +189,7 @@ class Manifest(Loose):
 
     recipe_hash: Annotated[str, Field(max_length=200)] | None
     path: Annotated[str, Field(max_length=4096)]
+    files: dict[Annotated[str, Field(max_length=300)], Annotated[str, Field(max_length=100)]] = Field(default_factory=dict)
 
 
 class SupervisorNeeds(Loose):

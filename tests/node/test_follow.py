@@ -50,6 +50,9 @@ def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path
     follower.look(101.0)
     later = Sign.model_validate(follower.look(109.0))
     assert (later.ranks[0].step, later.ranks[0].phase, later.ranks[0].still_s) == (3, "training", 8.0)
+    beat(attempt, 3, passes=7)  # slow, and not dead: a pass is a sign, and no step
+    passed = follower.look(109.5)["ranks"]["0"]
+    assert (passed["still_s"], passed["step_still_s"]) == (0.0, 8.5)
     beat(attempt, 3, time=3605.0)  # the node's clock jumps: a new beat all the same, and no age of an hour
     assert Sign.model_validate(follower.look(110.0)).ranks[0].still_s == 0.0
     beat(attempt, 4, pid=2**22 + 1)

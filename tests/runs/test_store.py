@@ -69,11 +69,31 @@ def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words
     assert words in store.mend(tmp_path / "run.json", OSError(number, "x"))
 
 
-def test_a_file_where_a_folder_belongs_is_put_aside(tmp_path: Path) -> None:
-    (tmp_path / "the runs").write_text("")
+def test_a_file_where_a_folder_belongs_is_put_aside_inside_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "the run").mkdir()
+    (tmp_path / "the run/run.json").write_text("{}")
+    (tmp_path / "the run/attempts").write_text("")
     with pytest.raises(HomelabError) as caught:
-        store.write_json(tmp_path / "the runs" / "r" / "run.json", {})
-    assert caught.value.hint.endswith(f"mv '{tmp_path}/the runs' '{tmp_path}/the runs.damaged'")
+        store.write_json(tmp_path / "the run/attempts/1/plan.json", {})
+    assert caught.value.hint.endswith(f"mv '{tmp_path}/the run/attempts' '{tmp_path}/the run/attempts.damaged'")
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "chats.jsonl", "chats.jsonl/deeper/runs"])
+def test_a_file_of_somebody_else_where_the_runs_are_to_be_kept_is_left_alone(tmp_path: Path, place: str) -> None:
+    (tmp_path / "chats.jsonl").write_text("{}")
+    with pytest.raises(HomelabError) as caught:
+        store.write_json(tmp_path / place / "r/run.json", {})
+    assert "mv " not in caught.value.hint and "sudo" not in caught.value.hint
+    assert "--runs-dir DIR" in caught.value.hint and ("/dev/null" if place.startswith("/dev") else "chats.jsonl") + " is no folder" in caught.value.hint
+
+
+def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    written = ((7200.0, "launched"), (7300.0, "trouble"), (200.0, "attempt 2 goes on"), (210.0, "done"))
+    store.append_lines(paths.events_jsonl, [{"time": time, "what": what} for time, what in written])
+    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
+    store.add_events(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
+    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "of a node", "of a node, too", "done"]
 
 
 @pytest.mark.parametrize(
