@@ -240,7 +240,10 @@ def _judge(row: dict[str, Any]) -> None:
     seen = row.pop("seen")
     if not seen:
         return
-    row["attempt"] = max(entry["attempt"] for entry in seen)
+    newest = max(entry["attempt"] for entry in seen)
+    if newest < row["attempt"] and row["state"] in FINISHED:  # who took part in the end is off now
+        return
+    row["attempt"] = newest
     current = [entry for entry in seen if entry["attempt"] == row["attempt"]]
     if any(entry["alive"] for entry in current):
         row["state"] = "running"

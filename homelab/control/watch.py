@@ -51,6 +51,7 @@ class Watcher:
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
+        kept = store.state_of(self._paths, plan.attempt)
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
         for name, reply in self.replies.items():
@@ -66,10 +67,13 @@ class Watcher:
             metrics=[Metric.model_validate(line) for line in self._kept],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
+            kept=kept,  # type: ignore[arg-type]
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
+        if self.unreachable and seen.state == kept and seen.state in FINISHED:
+            seen = self._as_it_ended(seen)
         self.without_supervisor = self._without_supervisor(seen, plan)
         seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
         if seen.state != before:
@@ -78,6 +82,15 @@ class Watcher:
         if seen.state == "failed" and seen.diagnosis is not None:
             diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def _as_it_ended(self, seen: Snapshot) -> Snapshot:
+        """A run that is known to have ended, some of whose nodes cannot be asked any more: that is not why it ended."""
+        diagnosis = diagnosed.read(self._paths, seen.attempt) if seen.state != "done" else None
+        if seen.state == "failed" and seen.diagnosis is not None:
+            diagnosis = diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
+        names = ", ".join(self.unreachable)
+        note = f"{seen.state}, as was seen before; {names} cannot be asked now ({'it is' if len(self.unreachable) == 1 else 'they are'} off, or unreachable)"
+        return seen.model_copy(update={"diagnosis": diagnosis and diagnosis.diagnosis, "notes": (*seen.notes, note)})
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
