@@ -23,6 +23,7 @@ TOPICS: tuple[Topic, ...] = (
         ),
         checks=("collective.works",),
         checks_too=("network.reach", "network.name", "network.port", "network.place"),
+        rules=("unconnected", "not-begun"),
         words=(
             "initialized",
             "rendezvous",

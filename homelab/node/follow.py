@@ -11,6 +11,7 @@ import threading
 import time
 
 from homelab.node import files, paths, records, work
+from homelab.node.claims import boot_id
 from homelab.node.peers import Peers
 
 INTERVAL_S = 0.1
@@ -64,6 +65,7 @@ class Follower:
     def __init__(self, workdir, run, attempt, node):
         self.folder = paths.run_dir(workdir, run)
         self.attempt = attempt
+        node = paths.name_here(self.folder, attempt, node)
         self.here = paths.node_dir(self.folder, attempt, node)
         plan = records.plan(self.folder, attempt)
         self.peers = {entry["name"]: entry["lan_address"] for entry in plan["nodes"] if entry["name"] != node}
@@ -71,10 +73,13 @@ class Follower:
         self._beats = {}
         self._steps = {}
         self._work = {rank: work.Work() for rank in self.ranks}
+        self._boot_id = boot_id()
 
     def look(self, now_s):
         """One sign. `now_s` is monotonic."""
         agent = records.agent(self.here) or {}
+        if agent.get("boot_id") not in (None, "", self._boot_id):  # a pid from before a power cut is somebody else's, or nobody's
+            agent = dict(agent, pid=None, torchrun_pid=None)
         return {
             "attempt": self.attempt,
             "newest": (paths.attempts(self.folder) or [0])[-1],
@@ -84,10 +89,10 @@ class Follower:
             "torchrun": _state(agent.get("torchrun_pid")),
             "exit": files.read_object(os.path.join(self.here, "exit.json")),
             "checkpoint": (files.checkpoint_steps(self.folder) or [0])[-1],
-            "ranks": {rank: self._rank(rank, now_s) for rank in self.ranks},
+            "ranks": {rank: self._rank(rank, now_s, has_booted=bool(agent) and agent["pid"] is None) for rank in self.ranks},
         }
 
-    def _rank(self, rank, now_s):
+    def _rank(self, rank, now_s, has_booted):
         home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
         beat, state = _last_word(os.path.join(home, "heartbeat.json"))
         phase, step = beat.get("phase"), beat.get("step")
@@ -100,7 +105,7 @@ class Follower:
             self._beats[rank] = (mark, now_s)
         return {
             "pid": beat.get("pid") if isinstance(beat.get("pid"), int) else None,
-            "state": state,
+            "state": "" if has_booted else state,
             "phase": phase if isinstance(phase, str) and phase else "absent",
             "step": step if isinstance(step, int) else 0,
             "still_s": round(now_s - self._beats[rank][1], 2),

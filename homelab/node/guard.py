@@ -47,7 +47,7 @@ class Guard:
 
     def __init__(self, workdir, run, attempt, node):
         self.reason = None
-        self._run, self._node = run, node
+        self._run, self._workdir, self._node = run, workdir, node
         self._follower = follow.Follower(workdir, run, attempt, node)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="guard")
@@ -69,7 +69,7 @@ class Guard:
             if found is not None and not self._ended.is_set():
                 self.reason = found
                 print("%s %s" % (time.strftime("%H:%M:%S"), found), flush=True)
-                processes.end_run(self._run, self._node, grace_s=1.0, spare=(os.getpid(),))
+                processes.end_run(self._run, self._workdir, self._node, grace_s=1.0, spare=(os.getpid(),))
                 return
 
     def look(self, now_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -31,6 +32,9 @@ class Recorder:
         self._passes = 0
         self._said_s = -math.inf
         task.rank_dir.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics.jsonl", "samples.jsonl"):  # of the same attempt, whose commands somebody types once more: it is done anew
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(task.rank_dir / name, task.rank_dir / f".{name}.before")
 
     def heartbeat(self, phase: Phase, *, done: float | None = None) -> None:
         """Replace heartbeat.json in one piece, so that a reader never sees half of it. `done`: the part of this phase, 0 to 1, where known."""
@@ -119,26 +123,3 @@ def replace_text(path: Path, text: str) -> None:
 def _append(path: Path, line: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-
-class TensorBoard:
-    """Curves for TensorBoard, written by rank 0. Imported at the first value: that import costs about a second."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._writer: Any = None
-
-    def write(self, step: int, values: dict[str, float | None]) -> None:
-        """Add one point per name; None is left out."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder))
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush what is still in memory."""
-        if self._writer is not None:
-            self._writer.close()

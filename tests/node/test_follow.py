@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.node import files, follow, stacks, watch
+from homelab.node import claims, files, follow, stacks, watch
 from homelab.runs.signs import Sign
 from tests.e2e.desk import wait_until
 
@@ -79,6 +79,16 @@ def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(attempt: 
     finally:
         rank.kill()
         rank.wait()
+
+
+def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) -> None:
+    beat(attempt, 3)
+    mine = {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0}
+    for boot, lives in ((claims.boot_id(), True), ("", True), ("the boot before", False)):
+        write(attempt / "nodes" / NODE / "agent.json", mine | {"boot_id": boot})
+        sign = Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+        assert sign.started and [bool(sign.agent), bool(sign.torchrun), bool(sign.ranks[0].state)] == [lives] * 3
+        assert sign.ranks[0].is_dead is not lives
 
 
 def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:
