@@ -107,7 +107,7 @@ def refuse_moving(
     ]
     known = {str(number): _ALL_LINES for part in runs for number in part.ranks}
     watch = Movement(statistics.median(seconds) if seconds else None)
-    names, said = list(replies), False
+    names, said = [reply.node for reply in replies.values()], False
     while True:
         answers, _ = fleet.ask("poll", {"run": run, "tail_lines": 0, "after_lines": known}, names=names, timeout_s=15.0)
         watch.see(parse_replies(answers).values(), time.monotonic())

@@ -30,6 +30,9 @@ from homelab.runs.state import newest_attempt
 
 _MEMORY_FULL = 0.92
 _OF_A_NODE = {rule.id for rule in endings.OF_A_NODE}
+# Another value of what stands there is another training; a recovery goes on with the old one.
+_OF_A_RECIPE = re.compile(r"(?:set|lower|raise) \[(?:model|data|method|train)\]")
+_LAUNCH = re.compile(r"homelab launch(?: (?:'[^']*'|[^\s;('])+)+")
 _REASONS = {rule.id for rule in (*RULES, *endings.ENDINGS) if rule.role == "cause" and rule.specificity >= 50}
 
 
@@ -71,6 +74,12 @@ class Diagnosis(Shown):
     def is_of_a_rank(self) -> bool:
         """A reason that a rank or its torchrun gave; not that a node is gone, or cannot be asked."""
         return self.names_a_reason and self.cause not in _OF_A_NODE
+
+    @property
+    def launch(self) -> str:
+        """The command that starts a new training, where what mends it is one; empty where the run itself can go on."""
+        found = _LAUNCH.search(self.hint)
+        return found[0] if found and "homelab recover" not in self.hint else ""
 
 
 def diagnose(
@@ -174,7 +183,7 @@ def _explain(
         signal=first.signal,
         where=first.where,
         because=tuple(because),
-        hint=_hint(first, run, options, file, values, nodes),
+        hint=_hint(first, run, options, (file, own_files), values, nodes),
         retryable=first.rule.retryable,
         victims=tuple(Victim(node=v.node, rank=v.rank, saw=first_line(v.saw)) for v in victims.values()),
         topic=topic.id if topic else "",
@@ -192,16 +201,23 @@ class _OnNode:
 
 
 def _hint(
-    first: Suspect, run: str, options: str, file: Shipped | None, values: Mapping[str, object], nodes: Mapping[str, Node]
+    first: Suspect, run: str, options: str, files: tuple[Shipped | None, Collection[Shipped]], values: Mapping[str, object], nodes: Mapping[str, Node]
 ) -> str:
-    """What mends it. `file` is the person's own where the error is in that: with another content it is another training."""
+    """What mends it. `files`: the person's own where the error is in that (with another content it is another training), and all of the run."""
     recover = f"homelab recover {run}"
+    file, own_files = files
+    recipe = next((known.recipe_file for known in own_files), "RECIPE")
+    launch = f"homelab launch {recipe}{options}"
     if first.own_hint:  # a worker does not know the controller's options and files
         hint = re.sub(rf"{re.escape(recover)}(?![\w.-])", lambda _: recover + options, first.own_hint)
-        return hint if file is None or "homelab " in hint else f"{hint}; in {values['where']}, then: homelab launch {file.recipe_file}{options}"
+        if "homelab " in hint:
+            return hint
+        if file is not None:
+            return f"{hint}; in {values['where']}, then: {launch}"
+        return f"{hint}; then, as a new training: {launch}" if _OF_A_RECIPE.match(hint) else hint
     template = endings.SCRIPT_ERROR_HINT if file and first.rule is endings.PYTHON_ERROR else first.rule.hint
     node = nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
-    more = {"on_node": _OnNode(node), "python": path_word(node.python), "recipe": file.recipe_file if file else "RECIPE"}
+    more = {"on_node": _OnNode(node), "python": path_word(node.python), "recipe": recipe}
     return template.format_map(defaultdict(lambda: "?", {**values, **more}))
 
 

@@ -64,7 +64,7 @@ NOT_IN_CLUSTER = Rule(
     "add it to cluster.toml again, or give the machine its old name back there (a run knows its nodes by name); or go on without it: " + RECOVER,
     True,
     40,
-    re.compile(r"not in cluster\.toml"),
+    re.compile(r"not in cluster\.toml|another machine has its name"),
 )
 HOST_KEY = Rule("host-key", "{node} cannot be asked: {message}", "{way}; or go on without it: " + RECOVER, True, 40, re.compile("host key CHANGED"))
 OWN_NETWORK = Rule(

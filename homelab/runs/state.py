@@ -50,7 +50,7 @@ def is_fresh(reply: Reply) -> bool:
         if rank.heartbeat is None:
             continue
         step_s = statistics.median([metric.step_s for metric in rank.metrics if metric.step_s] or [0.0])
-        limit_s = FRESH_STEP_S + 3 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
+        limit_s = FRESH_STEP_S + 12 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
         if reply.time - rank.heartbeat.time <= limit_s:
             return True
     return False

@@ -61,7 +61,7 @@ LINES = [
 ]  # fmt: skip
 
 ENDINGS = [value for value in vars(endings).values() if isinstance(value, Rule)]
-FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal"), "x")
+FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal", "recipe"), "x")
 
 
 @pytest.mark.parametrize(("cause", "line"), LINES)
