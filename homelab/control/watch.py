@@ -73,7 +73,8 @@ class Watcher:
             options=self._options,
         )
         self.without_supervisor = self._without_supervisor(seen, plan)
-        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
+        outliving = unattended.outliving(self.replies, seen.attempt, f"homelab stop {seen.run}{self._options}")
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor, *outliving)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
