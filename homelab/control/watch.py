@@ -153,7 +153,7 @@ class Watcher:
         """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
         if not resume_step:
             return False
-        lines = self._gathered.lines
+        lines = [line for line in self._gathered.lines if line.get("rank") == 0]
         done = {line.get("step") for line in lines if line.get("kind") == "train"}
         evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
         return not (done >= set(range(1, resume_step + 1)) and 0 in evaluated)
