@@ -137,6 +137,7 @@ class RunReply(Loose):
     attempt: int = 0
     agent_alive: bool = False
     torchrun_alive: bool = False
+    processes: int = 0
     exit: Exit | None = None
     started_at: Moment | None = None
     rebooted: bool | None = None  # the machine was started anew since; None where nobody knows
