@@ -151,7 +151,7 @@ def loaded_by(*arguments: str) -> set[str]:
         "    run(sys.argv[1:])\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=110)
     return set(json.loads(done.stdout))
 
 
