@@ -126,5 +126,5 @@ def _ports(bad: list[Link], dials: list[Link]) -> str:
     if all(link.is_rendezvous for link in bad):
         return f"on the rendezvous port {numbers[0]}"
     if not any(link.is_rendezvous for link in bad):
-        return "on ephemeral ports, which NCCL and gloo need,"
+        return "on ephemeral ports (NCCL and gloo need them)"
     return f"on ports {listed(map(str, numbers))}"
