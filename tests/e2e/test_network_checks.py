@@ -64,7 +64,7 @@ def test_healthy_nodes_are_measured_in_every_direction_and_nothing_is_found(lab:
     assert all(20e6 < rate < 160e6 for rate in evidence.throughputs.values()), evidence.throughputs
     assert {(link.source, link.target) for link in evidence.links if link.carried_bytes == 1500} == pairs
     assert {link.port for link in evidence.links if link.is_rendezvous} == {29500}
-    assert len(evidence.links) == 2 * 6 + 2
+    assert len(evidence.links) == 8 * 6 + 2
 
 
 def test_a_firewall_on_ephemeral_ports_is_found_in_seconds_and_the_line_for_it_mends_it(lab: Lab) -> None:

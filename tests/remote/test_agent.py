@@ -45,7 +45,7 @@ def ask_everything(agent: Agent) -> None:
     """The three ways to talk with an agent: a question, raw bytes, and a verb that stays."""
     assert agent.ask("facts", {"peers": []})["node"] == agent.node.name
     stream = agent.open("meet", {"address": "127.0.0.1", "seconds": 5})
-    assert len(json.loads(stream.readline(10))["ports"]) == 2
+    assert len(json.loads(stream.readline(10))["ports"]) == 8
     stream.close()
     run = "2026-01-01-0000-raw"
     folder = Path(agent.ask("facts", {"peers": []})["workdir"]) / "runs" / run / "final"
