@@ -67,8 +67,10 @@ def resolve(node: Node) -> Address:
             command += ["-p", str(node.port)]
         if node.user:
             command += ["-l", node.user]
+        # As bytes, there and back: a name may hold letters that this locale has not (LC_ALL=C).
+        words = [word.encode("utf-8", "surrogateescape") for word in (*command, "--", node.host)]
         answer = subprocess.run(
-            [*command, "--", node.host], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+            words, capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=10, stdin=subprocess.DEVNULL
         )
         for line in answer.stdout.splitlines():
             key, _, value = line.partition(" ")
@@ -163,6 +165,12 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> tuple[f
             ) from error
         raise UnreachableError(f"no SSH session: {error}", where=where, hint=_by_hand(node)) from error
     except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:  # no name server was asked successfully: nothing is known of the name
+            raise SilentError(
+                f'the name "{address.host}" could not be looked up from this machine: {error.strerror}',
+                where=where,
+                hint=f"is this machine on the network? {quote_words(['getent', 'hosts', address.host])}; or edit host = ... in cluster.toml (an address always works)",
+            ) from error
         raise UnreachableError(
             f'no machine is known by the name "{address.host}"',
             where=where,

@@ -47,6 +47,13 @@ def test_a_machine_without_a_network_is_this_one(monkeypatch: pytest.MonkeyPatch
     assert "ip route get 192.0.2.1" in said.hint and "systemctl" not in said.hint
 
 
+def test_a_name_that_could_not_be_asked_for_is_no_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused(monkeypatch, socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
+    assert isinstance(said, SilentError) and "could not be looked up from this machine" in said.message
+    said = refused(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    assert not isinstance(said, SilentError) and "no machine is known by the name" in said.message
+
+
 def test_a_port_on_which_nobody_listens_is_a_machine_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(monkeypatch, ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
     assert not isinstance(said, SilentError) and "systemctl enable --now ssh" in said.hint
