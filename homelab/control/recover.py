@@ -16,6 +16,7 @@ from homelab.control.material import Material, sha256
 from homelab.diagnose import endings
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.plain import plain_lines
 from homelab.planning import report
 from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
@@ -167,6 +168,7 @@ def resume(
     was = {node.name for node in find.plan_of(paths).nodes}
     plan = plan.model_copy(update={
         "left_out": (*plan.left_out, *sorted(set(gone) & was)),
+        "left_out_because": {name: plain_lines(why) for name, why in sorted(gone.items())},
         "warnings": (*plan.warnings, *(f"{name} is left out: {why}" for name, why in gone.items() if name in was)),
     })  # fmt: skip
     if step:
@@ -191,8 +193,15 @@ def resume(
             nodes=[node.name for node in plan.nodes],
             left_out=list(plan.left_out),
         )
+        for line in left_out_lines(attempt, was, gone):
+            store.event(paths, line)
         announce(plan)
     return plan
+
+
+def left_out_lines(attempt: int, was: Collection[str], gone: Mapping[str, str]) -> list[str]:
+    """An event for each node of the attempt before that is not in this one, with the reason: behind other details a narrow screen cuts it."""
+    return [f"{name} is left out of attempt {attempt}: {plain_lines(why)}" for name, why in sorted(gone.items()) if name in was]
 
 
 def _lowered(rank: RankPlan, halvings: int) -> RankPlan:
