@@ -20,6 +20,7 @@ PURE = [
     *sorted(path for path in (ROOT / "config").glob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").glob("*.py")),
     ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py",
+    ROOT / "dashboard" / "chart.py", ROOT / "dashboard" / "pace.py", ROOT / "secrecy.py", ROOT / "plain.py",
     *(ROOT / "runs" / f"{name}.py" for name in ("state", "reply", "watchdog", "policy", "pace", "movement", "signs", "identity")),
 ]  # fmt: skip
 DOES_IO = {
