@@ -32,7 +32,8 @@ class Fleet:
 
     def ask(self, verb: str, request: Any = None, *, names: Any = None, timeout_s: float = 0.0) -> Any:
         assert verb in ("poll", "supervised"), verb
-        found = {name: self.answers[name] for name in names}
+        stranger = {"time": sample.NOW, "run": None}  # a machine that has taken no part answers, too
+        found = {name: self.answers.get(name, {"node": name, **stranger}) for name in names}
         errors = {name: answer for name, answer in found.items() if isinstance(answer, HomelabError)}
         return {name: answer for name, answer in found.items() if name not in errors}, errors
 
