@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster
+from homelab.control import neighbours
 from homelab.diagnose import cause, endings, shipped
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen
@@ -35,9 +37,12 @@ def make(
     silent_ranks: Collection[int] = (), options: str = "",
 ) -> Diagnosis | None:  # fmt: skip
     """`homelab.diagnose.cause.diagnose`, told how its commands reach the nodes, and which files of this machine were shipped."""
-    own = shipped.of_run(store.read_object(paths.run_json))
+    described = store.read_object(paths.run_json)
+    own = shipped.of_run(described)
+    script = shipped.script_of(described)
+    near = neighbours.modules_near(Path(script)) if script else {}
     nodes = {node.name: node for node in cluster.nodes}
-    return cause.diagnose(paths.name, replies, unreachable, nodes=nodes, own_files=own, silent_ranks=silent_ranks, options=options)
+    return cause.diagnose(paths.name, replies, unreachable, nodes=nodes, own_files=own, near=near, silent_ranks=silent_ranks, options=options)
 
 
 def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mapping[str, str]) -> Kept:

@@ -36,6 +36,8 @@ class Watcher:
         self._paths = paths
         self._options = options
         self._described = store.read_object(paths.run_json)
+        recipe = self._described.get("recipe")
+        self._is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
         self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
@@ -63,6 +65,7 @@ class Watcher:
             metrics=[Metric.model_validate(line) for line in self._kept],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
+            is_script=self._is_script,
             diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
             supervisor=self._supervisor(on_nodes),
             options=self._options,

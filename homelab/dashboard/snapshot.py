@@ -115,6 +115,7 @@ def build(
     events: Iterable[Mapping[str, Any]] = (),
     total_steps: int | None = None,
     intent: State | None = None,
+    is_script: bool = False,
     diagnosis: Diagnosis | None = None,
     supervisor: str = "",
     options: str = "",
@@ -123,13 +124,13 @@ def build(
     """The Snapshot of a run from the nodes' answers.
 
     `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
-    of the newest attempt); `events` are the lines of events.jsonl. `intent` as for `run_state`, `options` as for
-    `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
+    of the newest attempt); `events` are the lines of events.jsonl. `intent` and `is_script` as for `run_state`, `options` as
+    for `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
     """
     expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
-    state = run_state(expected, replies, unreachable, intent=intent)
+    state = run_state(expected, replies, unreachable, intent=intent, is_script=is_script)
     lines = _merged([*metrics, *(line for reply in replies.values() for line in _metrics_of(reply))])
     train = [line for line in lines if line.kind == "train"]
     history = _history(train)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from rich.box import ROUNDED
 from rich.console import Group, RenderableType
@@ -73,13 +75,15 @@ def diagnose(
     *,
     nodes: Mapping[str, Node] | None = None,
     own_files: Collection[Shipped] = (),
+    near: Mapping[str, str] = MappingProxyType({}),
     silent_ranks: Collection[int] = (),
     options: str = "",
 ) -> Diagnosis | None:
     """The cause of the newest attempt's failure, or None when nothing has failed.
 
     `unreachable` maps a node to the reason it could not be asked. `nodes`, by name, say how a hint's command reaches them
-    (default: as `ssh NAME`), `own_files` are the person's files that were shipped, and `options` is what a follow-up command
+    (default: as `ssh NAME`), `own_files` are the person's files that were shipped, `near` the modules that lie near the
+    run's own program on this machine, by name, and `options` is what a follow-up command
     of homelab needs behind the run's name.
     `silent_ranks` are those whose heartbeat was missed before the attempt was stopped.
     """
@@ -96,7 +100,16 @@ def diagnose(
     if min(suspect.tier for suspect in suspects) >= 3:
         suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
     suspects.sort(key=lambda suspect: suspect.order)
+    suspects = [_not_shipped(suspect, near) for suspect in suspects]
     return _explain(run, suspects, replies, nodes or {}, own_files, options)
+
+
+def _not_shipped(suspect: Suspect, near: Mapping[str, str]) -> Suspect:
+    """A module that the node lacks, and that lies near the person's own program: it did not come along."""
+    module = suspect.values.get("module", "").partition(".")[0]
+    if suspect.rule.id != "missing-package" or module not in near:
+        return suspect
+    return replace(suspect, rule=endings.NOT_SHIPPED, values={**suspect.values, "local": near[module]})
 
 
 def _person(node: str, rank: int | None) -> str:
@@ -161,7 +174,7 @@ def _explain(
         signal=first.signal,
         where=first.where,
         because=tuple(because),
-        hint=_hint(first, run, options, file, values, nodes),
+        hint=_hint(first, run, options, file, own_files, values, nodes),
         retryable=first.rule.retryable,
         victims=tuple(Victim(node=v.node, rank=v.rank, saw=first_line(v.saw)) for v in victims.values()),
         topic=topic.id if topic else "",
@@ -179,8 +192,9 @@ class _OnNode:
 
 
 def _hint(
-    first: Suspect, run: str, options: str, file: Shipped | None, values: Mapping[str, object], nodes: Mapping[str, Node]
-) -> str:
+    first: Suspect, run: str, options: str, file: Shipped | None, own_files: Collection[Shipped], values: Mapping[str, object],
+    nodes: Mapping[str, Node],
+) -> str:  # fmt: skip
     """What mends it. `file` is the person's own where the error is in that: with another content it is another training."""
     recover = f"homelab recover {run}"
     if first.own_hint:  # a worker does not know the controller's options and files
@@ -188,7 +202,8 @@ def _hint(
         return hint if file is None or "homelab " in hint else f"{hint}; in {values['where']}, then: homelab launch {file.recipe_file}{options}"
     template = endings.SCRIPT_ERROR_HINT if file and first.rule is endings.PYTHON_ERROR else first.rule.hint
     node = nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
-    more = {"on_node": _OnNode(node), "python": path_word(node.python), "recipe": file.recipe_file if file else "RECIPE"}
+    recipe = file.recipe_file if file else next((own.recipe_file for own in own_files), "RECIPE")
+    more = {"on_node": _OnNode(node), "python": path_word(node.python), "recipe": recipe}
     return template.format_map(defaultdict(lambda: "?", {**values, **more}))
 
 
