@@ -313,6 +313,7 @@ class Facts(Loose):
     speeds: SpeedsFacts | None = None
     data: dict[str, FileFacts] = {}
     runs_alive: tuple[Run, ...] = ()
+    secrets_removed: tuple[Run, ...] = ()  # of runs that were over: the node had lost power in them
     collective: CollectiveFacts | None = None
     power: str | None = None  # "mains" | "battery" | None when there is no battery
     sleep: SleepFacts | None = None  # None where nothing puts the node to sleep by itself (no systemd)

@@ -1,18 +1,20 @@
-"""Words from elsewhere (a node, a file, the command line), before a terminal gets them: nothing in them that it would obey."""
+"""Words from elsewhere (a node, a file, the command line), before a terminal gets them: nothing in them that it would obey, and no secret."""
 
 from __future__ import annotations
 
 import re
+
+from homelab import secrecy
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """One line without escape sequences and control characters; tabs become spaces."""
+    """One line without escape sequences, control characters and secrets that are known here; tabs become spaces."""
     text = _ESCAPES.sub("", text).rstrip("\r\n")
     text = text[text.rfind("\r") + 1 :]
-    return _CONTROLS.sub("", text.expandtabs(4)).rstrip()
+    return secrecy.hide(_CONTROLS.sub("", text.expandtabs(4)).rstrip())
 
 
 def plain_text(text: str) -> str:

@@ -22,7 +22,8 @@ def alive(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
-    return "no run is alive"
+    removed = f"; the token that it had kept of {listed(facts.secrets_removed)} was removed" if facts.secrets_removed else ""
+    return f"no run is alive{removed}"
 
 
 SUBJECT = Subject(

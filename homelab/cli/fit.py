@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ def write(
     from homelab.cli import common
     from homelab.errors import InputError
     from homelab.planning import fit
+    from homelab.planning.command import file_word
     from homelab.planning.ranks import shape_of
 
     if recipe.model is None or recipe.data is None:
@@ -81,7 +81,7 @@ def write(
         console.print("Instead of that:", markup=False)
         for way in ways[1:_SHOWN]:
             console.print(f"  {way}", markup=False, soft_wrap=True)
-    console.print(f"Next: homelab plan {shlex.quote(str(place))}{options}", markup=False, soft_wrap=True)
+    console.print(f"Next: homelab plan {file_word(str(place))}{options}", markup=False, soft_wrap=True)
     return 0
 
 

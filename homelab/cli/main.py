@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 
@@ -16,9 +17,11 @@ from homelab.cli import streams
 
 def main() -> None:
     """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
+    from homelab import secrecy
     from homelab.control import interrupts  # not on top: `run` alone needs none of it
 
     try:
+        secrecy.know(os.environ)
         streams.prepare()
         interrupts.count_alike()
         code = run(sys.argv[1:])
@@ -85,7 +88,9 @@ def _kept_traceback() -> str:
     import tempfile
     import traceback
 
-    text = traceback.format_exc()
+    from homelab import secrecy
+
+    text = secrecy.hide(traceback.format_exc())
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8"

@@ -35,14 +35,13 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Print nodes, ranks, shares, memory, time, environment and torchrun commands. Nothing is started."""
-    import shlex
-
     from rich.console import Console
 
     from homelab.config.load import load_recipe
     from homelab.control import gather, launch, material
     from homelab.errors import InputError
     from homelab.planning import batch, report
+    from homelab.planning.command import file_word
     from homelab.remote.fanout import Fleet
 
     if output is not None and not fit:
@@ -89,7 +88,7 @@ def command(
     console = Console()
     console.print(report.table(made, why=why))
     options = common.same_options(cluster)
-    console.print(f"Next: homelab launch {shlex.quote(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Next: homelab launch {file_word(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

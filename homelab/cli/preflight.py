@@ -198,11 +198,10 @@ def _code(found: Look) -> int:
 
 
 def _next(found: Look, options: str, recipe: Path | None, fix: bool, is_part: bool) -> str:
-    import shlex
-
     from homelab.checks import fixes, report
+    from homelab.planning.command import file_word
 
-    name = f" {shlex.quote(str(recipe))}" if recipe else ""
+    name = f" {file_word(str(recipe))}" if recipe else ""
     if report.worst(found.findings) != "fail":
         if found.refused is not None:  # a launch would say the same
             return f"The recipe cannot be launched on these nodes: {found.refused.message}\nfix:   {found.refused.hint}"

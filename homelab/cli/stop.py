@@ -59,14 +59,16 @@ def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> in
     from homelab.remote.fanout import Fleet
 
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        ended, kept, unreachable = orphans.end(fleet, runs_dir, say)
+        ended, kept, unreachable, mended = orphans.end(fleet, runs_dir, say)
     if as_json:
         silent = {name: error.as_dict() for name, error in unreachable.items()}
-        common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent})
+        common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent, "mended": mended})
     else:
         for outcome in ended:
             for line in (f"{outcome.run} was over:", *outcome.lines()):
                 typer.echo(line)
+        for line in mended:
+            typer.echo(line)
         typer.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
         for name, error in unreachable.items():
             typer.echo(f"{name} could not be asked: {error.message}")

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Any, TextIO
 
+from homelab import secrecy
+
 
 class _Told(io.FileIO):
     """Whatever the system refuses to write is dropped."""
@@ -18,6 +20,14 @@ class _Told(io.FileIO):
             return super().write(data) or size
         except OSError:
             return size
+
+
+class _Masked(io.TextIOWrapper):
+    """Secrets that are known here do not leave by it."""
+
+    def write(self, text: str) -> int:
+        super().write(secrecy.hide(text))
+        return len(text)
 
 
 def prepare() -> None:
@@ -34,13 +44,21 @@ def prepare() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names may hold bytes, and models may say letters, that this terminal's encoding does not know.
         sys.stdout.reconfigure(errors="backslashreplace")
+        if secrecy.are_known():
+            sys.stdout = _masked(sys.stdout)
+
+
+def _masked(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, by which no secret leaves."""
+    encoding, errors, line_buffering, write_through = stream.encoding, stream.errors, stream.line_buffering, stream.write_through
+    return _Masked(stream.detach(), encoding=encoding, errors=errors, line_buffering=line_buffering, write_through=write_through)
 
 
 def told(descriptor: int, before: TextIO | None) -> TextIO:
     """A stream for what is only told, in place of `before`: a full disk or a reader that is gone ends nobody's work."""
     encoding = before.encoding if before is not None else "utf-8"
     raw = _Told(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=True)
+    return _Masked(io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def refusal(stream: TextIO, word: str = "") -> OSError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -81,10 +82,13 @@ def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:
         sys.executable, "-m", "homelab", "supervise", paths.name,
         "--nodes", ",".join(nodes), "--cluster", str(cluster_file.resolve()), "--runs-dir", str(paths.root.parent.resolve()),
     ]  # fmt: skip
+    # A node's name may hold letters that this locale has not (LC_ALL=C): as bytes, and for a Python that reads them so.
+    words = [word.encode("utf-8", "surrogateescape") for word in command]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
     try:
         with paths.supervisor_log.open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=paths.root)
-    except OSError as error:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=paths.root, env=environment)
+    except (OSError, ValueError) as error:
         raise _not_started(paths, str(error)) from error
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and process.poll() is None:

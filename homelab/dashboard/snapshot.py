@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,10 @@ class NextCommand(Shown):
 
 
 class Snapshot(Shown):
-    """A run at one moment. `eta_s` is None while nobody can know; `started_at` is that of the attempt."""
+    """A run at one moment. `eta_s` is None while nobody can know; `started_at` is that of the attempt, by the clock of a node.
+
+    `running_s`: for how long the attempt has been under way by the clock of its nodes, None where that cannot be told.
+    """
 
     run: str
     state: State
@@ -84,6 +88,7 @@ class Snapshot(Shown):
     attempt: int
     started_at: float | None
     now: float
+    running_s: float | None = None
     total_steps: int | None
     step: int
     loss: float | None
@@ -143,18 +148,16 @@ def build(
     latest = {line.rank: line for line in train if line.attempt == attempt}
     rates = [line.tokens_per_s for line in latest.values() if line.tokens_per_s is not None]
     checkpoints = {number for reply in replies.values() if reply.run for number in reply.run.checkpoints}
-    starts = [
-        reply.run.started_at
-        for reply in replies.values()
-        if reply.run and reply.run.attempt == attempt and reply.run.started_at
-    ]
+    started = [(reply, reply.run.started_at) for reply in replies.values() if reply.run and reply.run.attempt == attempt and reply.run.started_at]
+    ages = [age_s for reply, at in started if (age_s := _age_s(reply, at)) is not None]
     return Snapshot(
         run=run,
         state=state,
         recipe=recipe if isinstance(recipe, str) else "",
         attempt=attempt,
-        started_at=min(starts, default=None),
+        started_at=min((at for _, at in started), default=None),
         now=now,
+        running_s=max(ages, default=None),
         total_steps=total,
         step=step,
         loss=history[-1].loss if history else None,
@@ -165,17 +168,29 @@ def build(
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         ranks=_rank_rows(replies, plan, attempt, latest, log_lines),
         events=_events(events, lines),
-        notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
+        notes=(*dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message), *_not_asked(state, run, unreachable, options)),
         checkpoint_steps=tuple(sorted(checkpoints)),
-        next_commands=next_commands(state, run, options),
+        next_commands=next_commands(state, run, options, diagnosis),
         diagnosis=diagnosis,
         supervisor=supervisor,
     )
 
 
-def next_commands(state: State, run: str, options: str = "") -> tuple[NextCommand, ...]:
-    """What a person may want to type in this state. `options` is what the commands need behind the run's name."""
+def _not_asked(state: State, run: str, unreachable: Mapping[str, str], options: str) -> list[str]:
+    """Of a run that was stopped: where something of it may be left."""
+    if state not in ("stopping", "stopped"):
+        return []
+    after = f"what may be left of the run there ends with: homelab stop {run}{options}, once it can be asked"
+    return [f"{name} was not asked: {plain_lines(why).split(chr(10), 1)[0]}; {after}" for name, why in unreachable.items()]
+
+
+def next_commands(state: State, run: str, options: str = "", diagnosis: Diagnosis | None = None) -> tuple[NextCommand, ...]:
+    """What a person may want to type in this state. `options` is what the commands need behind the run's name.
+
+    Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    """
     known = {
+        "launch": diagnosis.launch if diagnosis else "",
         "follow": f"homelab status {run}{options}",
         "logs": f"homelab logs {run}{options}",
         "stop": f"homelab stop {run}{options}",
@@ -184,7 +199,7 @@ def next_commands(state: State, run: str, options: str = "") -> tuple[NextComman
     }
     wanted: dict[State, tuple[str, ...]] = {
         "done": ("ask it", "logs"),
-        "failed": ("recover", "logs"),
+        "failed": ("launch" if known["launch"] else "recover", "logs"),
         "lost": ("recover", "follow", "stop"),
         "stopped": ("recover", "logs"),
     }
@@ -247,7 +262,7 @@ def _node_row(
             name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
         )
     part = node_part(reply.run, attempt)
-    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone"}
+    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone", "stopped": "stopped"}
     ended = reply.run.exit if reply.run else None
     return NodeRow(
         name=name,
@@ -294,7 +309,7 @@ def _rank_rows(
                 share=line.share if line and line.share is not None else (own.share if own else None),
                 compute_s=line.compute_s if line else None,
                 communication_s=line.communication_s if line else None,
-                heartbeat_age_s=max(0.0, replies[node].time - beat.time) if beat else None,
+                heartbeat_age_s=_age_s(replies[node], beat.time) if beat else None,
                 log_tail=log[-log_lines:],
             )
         )
@@ -302,12 +317,22 @@ def _rank_rows(
 
 
 def _events(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tuple[EventRow, ...]:
-    """What the controller wrote down, and the rows that the ranks moved among themselves, in order of time."""
+    """What the controller wrote down, and the rows that the ranks moved among themselves; each in its own order, together by time."""
     moved = [EventRow(time=line.time, text=line.message) for line in lines if line.kind == "shares"]
-    return tuple(sorted([*(event_row(event) for event in events), *moved], key=lambda row: row.time))
+    told = [event_row(event) for event in events]
+    return tuple(row for _, row in heapq.merge(_rising(told), _rising(moved), key=lambda entry: entry[0]))
 
 
-_ONLY_IN_THE_FILE = ("time", "kind", "ranks", "clean")  # for programs; the words say it
+def _rising(rows: Sequence[EventRow]) -> list[tuple[float, EventRow]]:
+    """Each row with a time that never falls: where the clock was set back, what came after is counted on from there."""
+    shift_s, found = 0.0, []
+    for before, row in zip([None, *rows], rows, strict=False):
+        shift_s += max(0.0, before.time - row.time) if before else 0.0
+        found.append((row.time + shift_s, row))
+    return found
+
+
+_ONLY_IN_THE_FILE = ("time", "kind", "ranks", "clean", "gathered")  # for programs; the words say it
 
 
 def event_row(event: Mapping[str, Any]) -> EventRow:
@@ -324,6 +349,11 @@ def _said(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(entry) for entry in value if isinstance(entry, str | int | float))
     return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _age_s(reply: Reply, moment: float) -> float | None:
+    """Seconds since a moment that this node wrote down, by its own clock; None where it has been set back since."""
+    return reply.time - moment if reply.time >= moment else None
 
 
 def _phase(beat: Heartbeat) -> str:

@@ -80,8 +80,8 @@ def one_line(snapshot: Snapshot) -> str:
 def _header(snapshot: Snapshot, width: int) -> list[Text]:
     symbol, style = _STATES[snapshot.state]
     right = Text.assemble((f"{symbol} {snapshot.state}", style))
-    if snapshot.started_at is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
-        right.append(f"  {words.duration(snapshot.now - snapshot.started_at)}", style="dim")
+    if snapshot.running_s is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
+        right.append(f"  {words.duration(snapshot.running_s)}", style="dim")
     count = len(snapshot.ranks)
     parts = [
         snapshot.recipe,

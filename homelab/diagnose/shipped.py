@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from homelab.planning.command import file_word
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def copy_of(entry: Mapping[str, Any]) -> str:
 def recipe_file(described: Mapping[str, Any]) -> str:
     """The recipe's file name as a shell word."""
     name = described.get("recipe_file")
-    return shlex.quote(name) if isinstance(name, str) and name else "RECIPE"
+    return file_word(name) if isinstance(name, str) and name else "RECIPE"
 
 
 def _entries(described: Mapping[str, Any]) -> list[dict[str, Any]]:

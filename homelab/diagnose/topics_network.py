@@ -23,6 +23,7 @@ TOPICS: tuple[Topic, ...] = (
         ),
         checks=("collective.works",),
         checks_too=("network.reach", "network.name", "network.port", "network.place"),
+        rules=("unconnected", "not-begun"),
         words=(
             "initialized",
             "rendezvous",
@@ -140,7 +141,8 @@ TOPICS: tuple[Topic, ...] = (
         ),
         "No data came through for as long as the limit allows: a cable was pulled, a machine froze or went to sleep, Wi-Fi went away, or one "
         "rank does something else than the others. Left alone that lasts long: 10 minutes with NCCL, 30 with gloo and with the Trainer's "
-        "default. homelab sets 120 s. Processes that are stuck hold their cards until they are ended.",
+        "default. homelab waits 2 minutes while ranks connect and 30 later, and its supervisor finds a rank that is dead, frozen or cut off in "
+        "seconds. Processes that are stuck hold their cards until they are ended.",
         (
             "homelab why RUN names the rank that fell silent, where one did",
             "homelab preflight tells whether every pair of nodes can talk now",

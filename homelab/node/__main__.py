@@ -46,7 +46,7 @@ def main():
             sys.stdout.flush()
         return 0
     except (ValueError, KeyError, OSError) as error:
-        kind = "full" if getattr(error, "errno", None) == 28 else "refused"
+        kind = "full" if getattr(error, "errno", None) == 28 else getattr(error, "kind", "refused")
         text = (
             "%s: %s" % (error.strerror, error.filename) if isinstance(error, OSError) and error.strerror else str(error)
         )
@@ -71,7 +71,11 @@ def _answer(verb, request):
         from homelab.node import poll
 
         return getattr(poll, verb)(request)
-    if verb in ("start", "stop", "mark-stop"):
+    if verb in ("claim", "release"):
+        from homelab.node import claims
+
+        return getattr(claims, verb)(request)
+    if verb in ("start", "stop", "mark-stop", "undo"):
         from homelab.node import watch
 
         return getattr(watch, verb.replace("-", "_"))(request)

@@ -25,6 +25,11 @@ def quote_path(path: str) -> str:
     return shlex.quote(path)
 
 
+def file_word(path: str) -> str:
+    """A file of this machine as one shell word that no command takes for an option: `./-rf.toml`."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
 def quote_words(words: Iterable[str]) -> str:
     """An argument list as shell text."""
     return " ".join(shlex.quote(word) for word in words)

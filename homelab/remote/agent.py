@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 
 from homelab.checks.commands import on_node, path_word
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError
 from homelab.planning.command import ANSWER_MARK, agent_command, unpack_command
 from homelab.remote import answers, ship
 from homelab.remote.session import Completed, Session, Stream
@@ -22,6 +22,7 @@ _MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ra
 _AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
 _NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "File exists", "No such file or directory: '")
+_OF_CLAIMS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError}
 # How a Python ends that finds other files than those that were shipped.
 _OF_DAMAGED_CODE = re.compile(r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab")
 
@@ -155,7 +156,7 @@ class Agent:
             return self._damaged(message)
         hint = f"homelab preflight --nodes {self.node.name}; by hand: {self._on_node('ls -l')}"
         where = plain_lines(str(error.get("where") or ""))
-        return HomelabError(
+        return _OF_CLAIMS.get(str(error["kind"]), HomelabError)(
             message, where=f"{self._where()}{', ' if where else ''}{where}", hint=plain_lines(str(error.get("hint") or "")) or hint
         )
 

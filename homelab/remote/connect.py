@@ -61,8 +61,10 @@ def resolve(node: Node) -> Address:
             command += ["-p", str(node.port)]
         if node.user:
             command += ["-l", node.user]
+        # As bytes, there and back: a name may hold letters that this locale has not (LC_ALL=C).
+        words = [word.encode("utf-8", "surrogateescape") for word in (*command, "--", node.host)]
         answer = subprocess.run(
-            [*command, "--", node.host], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+            words, capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=10, stdin=subprocess.DEVNULL
         )
         for line in answer.stdout.splitlines():
             key, _, value = line.partition(" ")

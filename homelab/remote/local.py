@@ -14,6 +14,11 @@ from homelab.errors import UnreachableError
 from homelab.remote.session import Completed, Lines, Stream
 
 
+def _bytes(command: str) -> bytes:
+    """As it goes over SSH, whatever this locale's letters are."""
+    return command.encode("utf-8", "surrogateescape")
+
+
 class LocalSession:
     """See `homelab.remote.session.Session`."""
 
@@ -33,7 +38,7 @@ class LocalSession:
         body = stdin if isinstance(stdin, bytes) else stdin.read()
         try:
             done = subprocess.run(
-                ["/bin/sh", "-c", command], input=head + body, capture_output=True, timeout=timeout_s, check=False
+                ["/bin/sh", "-c", _bytes(command)], input=head + body, capture_output=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise UnreachableError(
@@ -46,7 +51,7 @@ class LocalSession:
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
         process = subprocess.Popen(
-            ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended without reading its input: who reads finds its end

@@ -28,7 +28,8 @@ def newest_attempt(replies: Mapping[str, Reply]) -> int:
 def node_part(run: RunReply | None, attempt: int) -> Part:
     """How far one node is in this attempt.
 
-    "vanished": it was started and its agent is gone without having written how it ended, as after a power cut.
+    "vanished": it was started and its agent is gone without having written how it ended, as after a power cut. (Where homelab was about
+    to stop it, it is "stopped": between the last signal and the record of the end there is a moment.)
     """
     if run is None or run.attempt < attempt:
         return "absent"
@@ -38,7 +39,9 @@ def node_part(run: RunReply | None, attempt: int) -> Part:
         return "stopped" if run.exit.stopped else "failed"
     if run.is_alive:
         return "alive"
-    return "prepared" if run.started_at is None else "vanished"
+    if run.started_at is None:
+        return "prepared"
+    return "vanished" if run.stop_marked_at is None else "stopped"
 
 
 def is_fresh(reply: Reply) -> bool:
@@ -47,7 +50,7 @@ def is_fresh(reply: Reply) -> bool:
         if rank.heartbeat is None:
             continue
         step_s = statistics.median([metric.step_s for metric in rank.metrics if metric.step_s] or [0.0])
-        limit_s = FRESH_STEP_S + 3 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
+        limit_s = FRESH_STEP_S + 12 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
         if reply.time - rank.heartbeat.time <= limit_s:
             return True
     return False
@@ -128,7 +131,8 @@ def _stop_came_first(asked: Mapping[str, Reply], parts: Mapping[str, Part], inte
         return False
 
     def first(part: Part) -> float:
-        ends = [asked[node].run for node, its in parts.items() if its == part]
-        return min((run.exit.ended_at for run in ends if run and run.exit and run.exit.ended_at), default=float("inf"))
+        ends = [run for node, its in parts.items() if its == part and (run := asked[node].run)]
+        times = [run.exit.ended_at if run.exit else run.stop_marked_at for run in ends]
+        return min((time for time in times if time), default=float("inf"))
 
     return first("stopped") < first("failed")

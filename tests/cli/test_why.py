@@ -55,7 +55,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
         f"homelab logs {run}",
     ):
         assert wanted in said, wanted
-    assert said.rstrip().endswith(f"Next: homelab recover {run}")
+    assert said.rstrip().endswith("Next: homelab launch script.toml"), "as the fix says: a changed script is a new training"
     found = desk.json("why", run)
     assert (found["attempt"], found["state"], found["run_state"], found["source"]) == (1, "failed", "failed", "nodes")
     assert (found["diagnosis"]["first_node"], found["diagnosis"]["first_rank"], found["diagnosis"]["topic"]) == (
@@ -64,7 +64,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
         "python-error",
     )
     assert found["diagnosis"]["where"].endswith("train.py:3")
-    assert found["since"] == [] and found["unreachable"] == {} and found["next"] == f"homelab recover {run}"
+    assert found["since"] == [] and found["unreachable"] == {} and found["next"] == "homelab launch script.toml"
 
     own = desk.folder / "train.py"
     assert found["diagnosis"]["hint"].startswith(f"correct {own}:3, then: homelab launch script.toml")

@@ -147,3 +147,16 @@ def test_a_new_attempt_is_not_judged_by_the_old_one() -> None:
 
 def test_finished_states_are_those_in_which_nothing_more_happens() -> None:
     assert {"done", "failed", "stopped"} == FINISHED
+
+
+def test_between_the_last_signal_of_a_stop_and_its_record_it_has_not_failed() -> None:
+    """Nothing of it is alive and no end is written down, as after a power cut; but homelab was about to end it there."""
+    gone = {**DEAD, "exit": None}
+    assert state_of(tower=ended(OK), laptop=gone) == "failed"
+    marked = {**gone, "stop_marked_at": sample.NOW - 6}
+    assert state_of(**all_nodes(marked)) == "stopped"
+    assert state_of(tower={}, laptop=marked, old=marked) == "stopping"
+    assert state_of(tower=ended(BAD), laptop=marked, old=ended(STOPPED)) == "stopped", "the failure came after it, as its echo"
+    late = {**gone, "stop_marked_at": sample.NOW - 2}
+    assert state_of(tower=ended(BAD), laptop=late, old=late) == "failed", "the stop is the supervisor's, after the failure"
+    assert state_of(**all_nodes({**gone, "stop_marked_at": "damaged"})) == "failed"

@@ -6,10 +6,12 @@ import shlex
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from homelab.config.cluster import Cluster as ClusterOfNodes
 from homelab.config.cluster import Node as NodeOfCluster
+from homelab.dashboard.snapshot import next_commands
 from homelab.diagnose import shipped
 from homelab.diagnose.cause import Diagnosis, diagnose, render
 from homelab.runs.reply import parse_replies
@@ -98,8 +100,27 @@ def test_an_ending_without_a_word_explains_less_than_a_gone_node_or_a_reason() -
 
 
 def test_a_node_that_was_rebooted() -> None:
-    diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, has_exit=False))
+    mini = node("mini", 1, has_exit=False)
+    mini["run"]["rebooted"] = True
+    diagnosis = found(node("tower", 0, traceback(CLOSED)), mini)
     assert (diagnosis.cause, diagnosis.first_node) == ("node-restarted", "mini")
+
+
+def test_a_watcher_that_is_gone_from_a_machine_that_is_not_is_no_reboot() -> None:
+    for known in ({"rebooted": False}, {"rebooted": None}, {}):  # the last two: an attempt of an older homelab
+        mini = node("mini", 1, has_exit=False)
+        mini["run"] |= known
+        diagnosis = found(node("tower", 0, traceback(CLOSED)), mini)
+        assert (diagnosis.cause, diagnosis.first_node, diagnosis.retryable) == ("vanished", "mini", True)
+        assert "went down" not in diagnosis.title and "ended without a word" in diagnosis.title
+
+
+def test_between_the_last_signal_of_a_stop_and_its_record_nothing_has_failed() -> None:
+    mini = node("mini", 1, traceback(CLOSED), has_exit=False)
+    mini["run"] |= {"rebooted": False, "stop_marked_at": NOW - 4}
+    assert judge(mini) is None
+    diagnosis = found(node("tower", 0, traceback("MemoryError"), ended_at=NOW - 9), mini)
+    assert (diagnosis.cause, diagnosis.first_node) == ("host-out-of-memory", "tower")
 
 
 def test_a_node_that_stopped_itself_is_blamed_only_when_nobody_else_is_gone() -> None:
@@ -121,7 +142,8 @@ def test_the_workers_own_account_comes_first() -> None:
 def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> None:
     own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate"}
     diagnosis = found(node("mini", 1, error=own))
-    assert (diagnosis.cause, diagnosis.where, diagnosis.hint) == ("nan-loss", "step 12", own["hint"])
+    assert (diagnosis.cause, diagnosis.where) == ("nan-loss", "step 12")
+    assert diagnosis.hint == "lower [train] learning_rate; then, as a new training: homelab launch RECIPE"
 
 
 def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
@@ -308,3 +330,20 @@ def test_the_box() -> None:
     assert max(len(line) for line in seen.splitlines()) == 80
     for wanted in ("why it failed", "[red]not markup[/red]", "because", "train.py:7", "fix", "rank 0 on tower"):
         assert wanted in seen, wanted
+
+
+@pytest.mark.parametrize(
+    ("hint", "launch"),
+    [
+        ("correct train.py:3, then: homelab launch script.toml (a changed script is a new training)", "homelab launch script.toml"),
+        ("lower it; then: homelab launch 'a (b).toml' --cluster c.toml", "homelab launch 'a (b).toml' --cluster c.toml"),
+        ("put it back: homelab recover r; or a new one: homelab launch a.toml", ""),
+        ("make room: ssh laptop df -h", ""),
+    ],
+)
+def test_a_fix_that_is_a_new_training_is_what_comes_next(hint: str, launch: str) -> None:
+    diagnosis = Diagnosis(cause="x", title="x", first_node="n", hint=hint, retryable=False)
+    assert diagnosis.launch == launch
+    next_ = next_commands("failed", "r", " --cluster c.toml", diagnosis)[0]
+    assert next_.command == (launch or "homelab recover r --cluster c.toml")
+    assert next_commands("running", "r", "", diagnosis)[0].command == "homelab status r", "it has gone on meanwhile"

@@ -45,10 +45,10 @@ class Desk:
         return json.loads(self.homelab(*arguments, "--json", code=code, timeout_s=timeout_s).stdout)
 
     def spawn(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command in a session of its own, as a terminal would; stdout and stderr come together."""
+        """Start a command in a session of its own and with no signal ignored, as a terminal would; stdout and stderr come together."""
         return subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.folder, env=self._environment() | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=_heed_signals,
         )  # fmt: skip
 
     def launch(self, recipe: str, *options: str) -> Run:
@@ -150,6 +150,12 @@ class Run:
     def _files(self, pattern: str) -> Iterator[Path]:
         for node in self.lab.nodes:
             yield from sorted(self.folder(node.name).glob(pattern))
+
+
+def _heed_signals() -> None:
+    """What is ignored stays so in children: under nohup and behind a shell's `&` that holds for a closed terminal and Ctrl-C."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def name_said(output: str) -> str | None:

@@ -61,17 +61,21 @@ def test_healthy_nodes_are_measured_in_every_direction_and_nothing_is_found(lab:
     ] == []
     pairs = {(source, target) for source in evidence.lan for target in evidence.lan if source != target}
     assert len(pairs) == 6 and set(evidence.throughputs) == pairs
-    assert all(20e6 < rate < 160e6 for rate in evidence.throughputs.values()), evidence.throughputs
     assert {(link.source, link.target) for link in evidence.links if link.carried_bytes == 1500} == pairs
     assert {link.port for link in evidence.links if link.is_rendezvous} == {29500}
     assert len(evidence.links) == 2 * 6 + 2
+    # 1 Gbit/s are 125 MB/s. A node that gets no CPU time for a moment counts less, or more of what has gathered meanwhile.
+    rounds = [evidence.throughputs]
+    while not all(any(20e6 < rates[pair] < 160e6 for rates in rounds) for pair in pairs) and len(rounds) < 5:
+        rounds.append(seen_in(lab).throughputs)
+    assert all(any(20e6 < rates[pair] < 160e6 for rates in rounds) for pair in pairs), rounds
 
 
 def test_a_firewall_on_ephemeral_ports_is_found_in_seconds_and_the_line_for_it_mends_it(lab: Lab) -> None:
     with rule(lab, "node2", "ct state new tcp dport 32768-60999 drop"):
         started = time.monotonic()
         (finding,) = found_in(lab)
-        assert time.monotonic() - started < 15, "on a busy machine; alone it is 3 s"
+        assert time.monotonic() - started < 60, "alone it is 3 s; each port that drops in turn would be minutes"
         assert (finding.check, finding.node, finding.level) == ("network.reach", "node2", "fail")
         assert (
             "no connection from node1 and node3" in finding.message

@@ -1,8 +1,9 @@
-"""Runs of ours that are alive here."""
+"""Runs of ours that are alive here, and those that are over whose secrets were still here."""
 
-from homelab.node import processes
+from homelab.node import leftovers, processes
 
 
 def read(request):
     """Their names."""
-    return {"runs_alive": sorted(processes.of_runs(request["node"]))}
+    alive = sorted(processes.of_runs(request["workdir"], request["node"]))
+    return {"runs_alive": alive, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
