@@ -44,6 +44,9 @@ def command(
     from homelab.control import launch, material, preflight
     from homelab.remote.fanout import Fleet
 
+    if list_checks and as_json:
+        common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
+        return 0
     if list_checks:
         typer.echo(report.listing(registry.SUBJECTS), nl=False)
         return 0

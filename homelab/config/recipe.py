@@ -201,16 +201,20 @@ class Tracking(Strict):
 
 
 class Script(Strict):
-    """Any program that torchrun can start, instead of the built-in worker. The path is relative to the recipe; it is shipped."""
+    """Any Python program that torchrun can start, instead of the built-in worker. The path is relative to the recipe; it is shipped.
+
+    So are the modules beside it that it imports, and `files`: files and folders beside the script or below, relative to the recipe.
+    """
 
     path: str = Field(min_length=1)
     args: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("args"), list):
-            data = {**data, "args": tuple(data["args"])}
+        if isinstance(data, dict):
+            data = {key: tuple(value) if key in ("args", "files") and isinstance(value, list) else value for key, value in data.items()}
         return data
 
 

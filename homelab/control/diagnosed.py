@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster
-from homelab.control import refusals
+from homelab.control import neighbours, refusals
 from homelab.diagnose import cause, endings, shipped
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen
@@ -49,8 +50,10 @@ def make(
     nodes = {node.name: node.model_copy(update={"lan_address": addresses.get(node.name, node.lan_address)}) for node in cluster.nodes}
     shared_out = [name for name in refusals.named_in_shares(described) if name not in nodes]
     fixed = {name: f"{refusals.ways_of_shares(paths, shared_out)}, then: homelab recover {paths.name}" for name in shared_out}
+    script = shipped.script_of(described)
     return cause.diagnose(
         paths.name, replies, unreachable, nodes=nodes, own_files=shipped.of_run(described), silent_ranks=silent_ranks,
+        near=neighbours.modules_near(Path(script)) if script else {},
         ways={**ways, **fixed}, options=options,
     )  # fmt: skip
 

@@ -218,7 +218,7 @@ def _code_dir(node: Node) -> str:
 def _folder_of(paths: RunPaths) -> dict[str, bytes]:
     """The run's folder without what is this machine's own, and without data files: those were shipped to the nodes."""
     described = store.read_object(paths.run_json).get("data") or {}
-    shipped = {f"code/{entry['name']}" for entry in described.values() if entry and entry.get("sent") == "shipped"}
+    shipped = {f"code/{entry.get('inside') or entry['name']}" for entry in described.values() if entry and entry.get("sent") == "shipped"}
     found = {}
     for file in sorted(paths.root.rglob("*")):
         name = str(file.relative_to(paths.root))

@@ -203,6 +203,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
             "path": item.path,
             "name": item.local.name if item.local else None,
             "sha256": digest_of(item, prepared.evidence),
+            **item.place,
         }
     digests = tuple(sorted(f"{role}:{entry['sha256']}" for role, entry in described.items() if entry))
     return {
@@ -238,9 +239,10 @@ def digest_of(item: Material, seen: Evidence) -> str:
 
 def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
     """The recipe as it was, and what was shipped (while small): recovery from this folder needs no other file."""
-    for source in [prepared.recipe_path, *(item.local for item in prepared.material if item.local)]:
+    shipped = [(item.local, item.name) for item in prepared.material if item.local]
+    for source, name in [(prepared.recipe_path, prepared.recipe_path.name), *shipped]:
         if source.stat().st_size <= _KEEP_COPY_BYTES:
-            store.copy(source, paths.code / source.name)
+            store.copy(source, paths.code / name)
 
 
 def _git_revision() -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homelab.config.recipe import Recipe
+from homelab.control import neighbours
 from homelab.errors import InputError
 from homelab.node.files import digest_and_rows
 from homelab.planning.rows import DataFile
@@ -18,10 +20,11 @@ _HUB = "hub:"
 
 @dataclass(frozen=True)
 class Material:
-    """One file or hub id a recipe needs. `role`: train, eval or script.
+    """One file or hub id a recipe needs. `role`: train, eval, script, or "script:" and the path of a file that is shipped with it.
 
     kind "shipped": `local` is sent to every node; "on-node": `path` must lie there already; "hub": `path` is the hub id.
-    `rows` (about) and `size_bytes` are known of shipped files alone.
+    `rows` (about) and `size_bytes` are known of shipped files alone. A script with others beside it shares a `folder` with them, named
+    by the content of all, and `inside` is the place in it.
     """
 
     role: str
@@ -31,12 +34,25 @@ class Material:
     sha256: str | None = None
     size_bytes: int | None = None
     rows: int | None = None
+    folder: str | None = None
+    inside: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name, with the folders that it is shipped in."""
+        assert self.local is not None
+        return self.inside or self.local.name
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What a node has to be told of a place in a shared folder."""
+        return {"folder": self.folder, "inside": self.inside} if self.folder and self.inside else {}
 
     def node_path(self, workdir: str) -> str:
         """Where the file is on a node (twin of `homelab.node.transfer.data_path`)."""
         if self.kind == "shipped":
             assert self.sha256 and self.local
-            return f"{workdir}/data/{self.sha256[:16]}/{self.local.name}"
+            return f"{workdir}/data/{(self.folder or self.sha256)[:16]}/{self.name}"
         return self.path
 
 
@@ -47,9 +63,28 @@ def of_recipe(recipe: Recipe, recipe_path: Path) -> list[Material]:
         wanted.append(("train", recipe.data.train, "data.train"))
         if recipe.data.eval:
             wanted.append(("eval", recipe.data.eval, "data.eval"))
+    items = [_material(role, name, recipe_path, key) for role, name, key in wanted]
     if recipe.script:
-        wanted.append(("script", recipe.script.path, "script.path"))
-    return [_material(role, name, recipe_path, key) for role, name, key in wanted]
+        items += _program(_material("script", recipe.script.path, recipe_path, "script.path"), recipe.script.files, recipe_path)
+    return items
+
+
+def _program(script: Material, named: Sequence[str], recipe_path: Path) -> list[Material]:
+    """The script, and what is shipped beside it: together they are one program."""
+    assert script.local is not None
+    items = [replace(script, inside=script.local.name)]
+    for inside, local in neighbours.beside(script.local, named, recipe_path).items():
+        try:
+            items.append(Material(f"script:{inside}", "shipped", str(local), local, sha256(local), local.stat().st_size, inside=inside))
+        except OSError as error:
+            raise InputError(
+                f"a file that is shipped with the script cannot be read: {error.strerror}", where=f"{recipe_path}, [script]: {local}",
+                hint=f"ls -l {shlex.quote(str(local))}",
+            ) from error  # fmt: skip
+    if len(items) == 1:
+        return [script]
+    folder = hashlib.sha256(json.dumps(sorted((item.inside, item.sha256) for item in items)).encode()).hexdigest()
+    return [replace(item, folder=folder) for item in items]
 
 
 def _material(role: str, name: str, recipe_path: Path, key: str) -> Material:
@@ -82,7 +117,7 @@ def files_of(items: Iterable[Material]) -> dict[str, DataFile]:
     return {
         item.role: DataFile(item.size_bytes, item.rows, item.sha256 or item.path)
         for item in items
-        if item.kind != "on-node" and item.role != "script"
+        if item.kind != "on-node" and item.role in ("train", "eval")
     }
 
 

@@ -245,13 +245,14 @@ def material_of(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
             continue
         local = None
         if entry.get("sent") == "shipped":
-            candidates = [Path(entry["path"]), paths.code / entry["name"]]
+            candidates = [Path(entry["path"]), paths.code / (entry.get("inside") or entry["name"])]
             # The person may have edited the file since: only the content that the run began with will do.
             local = next(
                 (path for path in candidates if path.is_file() and sha256(path) == entry["sha256"]), candidates[-1]
             )
+        place = {"folder": entry.get("folder"), "inside": entry.get("inside")}
         items.append(
-            Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None)
+            Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None, **place)
         )
     return items
 

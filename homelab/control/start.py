@@ -35,7 +35,7 @@ def ship_material(fleet: Fleet, names: list[str], material: list[Material], say:
         if item.kind != "shipped":
             continue
         assert item.local is not None
-        request = {"sha256": item.sha256, "name": item.local.name}
+        request = {"sha256": item.sha256, "name": item.local.name, **item.place}
         changed: list[str] = []
 
         def send(name: str, item: Material = item, request: dict[str, Any] = request, changed: list[str] = changed) -> None:
@@ -56,11 +56,11 @@ def ship_material(fleet: Fleet, names: list[str], material: list[Material], say:
             if answer["differs"]:
                 changed.append(name)
 
-        say(f"shipping {item.local.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
+        say(f"shipping {item.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
         _, errors = on_all(names, send)
         _raise_first(errors)
         if changed:
-            notes.append(f"{item.local.name} had been changed on {', '.join(sorted(changed))}: it was sent again, as it was at the launch")
+            notes.append(f"{item.name} had been changed on {', '.join(sorted(changed))}: it was sent again, as it was at the launch")
     return notes
 
 
@@ -69,7 +69,7 @@ def _not_here(name: str, item: Material, answer: Mapping[str, Any]) -> HomelabEr
     there = f"was changed on this node ({answer['path']})" if answer["differs"] else "is not on this node"
     here = "the one here is not as it was at the launch" if item.local.is_file() else "not here either"
     return HomelabError(
-        f"the run's file {item.local.name} {there}, and {here}",
+        f"the run's file {item.name} {there}, and {here}",
         where=f"node {name}; here: {item.local}",
         hint=f"copy it to {item.local} as it was at the launch (sha256 {item.sha256[:12]}), or go on without {name}: --nodes",
     )

@@ -37,6 +37,8 @@ class Watcher:
         self._paths = paths
         self._options = options
         self._described = store.read_object(paths.run_json)
+        recipe = self._described.get("recipe")
+        self._is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
         self._gathered = Gathered(paths)
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
@@ -72,6 +74,7 @@ class Watcher:
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             kept=kept,  # type: ignore[arg-type]
+            is_script=self._is_script,
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )

@@ -142,6 +142,7 @@ def build(
     total_steps: int | None = None,
     intent: State | None = None,
     kept: State | None = None,
+    is_script: bool = False,
     diagnosis: Diagnosis | None = None,
     supervisor: str = "",
     options: str = "",
@@ -150,13 +151,13 @@ def build(
     """The Snapshot of a run from the nodes' answers.
 
     `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
-    of the newest attempt); `events` are the lines of events.jsonl. `intent` and `kept` as for `run_state`, `options` as for
-    `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
+    of the newest attempt); `events` are the lines of events.jsonl. `intent`, `kept` and `is_script` as for `run_state`, `options` as
+    for `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
     """
     expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
-    state = run_state(expected, replies, unreachable, intent=intent, kept=kept)
+    state = run_state(expected, replies, unreachable, intent=intent, kept=kept, is_script=is_script)
     lines = _merged([*metrics, *(line for reply in replies.values() for line in _metrics_of(reply))])
     train = [line for line in lines if line.kind == "train"]
     history = _history(train)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from rich.box import ROUNDED
@@ -89,6 +90,7 @@ def diagnose(
     *,
     nodes: Mapping[str, Node] | None = None,
     own_files: Collection[Shipped] = (),
+    near: Mapping[str, str] = MappingProxyType({}),
     silent_ranks: Collection[int] = (),
     ways: Mapping[str, str] = MappingProxyType({}),
     options: str = "",
@@ -96,7 +98,8 @@ def diagnose(
     """The cause of the newest attempt's failure, or None when nothing has failed.
 
     `unreachable` maps a node to the reason it could not be asked. `nodes`, by name, say how a hint's command reaches them
-    (default: as `ssh NAME`), `own_files` are the person's files that were shipped, and `options` is what a follow-up command
+    (default: as `ssh NAME`), `own_files` are the person's files that were shipped, `near` the modules that lie near the
+    run's own program on this machine, by name, and `options` is what a follow-up command
     of homelab needs behind the run's name.
     `silent_ranks` are those whose heartbeat was missed before the attempt was stopped. `ways`: what would make a node of `unreachable`
     answer, where its connection said so.
@@ -115,7 +118,16 @@ def diagnose(
     if min(suspect.tier for suspect in suspects) >= 3:
         suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
     suspects.sort(key=lambda suspect: suspect.order)
+    suspects = [_not_shipped(suspect, near) for suspect in suspects]
     return _explain(run, suspects, replies, nodes or {}, own_files, options)
+
+
+def _not_shipped(suspect: Suspect, near: Mapping[str, str]) -> Suspect:
+    """A module that the node lacks, and that lies near the person's own program: it did not come along."""
+    module = suspect.values.get("module", "").partition(".")[0]
+    if suspect.rule.id != "missing-package" or module not in near:
+        return suspect
+    return replace(suspect, rule=endings.NOT_SHIPPED, values={**suspect.values, "local": near[module]})
 
 
 def _explain(

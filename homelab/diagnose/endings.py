@@ -35,6 +35,14 @@ PYTHON_ERROR = Rule(
 )
 # Where it is in the file that the recipe names: the run keeps the one it was launched with.
 SCRIPT_ERROR_HINT = "correct {where}, then: homelab launch {recipe}{options} (a changed script is a new training)"
+NOT_SHIPPED = Rule(  # `rules.RULES`: missing-package, where the module lies near the script on the desk
+    "not-shipped",
+    "the module {module} was not shipped with the script: it is missing on {node}, and lies here in {local}",
+    "name it in the recipe, [script] files = [...] (it has to lie beside the script or below), then: homelab launch {recipe}{options} "
+    "(a changed program is a new training)",
+    False,
+    85,
+)
 DISTRIBUTED_ERROR = Rule(
     "distributed-error",
     "the ranks lost each other: {message}",
@@ -133,6 +141,6 @@ SILENT = Rule(
 OF_A_NODE: tuple[Rule, ...] = (UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED)
 OF_THE_CONTROLLER: tuple[Rule, ...] = (NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK)
 ENDINGS: tuple[Rule, ...] = (
-    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED,
-    NOT_STARTED, TORCHRUN_KILLED, UNCONNECTED, NOT_BEGUN, SILENT, NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK,
+    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, NOT_SHIPPED, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE,
+    NODE_RESTARTED, VANISHED, NOT_STARTED, TORCHRUN_KILLED, UNCONNECTED, NOT_BEGUN, SILENT, NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK,
 )  # fmt: skip

@@ -40,6 +40,13 @@ def originals(described: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(original, str(entry["sha256"])) for entry in _entries(described) if (original := original_of(entry))]
 
 
+def script_of(described: Mapping[str, Any]) -> str | None:
+    """Path of the run's own program on the controller of the launch; None for a run of the built-in worker, or where it is not known."""
+    data = described.get("data")
+    entry = data.get("script") if isinstance(data, dict) else None
+    return next((original_of(known) for known in _entries(described) if known is entry), None)
+
+
 def original_of(entry: Mapping[str, Any]) -> str | None:
     """None where run.json came from a node: there the path is that of its copy."""
     path = str(entry["path"])
@@ -48,6 +55,8 @@ def original_of(entry: Mapping[str, Any]) -> str | None:
 
 def copy_of(entry: Mapping[str, Any]) -> str:
     """The end of the copy's path on every node."""
+    if entry.get("folder") and entry.get("inside"):  # with others, below a common folder
+        return f"data/{str(entry['folder'])[:16]}/{entry['inside']}"
     return f"data/{str(entry['sha256'])[:16]}/{posixpath.basename(str(entry['name']))}"
 
 

@@ -29,15 +29,17 @@ TOPICS: tuple[Topic, ...] = (
             "ImportError: cannot import name ...; undefined symbol; cannot open shared object file",
         ),
         "The Python that cluster.toml names for the node is not the one the packages were installed into, the packages do not fit each other "
-        "after an upgrade of one, or there is no such Python.",
+        "after an upgrade of one, or there is no such Python. Or it is a module of your own [script] that was not shipped with it: what the script "
+        "imports from beside it is, unless the import is written so that nobody sees it.",
         (
             "homelab preflight --only python names what is missing on which node and offers the pip line (--fix)",
             "another environment: python at the node in cluster.toml",
             "then: homelab recover RUN",
+            "a module of your own: [script] files in the recipe, then homelab launch RECIPE",
         ),
         checks=("python.packages", "python.interpreter"),
         checks_too=("gpu.torch",),
-        rules=("missing-package", "import-error", "not-started"),
+        rules=("missing-package", "not-shipped", "import-error", "not-started"),
         words=("import", "module", "venv", "conda", "bitsandbytes", "torchrun", "interpreter", "undefined symbol"),
         says=r"needs the package|needs pyarrow",
     ),

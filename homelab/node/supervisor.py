@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from homelab.node import files, paths, processes
+from homelab.node import files, paths, processes, transfer
 
 _EVENTS = 50  # of the newest; whoever looks more seldom than so much happens has missed something
 _START_S = 30.0  # a node that trains on all its cores takes its time to import
@@ -161,9 +161,8 @@ def _link_data(workdir, here):
     described = files.read_json(os.path.join(here, "run.json")) or {}
     for entry in (described.get("data") or {}).values():
         if entry and entry.get("sent") == "shipped":
-            name = os.path.basename(entry["name"])
-            place = os.path.join(here, "code", name)
-            source = os.path.join(paths.expand(workdir), "data", entry["sha256"][:16], name)
+            source = transfer.data_path(dict(entry, workdir=workdir))
+            place = os.path.join(here, "code", transfer.inside(entry))
             if os.path.exists(source) and not os.path.lexists(place):
                 os.makedirs(os.path.dirname(place), exist_ok=True)
                 if os.path.getsize(source) > _MOST_COPIED_BYTES:

@@ -24,12 +24,24 @@ def has_file(request):
 
 
 def data_path(request):
-    """Where a shipped data file lies: its folder is named by its content, so a changed file is another file."""
-    digest = str(request["sha256"])
-    if not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError("not a sha256: %r" % digest)
-    name = os.path.basename(request["name"]) or "data"
-    return os.path.join(paths.expand(request["workdir"]), "data", digest[:16], name)
+    """Where a shipped file lies: its folder is named by its content, so a changed file is another file.
+
+    Files that belong together share a `folder`, named by the content of all, in which each has its place `inside`.
+    """
+    for digest in (str(request["sha256"]), str(request.get("folder") or request["sha256"])):
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError("not a sha256: %r" % digest)
+    return os.path.join(paths.expand(request["workdir"]), "data", digest[:16], inside(request))
+
+
+def inside(request):
+    """The place of a shipped file in its folder: a relative path that leads nowhere else."""
+    if not request.get("folder"):
+        return os.path.basename(request["name"]) or "data"
+    parts = str(request["inside"]).split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ValueError("not a usable place: %r" % request["inside"])
+    return os.path.join(*parts)
 
 
 def receive_file(request, stream):

@@ -67,6 +67,11 @@ def has_trained(run: RunReply) -> bool:
     return False
 
 
+def has_printed(run: RunReply) -> bool:
+    """True when a rank of this node has said anything: all that is known of a [script] from outside."""
+    return any(rank.log_tail.stdout or rank.log_tail.stderr for rank in run.ranks.values())
+
+
 def run_state(
     expected_nodes: Iterable[str],
     replies: Mapping[str, Reply],
@@ -74,8 +79,9 @@ def run_state(
     *,
     intent: State | None = None,
     kept: State | None = None,
+    is_script: bool = False,
 ) -> State:
-    """The state of the newest attempt.
+    """The state of the newest attempt. A [script] gives no signs of its steps: it runs once it has printed something.
 
     `expected_nodes` are those of the plan (empty: all that know the run). `intent` is what the controller last wrote,
     where there is one: only it knows that code is being shipped or that a stop is under way. "failed" was asked and has
@@ -84,6 +90,7 @@ def run_state(
     """
     expected = list(expected_nodes) or [node for node, reply in replies.items() if reply.run] + list(unreachable)
     attempt = newest_attempt(replies)
+    is_running = (lambda run: has_trained(run) or has_printed(run)) if is_script else has_trained
     asked = {node: replies[node] for node in expected if node in replies}
     missing = [node for node in expected if node not in replies]
     if not asked and missing:
@@ -106,9 +113,9 @@ def run_state(
         fresh = [run for reply in asked.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
         if not fresh:
             return kept if kept in FINISHED and not is_alive else "lost"
-        return "running" if any(has_trained(run) for run in fresh) else "starting"
+        return "running" if any(is_running(run) for run in fresh) else "starting"
     if is_alive:
-        return "running" if any(has_trained(run) for run in started) else "starting"
+        return "running" if any(is_running(run) for run in started) else "starting"
     if intent in ("stopping", "stopped"):
         return "stopped"
     if "succeeded" in present:

@@ -48,6 +48,17 @@ def test_what_talks_with_people_gives_programs_an_error(quiet_desk: Desk, option
     assert quiet_desk.json("preflight", option, code=2)["error"]["where"] == f"{option} --json"
 
 
+def test_the_list_is_json_where_json_is_asked_for() -> None:
+    from typer.testing import CliRunner
+
+    from homelab.checks import registry
+    from homelab.cli.commands import app
+
+    found = json.loads(CliRunner().invoke(app, ["preflight", "--list", "--json"]).stdout)
+    assert [check["id"] for check in found["checks"]] == [check.id for check in registry.CHECKS]
+    assert all(set(check) == {"id", "title", "worst"} for check in found["checks"])
+
+
 def test_the_list_needs_no_cluster(quiet_desk: Desk) -> None:
     said = quiet_desk.homelab("preflight", "--list", "--cluster", "not-there.toml").stdout
     assert "| `network.reach` |" in said

@@ -67,6 +67,16 @@ def test_one_rank_in_its_steps_is_running(phase: str) -> None:
     assert state == "running"
 
 
+def test_a_script_runs_once_it_has_printed() -> None:
+    """It gives no signs of its steps; a worker of ours that prints while it loads does not run yet."""
+    said = {"0": {"heartbeat": None, "metrics": [], "log_tail": {"stdout": ["epoch 1"], "stderr": []}}}
+    raw = {node: sample.raw_reply(node, rank, 3, ranks=said if node == "laptop" else {}) for rank, node in enumerate(NODES)}
+    assert run_state(NODES, parse_replies(raw), {}, is_script=True) == "running"
+    assert run_state(NODES, parse_replies(raw), {}) == "starting"
+    silent = {node: sample.raw_reply(node, rank, 3, ranks={}) for rank, node in enumerate(NODES)}
+    assert run_state(NODES, parse_replies(silent), {}, is_script=True) == "starting"
+
+
 def test_done_needs_every_node() -> None:
     assert state_of(**all_nodes(ended(OK))) == "done"
     assert state_of(tower=ended(OK), laptop=ended(OK)) == "running"  # old still runs

@@ -282,6 +282,18 @@ def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> 
         assert found(raised_in(other), own_files=shipped.of_run(RUN_JSON)).hint == f"correct {other}:7, then: homelab recover r"
 
 
+def test_a_module_that_did_not_come_along_is_told_where_it_lies() -> None:
+    lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 1, in <module>', "ModuleNotFoundError: No module named 'helper.deep'"]
+    own, near = shipped.of_run(RUN_JSON), {"helper": "/desk/src/helper"}
+    diagnosis = found(node("mini", 1, lines), node("tower", 0, lines), own_files=own, near=near, options=" --cluster c.toml")
+    assert diagnosis.title.startswith("the module helper.deep was not shipped with the script: it is missing on")
+    assert diagnosis.title.endswith("and lies here in /desk/src/helper")
+    assert "[script] files" in diagnosis.hint and "homelab launch 'my run.toml' --cluster c.toml" in diagnosis.hint
+    assert (diagnosis.cause, diagnosis.topic, diagnosis.names_a_reason) == ("not-shipped", "missing-package", True)
+    assert any(line.startswith("the same on") for line in diagnosis.because)
+    assert found(node("mini", 1, lines), own_files=own, near={"torch": "/desk/torch.py"}).cause == "missing-package"
+
+
 def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
     entry = {"sent": "shipped", "path": "/w/data/148cb44a9d59563d/train.py", "name": "train.py", "sha256": SHA}
     described = {"recipe_file": "r.toml", "data": {"script": entry}}
