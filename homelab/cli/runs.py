@@ -13,11 +13,10 @@ def command(
     """List the runs, newest first."""
     import time
 
-    import humanize
     from rich.console import Console
-    from rich.table import Table
 
     from homelab.control import find
+    from homelab.dashboard import listing
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster)
@@ -28,13 +27,8 @@ def command(
         return 0
     console = Console()
     if rows:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("run", "state", "attempt", "started", "nodes"):
-            table.add_column(heading, overflow="fold")
-        for row in rows:
-            started = humanize.naturaltime(time.time() - row["created_at"]) if row["created_at"] else ""
-            table.add_row(row["name"], row["state"], str(row["attempt"]), started, ", ".join(row["nodes"]))
-        console.print(table)
+        for line in listing.lines(rows, time.time(), console.width):
+            console.print(line, soft_wrap=True)
     for name, error in unreachable.items():
         console.print(f"{name} could not be asked: {error.message}", style="yellow", markup=False, highlight=False)
     options = common.same_options(cluster, runs_dir)

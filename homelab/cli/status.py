@@ -23,10 +23,12 @@ def command(
     from rich.console import Console
 
     from homelab.control import find, watch
-    from homelab.dashboard import view
-    from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE
+    from homelab.dashboard import live, view
+    from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
     from homelab.remote.fanout import Fleet
 
+    if once and wait:
+        raise InputError("--once is one look, and --wait stays until the end", where="homelab status --wait --once", hint="leave one of them out")
     loaded = common.load_cluster(cluster)
     options = common.same_options(cluster, runs_dir)
     console = Console()
@@ -37,7 +39,7 @@ def command(
             snapshot = watcher.look()
         if as_json:
             common.print_json(snapshot.model_dump(mode="json"))
-        elif once or not (console.is_terminal or wait):
+        elif once or not (live.can_draw(console) or wait):
             console.print(view.render(snapshot, width=console.width, height=None))
         else:
             return watch.until_end(fleet, paths, console=console, options=options)

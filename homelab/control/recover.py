@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,10 +14,12 @@ from typing import Any, Literal
 from homelab.checks import registry
 from homelab.config.recipe import LogPolicy
 from homelab.control import copies, diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
+from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
 from homelab.diagnose import endings
 from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.errors import HomelabError, InputError, StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.plain import plain_lines
 from homelab.planning import report
 from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
@@ -63,8 +66,9 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
                 hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
             )
         refusals.refuse_moving(fleet, paths.name, watcher.replies, watcher.unreachable, say)
-    diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in ("stopped", "planned") else None)
-    if diagnosis is not None and seen.state not in ("stopped", "planned"):
+    of_no_failure = ("stopping", "stopped", "planned")
+    diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in of_no_failure else None)
+    if diagnosis is not None and seen.state not in of_no_failure:
         diagnosed.keep(paths, seen.attempt, diagnosis, watcher.unreachable)
     return Examination(seen.attempt, seen.state, diagnosis, watcher.unreachable)
 
@@ -80,7 +84,8 @@ def examine_failure(
     replies = parse_replies(answers)
     unreachable = {**silent, **{name: error.message for name, error in errors.items()}}
     of_plan = {name: why for name, why in unreachable.items() if name in {node.name for node in plan.nodes}}
-    diagnosis = diagnosed.make(fleet.cluster, paths, replies, of_plan, silent_ranks=silent_ranks) if has_failed else None
+    ways = {name: error.hint for name, error in errors.items() if error.hint}
+    diagnosis = diagnosed.make(fleet.cluster, paths, replies, of_plan, silent_ranks=silent_ranks, ways=ways) if has_failed else None
     if diagnosis is not None and diagnosis.cause == endings.SILENT.id:  # of a silent rank only who followed it can tell more
         diagnosis = diagnosis.model_copy(update={"because": (because, *diagnosis.because)})
     ranks = {name: list(reply.run.ranks.values()) if reply.run else [] for name, reply in replies.items()}
@@ -105,20 +110,21 @@ class Halted:
 
 
 def halt(
-    fleet: Fleet, paths: RunPaths, found: Examination, *, nodes: Collection[str], from_scratch: Scratch, say: Say, grace_s: float = 3.0
+    fleet: Fleet, claim: Claim, paths: RunPaths, found: Examination, *, nodes: Collection[str], from_scratch: Scratch, say: Say, grace_s: float = 3.0
 ) -> Halted:
     """Stop what is left of the last attempt everywhere, and choose the newest checkpoint that is whole.
 
-    `fleet` is the whole cluster: a node that is not among `nodes` may still run the last attempt, or hold the newest
+    `fleet` is the whole cluster, and `claim` that on the run: without it nothing is stopped. A node that is not among `nodes` may still run the last attempt, or hold the newest
     checkpoint. Raises UnreachableError when none of `nodes` answers, HomelabError when a process does not end, when no
     complete checkpoint is left and `from_scratch` does not allow to begin again, or when it would be another training.
     """
     described, recipe = find.recipe_of(paths)
+    refusals.refuse_unnamed_shares(paths, described, [*(node.name for node in fleet.cluster.nodes), *fleet.cluster.left_out])
     refusals.refuse_too_few(paths, recipe, list(nodes), {node.name: UNNAMED for node in fleet.cluster.nodes if node.name not in nodes})
     identity.refuse_edited_recipe(fleet, paths, described)
     names = [node.name for node in fleet.cluster.nodes if node.name not in found.unreachable]
     say("stopping what is left of the last attempt")
-    stopped, silent = start.stop_all(fleet, paths.name, names, grace_s=grace_s)
+    stopped, silent = start.stop_all(fleet, paths.name, names, claim.as_request(), grace_s=grace_s)
     unreachable = found.unreachable | {name: error.message for name, error in silent.items()}
     names = [name for name in stopped if name in nodes]
     if not names:
@@ -140,7 +146,7 @@ def halt(
 
 
 def resume(
-    fleet: Fleet, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
+    fleet: Fleet, claim: Claim, paths: RunPaths, found: Examination, halted: Halted, *, nodes: Collection[str], skip: Collection[str], say: Say,
     lower: Mapping[str, int] = MappingProxyType({}), why_not: str = UNNAMED, announce: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:  # fmt: skip
     """Choose the nodes of `nodes` that are well, replan, start the next attempt on them.
@@ -170,7 +176,7 @@ def resume(
     gone = {name: ill[name].message for name in ill} | unnamed | unreachable
     refusals.refuse_too_few(paths, recipe, well, gone)
     identity.refuse_other_data(described, seen, items)
-    attempt = max(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
+    attempt = claim.known(found.attempt, *find.attempts(paths)) + 1  # one that did not come to its start has used its number, too
     only_well = replace(seen, cluster=seen.cluster.only(well), facts={name: seen.facts[name] for name in well})
     identity.refuse_other_model(paths, described, only_well)
     plan = launch.make_plan(only_well, recipe, items, run=paths.name, attempt=attempt, port=port, resume_step=step)
@@ -179,6 +185,7 @@ def resume(
     plan = plan.model_copy(update={
         "resume_digest": halted.digest,
         "left_out": (*plan.left_out, *sorted(set(gone) & was)),
+        "left_out_because": {name: plain_lines(why) for name, why in sorted(gone.items())},
         "warnings": (*plan.warnings, *halted.notes, *(f"{name} is left out: {why}" for name, why in gone.items() if name in was)),
     })  # fmt: skip
     if step:
@@ -189,7 +196,15 @@ def resume(
         start.keep(paths, fleet, plan, report.text(plan))
         store.set_state(paths, "starting", attempt)
         try:
-            start.start(fleet, plan, described, items, say)
+            start.start(fleet, claim, plan, described, items, say)
+        except StoppedError:
+            store.set_state(paths, "stopped", attempt, intent="stopped")
+            store.event(paths, f"attempt {attempt} was not started: the run was stopped by hand")
+            raise
+        except (TakenError, SupersededError):
+            shutil.rmtree(paths.attempt(attempt), ignore_errors=True)  # the attempt of this number is somebody else's
+            store.event(paths, f"attempt {attempt} was not started from here: the run has gone on elsewhere")
+            raise
         except BaseException:
             store.set_state(paths, "failed", attempt)
             store.event(paths, f"attempt {attempt} did not start")
@@ -203,8 +218,15 @@ def resume(
             nodes=[node.name for node in plan.nodes],
             left_out=list(plan.left_out),
         )
+        for line in left_out_lines(attempt, was, gone):
+            store.event(paths, line)
         announce(plan)
     return plan
+
+
+def left_out_lines(attempt: int, was: Collection[str], gone: Mapping[str, str]) -> list[str]:
+    """An event for each node of the attempt before that is not in this one, with the reason: behind other details a narrow screen cuts it."""
+    return [f"{name} is left out of attempt {attempt}: {plain_lines(why)}" for name, why in sorted(gone.items()) if name in was]
 
 
 def _lowered(rank: RankPlan, halvings: int) -> RankPlan:

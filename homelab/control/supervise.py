@@ -14,13 +14,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.config.cluster import Cluster
-from homelab.control import by_hand, find, patterns, recover, stacks, watch
+from homelab.control import by_hand, claims, find, patterns, recover, stacks, watch
+from homelab.control.claims import Claim
 from homelab.control.followers import Followers
 from homelab.control.identity import OtherTrainingError
 from homelab.control.recover import Examination, Scratch
 from homelab.control.returning import Returning
 from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, StoppedError, SupersededError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock, policy, store, watchdog
@@ -60,6 +61,7 @@ class Supervisor:
         self._pace = Pace(whole["step_s"])
         self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
+        self._ended = ""  # how, where a recovery had nothing more to do
         self._noticed_at = time.time()  # when the newest verdict was made: what is waited for behind it is no part of the finding
 
     def run(self) -> str:
@@ -76,7 +78,7 @@ class Supervisor:
                 names = [node.name for node in plan.nodes]
                 is_done = self._judge(plan, names, self._signs(followers), followers).kind == "done"
                 if not is_done and not self._recover(plan, cut_short, frozenset(), followers):
-                    return "given up"
+                    return self._ended or "given up"
         while True:
             plan = find.plan_of(self._paths)
             self._write("watching", f"attempt {plan.attempt}", plan)
@@ -90,7 +92,7 @@ class Supervisor:
                 self._write("ended", verdict.because or verdict.kind, plan)
                 return verdict.kind
             if not goes_on:
-                return "stopped" if self._is_stopped(plan) else "given up"
+                return "stopped" if self._is_stopped(plan) else self._ended or "given up"
 
     def _followers(self, plan: Plan) -> Followers:
         return Followers(self._cluster, self._paths.name, plan.attempt, [node.name for node in plan.nodes])
@@ -179,9 +181,17 @@ class Supervisor:
         while True:
             try:
                 with Fleet(self._cluster) as fleet, followers.letting_go(fleet):
+                    find.mend(fleet, self._paths, self._say)
                     # Once: after the stop nobody has anything to tell.
                     found = found or self._examine(fleet, plan, verdict, left_out, followers)
-                    return self._once(fleet, plan, verdict, found)
+                    return self._once(fleet, plan, verdict, found, began_at)
+            except StoppedError:  # on another machine
+                store.set_state(self._paths, "stopped", plan.attempt, intent="stopped")
+                return False
+            except SupersededError as error:  # whoever has recovered the run looks after it
+                self._write("ended", error.message, plan)
+                self._ended = "superseded"
+                return False
             except HomelabError as error:
                 if self._is_stopped(plan):
                     return False
@@ -204,7 +214,7 @@ class Supervisor:
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> Examination:
         if verdict.kind in ("hang", "frozen-rank", "silent-node"):
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
-        silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
+        silent = {name: plan.left_out_because.get(name, "it was left out, and is not well yet") for name in left_out}
         silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
         found = recover.examine_failure(
             fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble,
@@ -215,10 +225,17 @@ class Supervisor:
             store.event(self._paths, f"[recovery] log_policies: looking for \"{entry.pattern}\" takes too long; it counts as not met")
         return replace(found, met=tuple(met))
 
-    def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
+    def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination, began_at: float) -> bool:
+        everybody = [node.name for node in fleet.cluster.nodes]
+        names = [name for name in everybody if name not in found.unreachable]
+        after = max(plan.attempt, *find.attempts(self._paths))
+        with claims.claimed(fleet, self._paths.name, names, "recovered by its supervisor", age_s=claims.since(began_at), after=after) as claim:
+            return self._go_on(fleet, claim, plan, verdict, found)
+
+    def _go_on(self, fleet: Fleet, claim: Claim, plan: Plan, verdict: Verdict, found: Examination) -> bool:
         everybody = [node.name for node in fleet.cluster.nodes]
         scratch: Scratch = "if-nothing-was-saved" if policy.may_begin_again(found.step, self._recipe.checkpoint) else "never"
-        halted = recover.halt(fleet, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
+        halted = recover.halt(fleet, claim, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
         action = policy.decide(
             verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step,
             nodes=halted.names, met=found.met,
@@ -230,7 +247,7 @@ class Supervisor:
             return False
         wanted = [name for name in everybody if name not in action.exclude]
         made = recover.resume(
-            fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say,
+            fleet, claim, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say,
             lower=policy.lowered(self._restarts, action), why_not=action.because,
         )  # fmt: skip
         for name in set(verdict.nodes if verdict.kind == "rejoin" else ()) - {node.name for node in made.nodes}:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
+from homelab.control import by_hand, diagnosed, find, head_supervisor, leftovers, parts, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -41,6 +41,8 @@ class Watcher:
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
+        self.ways: dict[str, str] = {}
+        """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[str, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
 
@@ -50,9 +52,10 @@ class Watcher:
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
-            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
+            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
+        kept = store.state_of(self._paths, plan.attempt)
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
         for name, reply in self.replies.items():
@@ -68,19 +71,41 @@ class Watcher:
             metrics=[Metric.model_validate(line) for line in self._gathered.lines],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
-            diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
+            kept=kept,  # type: ignore[arg-type]
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
+        told = self._told(seen)
+        following = snapshots.next_commands(seen.state, seen.run, self._options, told)
+        seen = seen.model_copy(update={"diagnosis": told, "next_commands": following})
         self.without_supervisor = self._without_supervisor(seen, plan)
         outliving = unattended.outliving(self.replies, seen.attempt, f"homelab stop {seen.run}{self._options}")
-        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor, *outliving)})
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self._off(seen, kept), *self.without_supervisor, *outliving)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
-        if seen.state == "failed" and seen.diagnosis is not None:
-            diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def _told(self, seen: Snapshot) -> cause.Diagnosis | None:
+        """Why it failed: by what the nodes say, or by what was kept of it where that knows more. It is kept before anybody is told.
+
+        Beside a stop by hand only a reason of the ranks' own is one: that a node is gone today, or let go later, ended nothing.
+        """
+        found = self.diagnosis() if self._has_failed(seen.attempt) else None
+        if found is None:
+            return None
+        if seen.state in ("stopping", "stopped", "done"):
+            return found if found.is_of_a_rank else None
+        if seen.state == "failed":
+            return diagnosed.keep(self._paths, seen.attempt, found, self.unreachable).diagnosis
+        return diagnosed.better(self._paths, seen.attempt, found, self.unreachable).diagnosis if seen.state == "lost" else found
+
+    def _off(self, seen: Snapshot, kept: str | None) -> tuple[str, ...]:
+        """What to say of the nodes of a run that is known to have ended, where they cannot be asked any more."""
+        if not self.unreachable or seen.state != kept or seen.state not in FINISHED:
+            return ()
+        are = "it is" if len(self.unreachable) == 1 else "they are"
+        return (f"{seen.state}, as was seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -98,7 +123,8 @@ class Watcher:
         """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
         if lock.is_held(self._paths):
             known = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
-            return str(SupervisorReply(alive=True, doing=replies.plain(str(known.get("doing", ""))), why=replies.plain(str(known.get("why", "")))))
+            doing = replies.plain(str(known.get("doing") or "watching"))  # nothing is known where the folder was deleted
+            return str(SupervisorReply(alive=True, doing=doing, why=replies.plain(str(known.get("why", "")))))
         return next((f"{said} (on {name})" for name, said in on_nodes.items() if said.alive), "")
 
     def _without_supervisor(self, seen: Snapshot, plan: Plan) -> tuple[str, ...]:
@@ -109,21 +135,22 @@ class Watcher:
         steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == seen.attempt and line.get("step_s")]
         still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
         of_run = f"{seen.run}{self._options}"
+        known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(
-            seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
-            recover=f"homelab recover {of_run}", supervise=f"homelab supervise {of_run}",
+            seen.state, known, silent if place else "", still,
+            recover=next((entry.command for entry in seen.next_commands if entry.purpose == "launch"), f"homelab recover {of_run}"),
+            supervise=f"homelab supervise {of_run}", is_pending=by_hand.is_under_way(known),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
-        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
+        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, ways=self.ways, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
         parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
         return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
-        known = {node.name for node in self._fleet.cluster.nodes}
         plan = find.plan_of(self._paths)
         attempt = plan.attempt
         known_lines: dict[str, int] = {}
@@ -133,12 +160,8 @@ class Watcher:
                 known_lines[rank] = known_lines.get(rank, 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
         request["before"] = attempt not in self._asked_before and self._lacks(plan.resume_step)
-        answers, errors = self._fleet.ask(
-            "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
-        )
+        answers, self.unreachable, self.ways = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         self.replies = replies.parse_replies(answers)
-        self.unreachable = {name: error.message for name, error in errors.items()}
-        self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
         if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
             self._asked_before.add(attempt)
         keep(self._paths, answers, self._gathered)
@@ -175,7 +198,7 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) 
     seen = live_dashboard.watch(watcher.look, console, refresh_s=INTERVAL_S, ends=_has_ended)
     if seen is None or not _has_ended(seen):
         return EXIT_INTERRUPTED
-    if not console.is_terminal:
+    if not live_dashboard.can_draw(console):
         if seen.diagnosis is not None:
             console.print(cause.render(seen.diagnosis))
         for entry in seen.next_commands:

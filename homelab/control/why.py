@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import diagnosed, find, watch
+from homelab.control import diagnosed, find, parts, watch
 from homelab.control.diagnosed import Kept
 from homelab.dashboard.snapshot import EventRow, NextCommand, event_row
 from homelab.errors import HomelabError, InputError
@@ -99,6 +99,8 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
     # What has to be done because nobody does it by itself comes before looking on.
     alone = [entry for entry in seen.next_commands if any(said.endswith(entry.command) for said in watcher.without_supervisor)]
     next_command = next(iter((*alone, *seen.next_commands)))
+    if found.told and found.told.diagnosis.launch and number == seen.attempt and seen.state in ("failed", "stopped"):
+        next_command = NextCommand(purpose="launch", command=found.told.diagnosis.launch)  # as the fix says
     return Why(
         paths.name, number, found.state, seen.attempt, seen.state, seen.step, found.told, found.is_kept, found.unreachable,
         not_started, since(events, number) if has_failed else (), watcher.without_supervisor, next_command,
@@ -127,9 +129,7 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int, options: str) -> _Judg
         names, ranks = known, []
     lines = {str(rank): _ALL_LINES for rank in ranks}
     request = {"run": paths.name, "attempt": number, "tail_lines": 200, "after_lines": lines}
-    answers, errors = fleet.ask("poll", request, names=sorted(names & known), timeout_s=_POLL_TIMEOUT_S)
-    unreachable = {name: error.message for name, error in errors.items()}
-    unreachable |= {name: "it is not in cluster.toml" for name in sorted(names - known)}
+    answers, unreachable, _ = parts.poll(fleet, request, sorted(names), timeout_s=_POLL_TIMEOUT_S)
     heard = {name: _as_it_was(reply) for name, reply in replies.parse_replies(answers).items()}
     # Which nodes cannot be reached today says nothing of that day.
     state = run_state(sorted(names), heard, unreachable)

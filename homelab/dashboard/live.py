@@ -52,6 +52,11 @@ class _Screen:
         yield view.render(self.snapshot, options.max_width, console.height)
 
 
+def can_draw(console: Console) -> bool:
+    """Whether this is a terminal on which a picture can replace the one before (TERM=dumb, a shell in an editor, cannot)."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def watch(
     collect: Callable[[], Snapshot],
     console: Console,
@@ -62,13 +67,13 @@ def watch(
 ) -> Snapshot | None:
     """Draw what `collect` sees until `ends` says so (done, failed or stopped), then leave the last picture standing.
 
-    On a terminal it fills the screen; elsewhere it prints one line whenever something has changed. Ctrl-C stops the
+    On a terminal that can (`can_draw`) it fills the screen; elsewhere it prints one line whenever something has changed. Ctrl-C stops the
     watching, not the run, and says so. The last Snapshot, or None when Ctrl-C came before the first. What `collect`
     raises goes through.
     """
     last: Snapshot | None = None
     try:
-        if console.is_terminal:
+        if can_draw(console):
             with Live(
                 Text(" asking the nodes ..."), console=console, screen=True, refresh_per_second=_REDRAWS_PER_S
             ) as screen:
@@ -89,13 +94,13 @@ def watch(
     except KeyboardInterrupt:
         _leave(last, console)
         return last
-    if console.is_terminal:
+    if can_draw(console):
         console.print(view.render(last, console.width, None))
     return last
 
 
 def _leave(last: Snapshot | None, console: Console) -> None:
-    if last is not None and console.is_terminal:
+    if last is not None and can_draw(console):
         console.print(view.render(last, console.width, None))
     if last is None or last.state not in FINISHED:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""

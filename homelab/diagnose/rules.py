@@ -194,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nan-loss",
         "the loss is not a number any more",
-        "lower [train] learning_rate or raise warmup_steps, and start from the newest checkpoint: " + RECOVER,
+        "lower [train] learning_rate or raise warmup_steps; then, as a new training: homelab launch {recipe}{options}",
         False,
         85,
         _any(

@@ -26,7 +26,7 @@ def poll(request):
 def runs(request):
     """Every run this node has a folder of, newest first: name, attempt, recipe label, alive, exit, final."""
     root = os.path.join(paths.expand(request["workdir"]), "runs")
-    alive = processes.of_runs(request["node"])
+    alive = processes.of_runs(request["workdir"], request["node"])
     found = []
     # A folder that somebody copied to "... (copy)" is no run.
     for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
@@ -35,7 +35,7 @@ def runs(request):
         if described is None:
             continue
         numbers = paths.attempts(folder)
-        here = paths.node_dir(folder, numbers[-1], request["node"]) if numbers else None
+        here = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request["node"])) if numbers else None
         found.append(
             {
                 "name": name,
@@ -61,12 +61,12 @@ def describe(request):
 
 
 def _run(folder, request):
-    node = request["node"]
     numbers = paths.attempts(folder)
     attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
+    node = paths.name_here(folder, attempt, request["node"])
     here = paths.node_dir(folder, attempt, node)
     agent = records.agent(here)
-    pids = processes.of_run(os.path.basename(folder), node)
+    pids = processes.of_run(os.path.basename(folder), request["workdir"], node)
     agent_alive = bool(agent) and agent["pid"] in pids
     ranks = {}
     for rank in records.plan(folder, attempt)["ranks"]:
@@ -74,6 +74,7 @@ def _run(folder, request):
             ranks[str(rank["rank"])] = _rank(folder, attempt, here, rank, request)
     return {
         "name": os.path.basename(folder),
+        "as_node": node,
         "attempt": attempt,
         "agent_alive": agent_alive,
         "torchrun_alive": bool(agent) and agent["torchrun_pid"] in pids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from homelab.errors import HomelabError
 from homelab.runs import store
@@ -15,6 +15,8 @@ from homelab.runs.paths import RunPaths
 @contextmanager
 def held(paths: RunPaths) -> Iterator[bool]:
     """True when the lock is ours inside the block, False when somebody else has it. The kernel drops it with its holder.
+
+    Who had it when somebody deleted the run's folder has it still: the file that is made anew is another one.
 
     Raises HomelabError where there cannot be one.
     """
@@ -30,7 +32,7 @@ def held(paths: RunPaths) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        yield True
+        yield _holder_of_deleted(paths) is None
     finally:
         os.close(descriptor)
 
@@ -40,11 +42,39 @@ def is_held(paths: RunPaths) -> bool:
     try:
         descriptor = os.open(paths.supervisor_lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return False
+        return _holder_of_deleted(paths) is not None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
         os.close(descriptor)
-    return False
+    return _holder_of_deleted(paths) is not None
+
+
+def _holder_of_deleted(paths: RunPaths) -> int | None:
+    """The process that has a deleted lock of this run open (proc_pid_fd(5)), for as long as it does; None where none has."""
+    wanted = f"{os.path.realpath(paths.root)}/{paths.supervisor_lock.name} (deleted)"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and b"homelab" in _command_line(name) and wanted in _open_files(name):
+            return int(name)
+    return None
+
+
+def _command_line(pid: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def _open_files(pid: str) -> Iterator[str]:
+    """Of a process of another user: nothing."""
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            yield os.readlink(f"/proc/{pid}/fd/{number}")

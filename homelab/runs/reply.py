@@ -64,6 +64,7 @@ class Metric(Loose):
     attempt: Number = 0
     rank: Number = 0
     step: Number = 0
+    epoch: Finite = None
     loss: float | None = None  # not finite where the training has diverged
     eval_loss: float | None = None
     tokens: Number | None = None

@@ -50,7 +50,7 @@ def is_fresh(reply: Reply) -> bool:
         if rank.heartbeat is None:
             continue
         step_s = statistics.median([metric.step_s for metric in rank.metrics if metric.step_s] or [0.0])
-        limit_s = FRESH_STEP_S + 3 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
+        limit_s = FRESH_STEP_S + 12 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
         if reply.time - rank.heartbeat.time <= limit_s:
             return True
     return False
@@ -73,19 +73,21 @@ def run_state(
     unreachable: Mapping[str, str],
     *,
     intent: State | None = None,
+    kept: State | None = None,
 ) -> State:
     """The state of the newest attempt.
 
     `expected_nodes` are those of the plan (empty: all that know the run). `intent` is what the controller last wrote,
     where there is one: only it knows that code is being shipped or that a stop is under way. "failed" was asked and has
-    failed; "lost" could not be asked.
+    failed; "lost" could not be asked. `kept` is the state of this attempt as it was seen last: one that had ended stays so when its
+    nodes are switched off.
     """
     expected = list(expected_nodes) or [node for node, reply in replies.items() if reply.run] + list(unreachable)
     attempt = newest_attempt(replies)
     asked = {node: replies[node] for node in expected if node in replies}
     missing = [node for node in expected if node not in replies]
     if not asked and missing:
-        return "lost"
+        return kept if kept in FINISHED else "lost"
     parts = {node: node_part(reply.run, attempt) for node, reply in asked.items()}
     present = set(parts.values())
     is_alive = "alive" in present
@@ -103,7 +105,7 @@ def run_state(
     if missing:
         fresh = [run for reply in asked.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
         if not fresh:
-            return "lost"
+            return kept if kept in FINISHED and not is_alive else "lost"
         return "running" if any(has_trained(run) for run in fresh) else "starting"
     if is_alive:
         return "running" if any(has_trained(run) for run in started) else "starting"

@@ -47,6 +47,11 @@ attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpo
 # What later commands go by, word for word. All else tells people what happened: a secret that a program has printed stays out of it.
 _WORD_FOR_WORD = ("run.json", "cluster.json", "plan.json")
 
+# Every folder of a run has it.
+_OF_A_RUN = "run.json"
+# Key of an event that was written down on a node first.
+_GATHERED = "gathered"
+
 # File -> why it could not be written, of this process: what is only told to people is no reason to leave a run alone.
 UNTOLD: dict[Path, HomelabError] = {}
 
@@ -105,6 +110,9 @@ def mend(path: Path, error: OSError) -> str:
     quoted = shlex.quote(str(folder))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"make room on that disk; what is large there: df -h {quoted}; du -xh -d 1 {shlex.quote(str(_mount(folder)))} | sort -h | tail"
+    if inverted not in (None, here) and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
+        # Outside of a run's folder it is none of ours: somebody's data, or a device.
+        return f"{shlex.quote(str(inverted))} is no folder: have the runs kept in another one, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
     if inverted is not None:
         return f"put aside what stands there: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -172,15 +180,25 @@ def event(paths: RunPaths, what: str, **details: Any) -> None:
 
 
 def events(paths: RunPaths) -> list[dict[str, Any]]:
-    """What happened, in order of time; what has no time that can be is left out."""
-    found = [line for line in read_lines(paths.events_jsonl) if is_moment(line.get("time"))]
-    return sorted(found, key=lambda line: float(line["time"]))
+    """What happened, in the order of its writing: a clock may be set back. What was gathered from a node later stands where its time was.
+
+    What has no time that can be is left out.
+    """
+    ordered: list[dict[str, Any]] = []
+    for line in read_lines(paths.events_jsonl):
+        if not is_moment(line.get("time")):
+            continue
+        place = len(ordered)
+        while line.get(_GATHERED) and place and not ordered[place - 1].get(_GATHERED) and ordered[place - 1]["time"] > line["time"]:
+            place -= 1
+        ordered.insert(place, line)
+    return ordered
 
 
 def add_events(paths: RunPaths, new: list[dict[str, Any]]) -> None:
     """Write down what was written down elsewhere. Two machines never write at the same instant, so the time tells what is known."""
     known = {line["time"] for line in events(paths)} if new else set()
-    append_lines(paths.events_jsonl, [line for line in new if line["time"] not in known])
+    append_lines(paths.events_jsonl, [{**line, _GATHERED: True} for line in new if line["time"] not in known])
 
 
 def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None = None) -> None:
@@ -201,6 +219,13 @@ def intent_of(paths: RunPaths, attempt: int) -> str | None:
     return found.get("intent") if found.get("attempt") == attempt else None
 
 
+def state_of(paths: RunPaths, attempt: int) -> str | None:
+    """The state in which this attempt was seen last; None when nothing was written down about it."""
+    found = read_object(paths.state_json)
+    state = found.get("state")
+    return state if found.get("attempt") == attempt and isinstance(state, str) else None
+
+
 def new_name(label: str, now: float, taken: set[str]) -> str:
     """`2026-11-21-1405-llama7b-lora`, with -2, -3 ... when that is taken. The label loses whatever is no good in a folder name."""
     slug = re.sub(r"[^\w.-]+", "-", label).strip("-.")[:40] or "run"
@@ -209,6 +234,25 @@ def new_name(label: str, now: float, taken: set[str]) -> str:
     while name in taken:
         name, number = f"{base}-{number}", number + 1
     return name
+
+
+def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
+    """`new_name`, and its folder made in `folder`: two that launch at the same moment never have the same. Raises HomelabError."""
+    while True:
+        name = new_name(label, now, taken)
+        with written(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                os.mkdir(folder / name)
+                return name
+            except FileExistsError:
+                taken = taken | {name}
+
+
+def give_back(folder: Path, name: str) -> None:
+    """A name of which nothing has come."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder / name)
 
 
 def runs_in(folder: Path) -> list[RunPaths]:

@@ -24,12 +24,13 @@ def outliving(replies: Mapping[str, Reply], attempt: int, stop: str) -> tuple[st
 
 
 def notes(
-    state: State, known: Mapping[str, Any], silent_place: str, still: Verdict | None, *, recover: str, supervise: str
+    state: State, known: Mapping[str, Any], silent_place: str, still: Verdict | None, *, recover: str, supervise: str, is_pending: bool = False
 ) -> tuple[str, ...]:
     """A line each, with the command that helps at its end; none for a run that needs nobody. Not to be asked where a supervisor is at work.
 
     `known`: supervisor.json, as the last one here has left it (a person may have spoilt it). `silent_place`: why nothing is heard of
-    the one on a node, empty where it was not put on one. `still`: the verdict on ranks that stand still. `recover`, `supervise`: commands.
+    the one on a node, empty where it was not put on one. `still`: the verdict on ranks that stand still. `is_pending`: the command
+    lives that is to leave a supervisor. `recover`, `supervise`: commands.
     """
     if state in ("done", "stopped", "planned", "shipping"):
         return ()
@@ -40,6 +41,8 @@ def notes(
         said.append(f"no supervisor is heard of ({silent_place}): after a failure this run goes on by {recover}")
     elif known.get("doing") in ("watching", "recovering"):
         said.append(f"nobody looks after this run any more: its supervisor (process {known.get('pid')} here) is gone; another one: {supervise}")
+    elif known.get("wanted") is True and known.get("doing") in ("launching", "recovering by hand") and not is_pending:
+        said.append(f"nobody looks after this run: the command that started it was ended before it had left a supervisor; one: {supervise}")
     if still is not None and state in ("starting", "running"):
         said.append(f"{still.because}, and no supervisor is at work: {recover}")
     return tuple(said)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from homelab.worker.balance import Change
 from homelab.worker.task import Task
 
+SIGN_S = 1.0  # between two signs of one phase: a pass may take a millisecond
 Phase = Literal["starting", "loading", "fetching", "training", "saving", "evaluating", "done"]
 
 
@@ -27,6 +28,9 @@ class Recorder:
         self.step_tokens = 0.0  # of all ranks together, in a typical step
         self.step = task.resume_step
         self._noted: set[str] = set()
+        self._phase: Phase = "starting"
+        self._passes = 0
+        self._said_s = -math.inf
         task.rank_dir.mkdir(parents=True, exist_ok=True)
         for name in ("metrics.jsonl", "samples.jsonl"):  # of the same attempt, whose commands somebody types once more: it is done anew
             with contextlib.suppress(FileNotFoundError):
@@ -43,8 +47,16 @@ class Recorder:
             "total_steps": self.total_steps,
             "step_tokens": self.step_tokens,
             "done": done,
+            "passes": self._passes,
         }
         replace_text(self.task.rank_dir / "heartbeat.json", json.dumps(beat))
+        self._phase, self._said_s = phase, time.monotonic()
+
+    def sign(self) -> None:
+        """A forward and backward pass is done: say so, at most once in SIGN_S. Who computes slowly is not taken for one that hangs."""
+        self._passes += 1
+        if time.monotonic() - self._said_s >= SIGN_S:
+            self.heartbeat(self._phase)
 
     def note(self, message: str) -> None:
         """Say something once: a choice, a fallback, a limit. It stands in metrics.jsonl and on standard output."""

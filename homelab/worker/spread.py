@@ -8,8 +8,8 @@ Copies of one step that are whole and hold different weights cannot both be righ
 a node without.
 
 The chunks go through a gloo group also where the training's own is NCCL: they come from a disk and go to one, and the cards are full
-of the model. No collective takes longer than a chunk, so the limit that ends a silent peer's wait stays short; ranks with no part in
-it wait at the store, as long as there is progress.
+of the model. No collective takes longer than a chunk, so that a sign of life comes with each; ranks with no part in it wait at the
+store, as long as there is progress.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def bring(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
             )
         room.make(task.checkpoints_dir, task.resume_step, size_bytes, int(task.section("checkpoint")["keep"]))
     ranks.gather([1.0])  # who has no room has ended by now, and everybody with it, before anything is sent
-    group = dist.new_group([source, *lacking], timeout=ranks.silence(), backend="gloo")
+    group = dist.new_group([source, *lacking], timeout=ranks.patience(), backend="gloo")
     progress = _Progress(recorder, size_bytes)
     began_s = time.perf_counter()
     if task.rank == source:

@@ -131,6 +131,7 @@ class Run:
             interval=self.interval,
             before_first=self._before_first,
             after_step=self._after_step,
+            after_pass=recorder.sign,
             load_weights=load_equal,
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -235,8 +236,9 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device
-        )
+            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
+            after_pass=self.recorder.sign,
+        )  # fmt: skip
         self.curves.evaluation(step, loss, time.time())
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)

@@ -145,6 +145,15 @@ def test_a_node_s_time_is_its_own_and_a_supervisor_s_is_ours(tmp_path: Path) -> 
     assert found.ours >= 0.15 and found.busy >= used
 
 
+def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is in nobody's file for a moment."""
+    totals = iter([9.0, 4.0, 4.0, 11.0])
+    monkeypatch.setattr(meter, "_total", lambda pids: next(totals) if pids == {1} else 0.0)
+    watch = meter.Meter(_Lab(1, tmp_path / "cluster.toml"))  # type: ignore[arg-type]
+    watch.limited({"node1": 1.0})
+    assert watch.account().nodes["node1"][0] == 2.0
+
+
 def test_what_was_started_for_the_cluster_is_ended(tmp_path: Path) -> None:
     """Supervisors outlive the command that started them; one that ignores SIGTERM is killed."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"

@@ -120,3 +120,10 @@ def test_the_picture_for_the_readme(tmp_path: Path) -> None:
     assert "step 412/1000" in words and "RTX 5070 Ti" in words
     assert "http" not in picture.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert list(tmp_path.iterdir()) == [picture]
+
+
+def test_on_a_dumb_terminal_lines_are_printed_as_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    script, screen = Script(RUNNING, RUNNING, DONE), console(terminal=True)
+    watch(script.collect, screen, sleep=script.sleep)
+    assert [line.split("  ")[0] for line in output(screen).splitlines()] == ["running", "done"]

@@ -169,3 +169,24 @@ def test_an_attempt_without_a_step_is_where_it_goes_on_from() -> None:
 def test_what_is_only_for_programs_is_not_shown() -> None:
     row = event_row({"time": 1.0, "what": "trouble: the process of rank 1 on b is gone", "kind": "dead-rank", "ranks": [1], "clean": True})
     assert row.text == "trouble: the process of rank 1 on b is gone"
+
+
+def test_events_stand_as_they_were_written_when_the_clock_goes_back() -> None:
+    events = [{"time": sample.NOW + at, "what": what} for at, what in ((0, "launched"), (100, "trouble"), (-7000, "attempt 2 goes on"), (-6990, "done"))]
+    moved = {"kind": "shares", "time": sample.NOW + 50, "rank": 0, "step": 4, "message": "rows move"}
+    replies = parse_replies({"tower": reply_with([moved])})
+    seen = sample.snapshot(replies=replies, expected_nodes=("tower",), events=events).events
+    assert [event.text for event in seen] == ["launched", "rows move", "trouble", "attempt 2 goes on", "done"]
+    assert seen[-1].time == sample.NOW - 6990, "what was written down is shown"
+
+
+def test_ages_are_those_of_the_nodes_own_clock_and_never_negative() -> None:
+    shot = sample.snapshot(now=sample.NOW - 7200)
+    assert shot.running_s == 1750.0 and "29 min" in view.lines(shot, 80, 24)[0].plain
+    ahead = sample.replies(tower={"started_at": sample.NOW + 3600})
+    assert sample.snapshot(replies=ahead).running_s == 1750.0, "by the clocks of the others"
+    raw = sample.raw_reply("tower", 0, 3, started_at=sample.NOW + 3600)
+    raw["run"]["ranks"]["0"]["heartbeat"]["time"] = sample.NOW + 3600
+    back = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
+    assert back.running_s is None and back.ranks[0].heartbeat_age_s is None
+    assert "0 s" not in "\n".join(line.plain for line in view.lines(back, 80, 24))

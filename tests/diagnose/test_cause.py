@@ -6,10 +6,12 @@ import shlex
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from homelab.config.cluster import Cluster as ClusterOfNodes
 from homelab.config.cluster import Node as NodeOfCluster
+from homelab.dashboard.snapshot import next_commands
 from homelab.diagnose import shipped
 from homelab.diagnose.cause import Diagnosis, diagnose, render
 from homelab.runs.reply import parse_replies
@@ -140,7 +142,8 @@ def test_the_workers_own_account_comes_first() -> None:
 def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> None:
     own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate"}
     diagnosis = found(node("mini", 1, error=own))
-    assert (diagnosis.cause, diagnosis.where, diagnosis.hint) == ("nan-loss", "step 12", own["hint"])
+    assert (diagnosis.cause, diagnosis.where) == ("nan-loss", "step 12")
+    assert diagnosis.hint == "lower [train] learning_rate; then, as a new training: homelab launch RECIPE"
 
 
 def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
@@ -315,3 +318,20 @@ def test_the_box() -> None:
     assert max(len(line) for line in seen.splitlines()) == 80
     for wanted in ("why it failed", "[red]not markup[/red]", "because", "train.py:7", "fix", "rank 0 on tower"):
         assert wanted in seen, wanted
+
+
+@pytest.mark.parametrize(
+    ("hint", "launch"),
+    [
+        ("correct train.py:3, then: homelab launch script.toml (a changed script is a new training)", "homelab launch script.toml"),
+        ("lower it; then: homelab launch 'a (b).toml' --cluster c.toml", "homelab launch 'a (b).toml' --cluster c.toml"),
+        ("put it back: homelab recover r; or a new one: homelab launch a.toml", ""),
+        ("make room: ssh laptop df -h", ""),
+    ],
+)
+def test_a_fix_that_is_a_new_training_is_what_comes_next(hint: str, launch: str) -> None:
+    diagnosis = Diagnosis(cause="x", title="x", first_node="n", hint=hint, retryable=False)
+    assert diagnosis.launch == launch
+    next_ = next_commands("failed", "r", " --cluster c.toml", diagnosis)[0]
+    assert next_.command == (launch or "homelab recover r --cluster c.toml")
+    assert next_commands("running", "r", "", diagnosis)[0].command == "homelab status r", "it has gone on meanwhile"

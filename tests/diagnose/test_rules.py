@@ -62,7 +62,7 @@ LINES = [
 ]  # fmt: skip
 
 ENDINGS = [value for value in vars(endings).values() if isinstance(value, Rule)]
-FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal"), "x")
+FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal", "recipe"), "x")
 
 
 @pytest.mark.parametrize(("cause", "line"), LINES)
@@ -98,7 +98,7 @@ def test_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, *ENDINGS], ids=lambda rule: rule.id)
 def test_titles_and_hints_name_only_what_is_known(rule: Rule) -> None:
-    known = FILLED | dict.fromkeys((*rule.pattern.groupindex, "port"), "x")
+    known = FILLED | dict.fromkeys((*rule.pattern.groupindex, "port", "way", "who", "target"), "x")
     for template in (rule.title, rule.hint):
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
         assert names <= set(known)

@@ -57,7 +57,7 @@ def request(workdir: Path, script: str = "pass", attempt: int = 1, **more: Any) 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "work dir"
-    processes.signal_all(processes.of_run(RUN, NODE), signal.SIGKILL)
+    processes.signal_all(processes.of_run(RUN, str(tmp_path / "work dir"), NODE), signal.SIGKILL)
 
 
 def ended(workdir: Path, attempt: int = 1) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) ->
     if is_stop:
         assert watch.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
     processes.signal_all([started["agent_pid"], started["torchrun_pid"]], signal.SIGKILL)
-    wait_until(lambda: not processes.of_run(RUN, NODE))
+    wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
     raw = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
     reply = parse_replies({NODE: raw})[NODE]
     assert reply.run and reply.run.exit is None and reply.run.rebooted is False
@@ -146,7 +146,7 @@ time.sleep(60)
     started = ask("start", request(workdir, script))
     folder = Path(started["run_dir"])
     wait_until(lambda: (folder / "ready").exists() and (folder / "orphan").exists())
-    running = processes.of_run(RUN, NODE)
+    running = processes.of_run(RUN, str(workdir), NODE)
     assert len(running) == 4, "watcher, program, orphan, frozen"
     outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 0.5})
     assert outcome["asked"] == 4 and outcome["killed"] >= 2 and outcome["left"] == []
@@ -157,19 +157,34 @@ time.sleep(60)
 def test_what_outlives_a_killed_torchrun_is_ended(workdir: Path) -> None:
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
     started = ask("start", request(workdir, script))
-    wait_until(lambda: len(processes.of_run(RUN, NODE)) == 3)
+    wait_until(lambda: len(processes.of_run(RUN, str(workdir), NODE)) == 3)
     os.kill(started["torchrun_pid"], signal.SIGKILL)
     end = ended(workdir)
     assert (end["returncode"], end["signal"], end["stopped"]) == (None, signal.SIGKILL, False)
-    wait_until(lambda: not processes.of_run(RUN, NODE))
+    wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
 
 
 def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:
     ask("start", request(workdir, "import time; time.sleep(30)"))
-    assert ask("stop", {"node": f"{NODE}-other", "workdir": str(workdir), "run": RUN})["asked"] == 0
+    elsewhere = {"node": NODE, "workdir": str(workdir.parent / "other")}  # practice nodes share one /proc
+    assert ask("stop", elsewhere | {"run": RUN})["asked"] == 0 and ask("facts", elsewhere)["runs_alive"] == []
     assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": f"{RUN}-2"})["asked"] == 0
-    assert len(processes.of_run(RUN, NODE)) == 2
+    assert len(processes.of_run(RUN, str(workdir), NODE)) == 2
     assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs_alive"]
+
+
+def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path) -> None:
+    ask("start", request(workdir, "import time; time.sleep(60)"))
+    renamed = {"node": f"{NODE}-renamed", "workdir": str(workdir)}
+    assert ask("facts", renamed)["runs_alive"] == [RUN]
+    reply = ask("poll", renamed | {"run": RUN})
+    assert answers.fault("poll", reply) is None
+    assert reply["run"]["as_node"] == NODE and reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"] and list(reply["run"]["ranks"]) == ["0"]
+    assert [run["alive"] for run in ask("runs", renamed)["runs"]] == [True]
+    outcome = ask("stop", renamed | {"run": RUN})
+    assert outcome["asked"] == 2 and outcome["left"] == [] and outcome["as_nodes"] == [NODE]
+    assert ended(workdir)["stopped"] is True
+    assert [run["exit"]["stopped"] for run in ask("runs", renamed)["runs"]] == [True]
 
 
 def test_secrets_reach_the_program_and_leave_with_it(workdir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,31 @@ def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words
     assert words in store.mend(tmp_path / "run.json", OSError(number, "x"))
 
 
-def test_a_file_where_a_folder_belongs_is_put_aside(tmp_path: Path) -> None:
-    (tmp_path / "the runs").write_text("")
+def test_a_file_where_a_folder_belongs_is_put_aside_inside_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "the run").mkdir()
+    (tmp_path / "the run/run.json").write_text("{}")
+    (tmp_path / "the run/attempts").write_text("")
     with pytest.raises(HomelabError) as caught:
-        store.write_json(tmp_path / "the runs" / "r" / "run.json", {})
-    assert caught.value.hint.endswith(f"mv '{tmp_path}/the runs' '{tmp_path}/the runs.damaged'")
+        store.write_json(tmp_path / "the run/attempts/1/plan.json", {})
+    assert caught.value.hint.endswith(f"mv '{tmp_path}/the run/attempts' '{tmp_path}/the run/attempts.damaged'")
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "chats.jsonl", "chats.jsonl/deeper/runs"])
+def test_a_file_of_somebody_else_where_the_runs_are_to_be_kept_is_left_alone(tmp_path: Path, place: str) -> None:
+    (tmp_path / "chats.jsonl").write_text("{}")
+    with pytest.raises(HomelabError) as caught:
+        store.write_json(tmp_path / place / "r/run.json", {})
+    assert "mv " not in caught.value.hint and "sudo" not in caught.value.hint
+    assert "--runs-dir DIR" in caught.value.hint and ("/dev/null" if place.startswith("/dev") else "chats.jsonl") + " is no folder" in caught.value.hint
+
+
+def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    written = ((7200.0, "launched"), (7300.0, "trouble"), (200.0, "attempt 2 goes on"), (210.0, "done"))
+    store.append_lines(paths.events_jsonl, [{"time": time, "what": what} for time, what in written])
+    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
+    store.add_events(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
+    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "of a node", "of a node, too", "done"]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +105,21 @@ def test_half_a_line_from_a_node_is_left_out(line: dict[str, object]) -> None:
 
 def test_what_a_node_says_is_made_harmless() -> None:
     assert event_of({"time": 1, "what": "\x1b[2Jtrouble\n", "because": "a\rb", "own": "x"}) == {"time": 1.0, "what": "trouble", "because": "b"}
+
+
+def test_two_that_launch_at_the_same_moment_never_have_the_same_name(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda _: store.take_name(tmp_path / "runs", "law", 0.0, {store.new_name("law", 0.0, set())}), range(16)))
+    assert len(set(names)) == 16 and set(names) == set(os.listdir(tmp_path / "runs"))
+    assert sorted(name.rpartition("-law")[2] for name in names) == sorted(f"-{number}" for number in range(2, 18))
+    (tmp_path / "runs" / names[0] / "run.json").write_text("{}")
+    for name in names:
+        store.give_back(tmp_path / "runs", name)
+    assert os.listdir(tmp_path / "runs") == [names[0]], "only a name of which nothing has come is given back"
+
+
+def test_a_place_where_no_run_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(HomelabError, match="cannot be written") as caught:
+        store.take_name(tmp_path / "runs", "law", 0.0, set())
+    assert str(tmp_path / "runs") in caught.value.where

@@ -22,6 +22,10 @@ STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop"
         ("failed", {"doing": "recovering", "pid": 7}, "", None, ["SUPERVISE"]),
         ("failed", {"doing": "given up", "why": "disk \x1b[31mfull"}, "", None, ["has given up: disk full; by hand: RECOVER"]),
         ("running", {"doing": "watching"}, "tower does not answer", None, ["(tower does not answer): after a failure this run goes on by RECOVER"]),
+        ("running", {"doing": "launching", "wanted": True}, "", None, ["was ended before it had left a supervisor; one: SUPERVISE"]),
+        ("failed", {"doing": "recovering by hand", "wanted": True}, "", None, ["one: SUPERVISE"]),
+        ("running", {"doing": "launching", "wanted": False}, "", None, []),
+        ("running", {"doing": "recovering by hand"}, "", None, []),
         ("running", {}, "", STILL, ["nothing is heard of laptop, and no supervisor is at work: RECOVER"]),
         ("running", {"doing": "watching"}, "", STILL, ["SUPERVISE", "RECOVER"]),
         ("failed", {}, "", STILL, []),
@@ -32,6 +36,11 @@ STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop"
 def test_what_is_said(state: State, known: dict[str, Any], place: str, still: Verdict | None, words: list[str]) -> None:
     said = unattended.notes(state, known, place, still, recover="RECOVER", supervise="SUPERVISE")
     assert len(said) == len(words) and all(line.endswith(part) for line, part in zip(said, words, strict=True)), said
+
+
+def test_nothing_is_missed_while_the_command_lives_that_is_to_leave_a_supervisor() -> None:
+    known = {"doing": "launching", "wanted": True}
+    assert unattended.notes("running", known, "", None, recover="RECOVER", supervise="SUPERVISE", is_pending=True) == ()
 
 
 def test_processes_that_outlive_their_attempt_are_told_with_the_command_that_ends_them() -> None:

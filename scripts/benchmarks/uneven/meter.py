@@ -16,6 +16,7 @@ from benchmarks.uneven.validity import Account
 from homelab.lab import Lab, procfs
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_ENDING_S = 5.0  # a run that has just ended takes so long at most until all its processes have been waited for
 
 
 class Meter:
@@ -41,8 +42,13 @@ class Meter:
 
     def account(self) -> Account:
         """What was computed since `begin`."""
-        self._accrue()
         now, before = _Reading(self._lab), self._before
+        deadline = time.monotonic() + _ENDING_S
+        # Between its end and its parent's word that it has seen it, a process's time is nowhere.
+        while any(now.nodes[node] < seconds for node, seconds in before.nodes.items()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            now = _Reading(self._lab)
+        self._accrue()
         # A supervisor that has ended meanwhile takes its time with it: its parent is nobody of ours.
         supervisors = sum(seconds - before.supervisors.get(key, 0.0) for key, seconds in now.supervisors.items())
         return Account(
