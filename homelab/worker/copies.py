@@ -54,8 +54,8 @@ def marks(model: Any) -> list[float]:
     columns = _signs(_BLOCK, _PROJECTIONS, seed=1)
     for number, (_, parameter) in enumerate(sorted(_trained(model).items())):
         flat = parameter.detach().flatten()
-        for start in range(0, len(flat), _BLOCK * 256):
-            part = flat[start : start + _BLOCK * 256].double()
+        for start in range(0, len(flat), _BLOCK * 64):
+            part = flat[start : start + _BLOCK * 64].double()
             rows = -(-len(part) // _BLOCK)
             part = torch.nn.functional.pad(part, (0, rows * _BLOCK - len(part))).view(rows, _BLOCK)
             signs = _signs(rows, _PROJECTIONS, seed=2 + number + start).to(part.device)
