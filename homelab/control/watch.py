@@ -79,7 +79,8 @@ class Watcher:
         following = snapshots.next_commands(seen.state, seen.run, self._options, told)
         seen = seen.model_copy(update={"diagnosis": told, "next_commands": following})
         self.without_supervisor = self._without_supervisor(seen, plan)
-        seen = seen.model_copy(update={"notes": (*seen.notes, *self._off(seen, kept), *self.without_supervisor)})
+        outliving = unattended.outliving(self.replies, seen.attempt, f"homelab stop {seen.run}{self._options}")
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self._off(seen, kept), *self.without_supervisor, *outliving)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
@@ -175,7 +176,7 @@ class Watcher:
         """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
         if not resume_step:
             return False
-        lines = self._gathered.lines
+        lines = [line for line in self._gathered.lines if line.get("rank") == 0]
         done = {line.get("step") for line in lines if line.get("kind") == "train"}
         evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
         return not (done >= set(range(1, resume_step + 1)) and 0 in evaluated)

@@ -20,7 +20,7 @@ from tests.cli.test_nodes import edit
 from tests.diagnose.test_recorded import of
 from tests.e2e.desk import Desk, wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 # Rank 1 fails in the first attempt; rank 0 has nothing to do with it. In the second both wait to be stopped.
 SCRIPT = """import os, time
