@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from homelab.worker import metrics
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_a_pass_is_a_sign_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +36,24 @@ def test_a_pass_is_a_sign_at_most_once_a_second(tmp_path: Path, monkeypatch: pyt
     now_s += metrics.SIGN_S
     recorder.sign()
     assert (said()["passes"], said()["phase"]) == (7, "evaluating"), "a pass of an evaluation is one, too"
+
+
+def test_who_has_connected_is_waited_for_longer_than_who_never_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a node that is slowed down takes minutes: it must not end the others' wait in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    from homelab.worker import ranks
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in (names | {"HOMELAB_DDP_TIMEOUT_S": "20", "HOMELAB_PATIENCE_S": "300", "OMP_NUM_THREADS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    task: Any = SimpleNamespace(world_size=2, attempt=1, local_rank=0, plan={"backend": "gloo"})
+    ranks.connect(task)
+    try:
+        group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        assert group.options._timeout.total_seconds() == 300
+    finally:
+        ranks.disconnect()
