@@ -81,7 +81,7 @@ OWN_NETWORK = Rule(
     "look at its own cable, Wi-Fi or VPN (ip address; ip route), then: homelab status {run}{options}; the nodes may train on meanwhile",
     True,
     40,
-    re.compile("network is unreachable", re.IGNORECASE),
+    re.compile("network is unreachable|this machine has no way to", re.IGNORECASE),
 )
 ALONE = Rule(
     "alone",

@@ -54,7 +54,8 @@ class Meter:
         self._believed_pass_tokens = self.pass_tokens
         self._memory: deque[Pass] = deque(maxlen=_MEMORY_PASSES)  # seconds divided by the pace of their step
         self._steps: deque[_Step] = deque(maxlen=WINDOW_STEPS)
-        self._open: _Step | None = None  # short ones that are not LEAST_S together yet
+        self._pieces: deque[_Step] = deque(maxlen=WINDOW_STEPS)  # of at least LEAST_S each; steps that are long enough are the same
+        self._open: _Step | None = None  # the piece that is not long enough yet
         self._seen = 0
 
     def observe(self, passes: Sequence[Pass], rest_s: float) -> None:
@@ -67,37 +68,46 @@ class Meter:
         self._memory.extend((tokens, seconds / pace) for tokens, seconds in passes)
         self.pass_tokens = pass_tokens(self._memory, self._believed_pass_tokens)
         self._open = step if self._open is None else self._open.and_then(step)
-        if self._open.work_s < LEAST_S:
-            return
-        self._steps.append(self._open)
-        self._open = None
-        before, recent = list(self._steps)[:-RECENT_STEPS], list(self._steps)[-RECENT_STEPS:]
-        if len(before) >= RECENT_STEPS and self._is_another_pace(before, recent):
-            self._steps = deque(recent, maxlen=WINDOW_STEPS)
+        if self._open.work_s >= LEAST_S:
+            self._pieces.append(self._open)
+            self._open = None
+            if recent := self._another_pace(self._pieces):
+                self._pieces = deque(recent, maxlen=WINDOW_STEPS)
+        self._steps.append(step)
+        if len(self._pieces) < RECENT_STEPS and (recent := self._another_pace(self._steps)):
+            self._steps, self._open = deque(recent, maxlen=WINDOW_STEPS), None
+            self._pieces.clear()
 
-    def _is_another_pace(self, before: Sequence[_Step], recent: Sequence[_Step]) -> bool:
-        """All of the recent steps lie on one side: a single one that was disturbed is no new pace."""
+    @property
+    def _window(self) -> deque[_Step]:
+        """What is judged by: pieces, and single steps only in the first seconds of a run."""
+        return self._pieces if len(self._pieces) >= RECENT_STEPS else self._steps
+
+    def _another_pace(self, window: Sequence[_Step]) -> list[_Step]:
+        """The recent ones where all of them lie on one side of the earlier ones: a single one that was disturbed is no new pace."""
+        before, recent = list(window)[:-RECENT_STEPS], list(window)[-RECENT_STEPS:]
+        if len(before) < RECENT_STEPS:
+            return []
         earlier = [step.pace(self.pass_tokens) for step in before]
         usual = statistics.median(earlier)
         noise = statistics.median(abs(pace / usual - 1) for pace in earlier)
         apart = 1 + max(CHANGED, 4 * noise)
         ratios = [step.pace(self.pass_tokens) / usual for step in recent]
-        return min(ratios) > apart or max(ratios) < 1 / apart
+        return recent if min(ratios) > apart or max(ratios) < 1 / apart else []
 
     @property
     def speed(self) -> Speed | None:
         """What the last steps say; None before there is one."""
-        steps = self._steps or ([self._open] if self._open else [])
-        if not steps:
+        if not self._window:
             return None
         # The mean, not the median: what disturbs a rank is part of how fast it is.
-        pace = statistics.fmean(step.pace(self.pass_tokens) for step in steps)
-        return Speed(statistics.median(rest_s for step in steps for rest_s in step.rest_s), pace * self.pass_tokens, pace)
+        pace = statistics.fmean(step.pace(self.pass_tokens) for step in self._window)
+        return Speed(statistics.median(rest_s for step in self._window for rest_s in step.rest_s), pace * self.pass_tokens, pace)
 
     @property
     def noise(self) -> float:
         """Standard error of the pace relative to it; infinite where there are too few steps to tell."""
-        paces = [step.pace(self.pass_tokens) for step in self._steps]
+        paces = [step.pace(self.pass_tokens) for step in self._window]
         if len(paces) < RECENT_STEPS:
             return math.inf
         return statistics.stdev(paces) / statistics.fmean(paces) / math.sqrt(len(paces))

@@ -12,7 +12,7 @@ from tests.diagnose.test_cause import CLOSED, found, node, traceback
 pytestmark = pytest.mark.timeout(30)
 OFF = "no answer within 5 s: it is off, asleep, unplugged, or its firewall drops port 22"
 UNNAMED = "it is not in cluster.toml"
-NO_WAY = "nothing answers on port 22: Network is unreachable"
+NO_WAY = "this machine has no way to 192.168.1.7: Network is down"
 
 
 def changed_key() -> str:

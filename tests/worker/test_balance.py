@@ -148,10 +148,14 @@ def test_short_steps_are_measured_together() -> None:
         meter.observe([(100, 0.1 if 100 <= step < 106 else 0.04)], 0.01)
     assert meter.speed is not None and math.isfinite(meter.noise)
     assert meter.speed.seconds([100]) == pytest.approx(0.05 + 0.06 * 6 / 200, rel=0.03), "6 steps of 200 are no pace"
-    few = Meter(None)
-    for _ in range(5):
-        few.observe([(100, 0.04)], 0.01)
-    assert few.speed is not None and math.isinf(few.noise), "a first guess, and nothing to judge others by"
+
+
+def test_in_the_first_seconds_single_steps_are_all_there_is() -> None:
+    meter = Meter(None)
+    for step in range(24):
+        meter.observe([(100, 0.04 if step < 12 else 0.4)], 0.01)
+        assert math.isinf(meter.noise) == (step < 4)
+    assert meter.speed is not None and meter.speed.seconds([100]) == pytest.approx(0.41, rel=0.01), "the fast ones are forgotten"
 
 
 def test_a_slowdown_of_all_ranks_moves_nothing() -> None:
