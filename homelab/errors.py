@@ -68,6 +68,22 @@ class UnreachableError(HomelabError):
     exit_code = EXIT_UNREACHABLE
 
 
+class SilentError(UnreachableError):
+    """Nothing came back from a node's address: it is off or away, or this machine has no network itself."""
+
+
+class TakenError(HomelabError):
+    """Somebody else starts or recovers this run, or another one on the same node, just now. Whoever is refused has stopped nothing."""
+
+
+class StoppedError(HomelabError):
+    """The run was stopped by hand while it was being started."""
+
+
+class SupersededError(HomelabError):
+    """The run has gone on elsewhere."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean "x"?' for the nearest known word, or an empty string when none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

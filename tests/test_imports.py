@@ -29,7 +29,7 @@ DOES_IO = {
 }  # fmt: skip
 HEAVY = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "safetensors", "numpy")
 # What the plan predicts with is what the worker does: these files import nothing that is not everywhere.
-SHARED_WITH_THE_WORKER = {f"homelab.worker.{name}" for name in ("speed", "sampler", "compress", "learning_rate", "interval")}
+SHARED_WITH_THE_WORKER = {f"homelab.worker.{name}" for name in ("speed", "sampler", "compress", "learning_rate", "interval", "replicas")}
 # Python's own list has none of what was added after 3.9.
 AFTER_39 = {"tomllib", "graphlib.nothing"}
 
@@ -152,7 +152,7 @@ def loaded_by(*arguments: str) -> set[str]:
         "    run(sys.argv[1:])\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=110)
     return set(json.loads(done.stdout))
 
 

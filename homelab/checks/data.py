@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Iterator
 
 from homelab.checks.check import Check, Problem, Subject
@@ -15,6 +16,8 @@ from homelab.config.cluster import Node
 from homelab.facts import Facts
 
 MOST_TRUNCATED = 0.10
+FAR_TOO_LONG = 10  # times seq_len: next to nothing of such a sample is trained on
+_ROW = re.compile(r", ((?:line|row) \d+)")
 
 
 def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
@@ -67,9 +70,15 @@ def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     for role, file in _sampled(evidence):
         if file.rows_bad:
             first, *others = file.rows_bad
-            more = f"; also {listed(other.where.rpartition(', ')[2] for other in others)}" if others else ""
+            more = f"; also {listed(_row(other.where) for other in others)}" if others else ""
             hint = first.hint or f"mend the file, or edit the recipe: [data] {role} = another file"
             yield "", Problem("fail", f"{role} file {first.where}: {first.message}{more}", hint)
+
+
+def _row(where: str) -> str:
+    """"line 80" of a place in a file."""
+    found = _ROW.search(where)
+    return found[1] if found else where.rpartition(", ")[2]
 
 
 def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
@@ -83,12 +92,22 @@ def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             )
             enough = -(-file.longest_tokens // 64) * 64
             hint = f"edit the recipe: [train] seq_len = {enough} takes all of them (homelab plan says whether it fits), or split long samples"
+            if file.longest_tokens > FAR_TOO_LONG * seq_len:
+                hint = "edit the recipe: raise [train] seq_len (homelab plan says what fits), or split long samples"
             yield "", Problem("warn", message, hint)
+        elif file.tokens_sampled and file.longest_at and file.longest_tokens > FAR_TOO_LONG * _seq_len(evidence):
+            message = (
+                f"a sample of the {role} file has {file.longest_tokens} tokens, of which seq_len {_seq_len(evidence)} leaves "
+                f"{_seq_len(evidence) / file.longest_tokens:.1%}: {file.longest_at}"
+            )
+            yield "", Problem("warn", message, "split it into several samples, or take it out if it came in by mistake")
 
 
 def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """fail where no sample has a token that carries loss within seq_len (the worker refuses that), warn where a tenth has none."""
+    """fail where no sample teaches anything within seq_len, warn where a tenth has no token that carries loss, or any an empty answer."""
     for role, file in _sampled(evidence):
+        if role == "train" and file.rows_mute:
+            yield "", _mute(file)
         if role != "train" or file.rows_silent <= MOST_TRUNCATED * file.tokens_sampled:
             continue
         every = file.rows_silent == file.tokens_sampled
@@ -101,6 +120,18 @@ def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
                 "fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint
             ),
         )
+
+
+def _mute(file: FileSample) -> Problem:
+    """Only the end of the answer carries loss: such a sample teaches to say nothing."""
+    taught = file.tokens_sampled - file.rows_silent - file.rows_mute
+    every = taught == 0 and file.whole and file.tokens_sampled == file.rows_read
+    what = "no sample of the train file has an answer" if taught == 0 else (
+        f"{file.rows_mute} of {file.tokens_sampled} samples of the train file have an empty answer"
+    )
+    message = f"{what}: only its end carries loss, and the model learns to say nothing (the first: {file.mute_at})"
+    hint = "fill in the answers, or take these rows out" + ("; edit the recipe if they stand under another key" if every else "")
+    return Problem("fail" if every else "warn", message, hint)
 
 
 def enough(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
@@ -144,7 +175,8 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     said = [", ".join(sizes) if evidence.data else "shipped"]
     for role, file in _sampled(evidence):
         if file.tokens_sampled and role == "train":
-            said.append(f"{file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}")
+            at = f" ({_row(file.longest_at)})" if file.longest_at else ""
+            said.append(f"{file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}{at}")
         elif file.unread:
             said.append(f"{role}: {file.unread}")
     if evidence.sample is not None and evidence.sample.refused:
@@ -187,7 +219,7 @@ SUBJECT = Subject(
             "sample",
             of_cluster=truncated,
         ),
-        Check("data.loss", "the samples have tokens that carry loss within seq_len", "fail", "sample", of_cluster=loss),
+        Check("data.loss", "the samples have something to learn within seq_len", "fail", "sample", of_cluster=loss),
         Check("data.enough", "the data fills at least one global batch", "warn", "sample", of_cluster=enough),
     ),
     _summary,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 from collections import Counter
@@ -11,7 +12,7 @@ from homelab.checks.commands import WORKER_PACKAGES, answered
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
-from homelab.facts import Facts
+from homelab.facts import Facts, ModelFacts
 
 # Compared between nodes where they are there, though the worker does not import all of them by name.
 ALSO_COMPARED = ("safetensors", "tokenizers")
@@ -133,16 +134,31 @@ def _field(evidence: Evidence, field: str) -> dict[str, str]:
 
 
 def _model(evidence: Evidence) -> dict[str, str]:
-    """By digest where the nodes made one, else by size."""
+    """By digest where every node that has it made one, else by size: a digest is no size."""
+    cells = {node.name: NOT_THERE for node, facts in answered(evidence) if facts.model is not None and not facts.model.found}
+    found = {node.name: facts.model for node, facts in answered(evidence) if facts.model is not None and facts.model.found}
+    if found and all(model.files for model in found.values()):
+        return cells | _model_digests(found, is_folder=bool(evidence.recipe and evidence.recipe.model and evidence.recipe.model.is_folder))
+    return cells | {name: f"{model.size_bytes} bytes" for name, model in found.items() if model.size_bytes is not None}
+
+
+def _model_digests(found: Mapping[str, ModelFacts], *, is_folder: bool) -> dict[str, str]:
+    """12 hex digits of what is known of the files on every node: full digests, or samples of large files.
+
+    Which files there are counts for a folder alone: of a hub model what is missing is downloaded.
+    """
+    names = {name for model in found.values() for name in model.files}
+    if not is_folder:
+        names = {name for name in names if all(name in model.files for model in found.values())}
+    whole = {name for name in names if all(name in model.files and model.files[name].sha256 for model in found.values())}
     cells = {}
-    for node, facts in answered(evidence):
-        if facts.model is not None and not facts.model.found:
-            cells[node.name] = NOT_THERE
-        elif facts.model is not None:
-            digest = getattr(facts.model, "digest", None)
-            size = facts.model.size_bytes
-            cells[node.name] = str(digest)[:12] if digest else f"{size} bytes" if size is not None else ""
-    return {name: cell for name, cell in cells.items() if cell}
+    for node, model in found.items():
+        seen: list[tuple[str, object]] = []
+        for name in sorted(names & model.files.keys()):
+            file = model.files[name]
+            seen.append((name, file.sha256 if name in whole else (file.size_bytes, file.sampled)))
+        cells[node] = hashlib.sha256(repr(seen).encode()).hexdigest()[:12]
+    return cells
 
 
 def _data(evidence: Evidence, role: str) -> dict[str, str]:

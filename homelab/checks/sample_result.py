@@ -28,7 +28,9 @@ class FileSample(BaseModel):
     """One data file. `unread` says why nothing of it was read; `whole`: all its rows were, not only its beginning.
 
     Of the rows read, `tokens_sampled` were tokenized, spread evenly; 0 where there was no tokenizer. `rows_longer` of those have more
-    than seq_len tokens, `rows_silent` have no token that carries loss, `kept_tokens` is the sum of what is left of them.
+    than seq_len tokens, `rows_silent` have no token that carries loss, of `rows_mute` only the end of the turn carries loss (the first
+    of them is at `mute_at`), `kept_tokens` is the sum of what is left of them. `longest_tokens` is the longest of all rows of the file,
+    reckoned from its size where it is too long to be tokenized; it stands at `longest_at`.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,7 +44,10 @@ class FileSample(BaseModel):
     tokens_sampled: Count = 0
     rows_longer: Count = 0
     rows_silent: Count = 0
+    rows_mute: Count = 0
+    mute_at: Words = ""
     longest_tokens: Count = 0
+    longest_at: Words = ""
     median_tokens: Count = 0
     kept_tokens: Count = 0
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from homelab.cli import common
+from homelab.plain import plain
 
 
 def command(
@@ -30,5 +31,7 @@ def command(
     if as_json:
         common.print_json({"run": paths.name, "base": base, "prompt": prompt, **answer})
     else:
+        for note in answer.get("notes") or ():  # what it was loaded on; the answer alone goes to stdout
+            typer.echo(f"note: {plain(str(note))}", err=True)
         typer.echo(answer["answer"])
     return 0

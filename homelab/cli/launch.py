@@ -39,7 +39,7 @@ def command(
 
     from homelab.checks import registry, report
     from homelab.config.load import load_recipe
-    from homelab.control import launch, watch
+    from homelab.control import claims, launch, watch
     from homelab.control.detach import Supervision, Where
     from homelab.planning import report as plan_report
     from homelab.remote.fanout import Fleet
@@ -49,10 +49,15 @@ def command(
     skipped = registry.skipped(only=[], skip=skip)
     console = Console(stderr=as_json)  # --json leaves stdout to the JSON document
     options = common.same_options(cluster, runs_dir)
-    spinner = ExitStack()
+    spinner, unused = ExitStack(), ExitStack()
 
     def name_beside(others: set[str]) -> str:
-        return store.new_name(recipe.stem, time.time(), others | {paths.name for paths in store.runs_in(runs_dir)})
+        taken = others | {paths.name for paths in store.runs_in(runs_dir)}
+        if dry_run:
+            return store.new_name(recipe.stem, time.time(), taken)
+        name = store.take_name(runs_dir, recipe.stem, time.time(), taken)
+        unused.callback(store.give_back, runs_dir, name)
+        return name
 
     def announce(paths: RunPaths) -> None:
         spinner.close()  # on a terminal it would take what is printed now for its own
@@ -77,7 +82,7 @@ def command(
         if told:
             console.print(f"  supervisor  {told}", soft_wrap=True, markup=False, highlight=False)
 
-    with Fleet(loaded) as fleet:
+    with Fleet(loaded) as fleet, unused:
         with common.progress(as_json) as say:
             prepared = launch.prepare(fleet, wanted, recipe, name_beside=name_beside, skip=skipped, say=say)
         prepared = replace(prepared, findings=common.for_cluster(prepared.findings, cluster, runs_dir))
@@ -85,7 +90,8 @@ def command(
             console.print(report.table(prepared.findings, [node.name for node in loaded.nodes]), soft_wrap=True)
         launch.refuse_on_failure(prepared)
         assert prepared.plan is not None
-        supervision = Supervision("no" if no_supervise or not wanted.recovery.auto else cast(Where, supervise))
+        wants_supervisor = wanted.recovery.auto and not no_supervise and supervise != "no"
+        supervision = Supervision(cast(Where, supervise) if wants_supervisor else "no")
         if dry_run:
             with common.progress(as_json) as say:
                 supervision.rehearse(fleet, prepared.plan, say)
@@ -101,8 +107,13 @@ def command(
             plan, plan_text = prepared.plan, plan_report.text(prepared.plan)
             addresses = {node.name: node.lan_address for node in plan.nodes}
             names = list(addresses)
-            with supervision.tried(fleet, plan.run, plan.head, names, addresses, say):
-                paths = launch.launch(fleet, prepared, runs_dir, skipped=skipped, plan_text=plan_text, say=say, announce=leave)
+            with (
+                claims.claimed(fleet, plan.run, names, "launched", is_launch=True) as claim,
+                supervision.tried(fleet, plan.run, plan.head, names, addresses, say),
+            ):
+                paths = launch.launch(
+                    fleet, claim, prepared, runs_dir, wants_supervisor=wants_supervisor, skipped=skipped, plan_text=plan_text, say=say, announce=leave
+                )
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

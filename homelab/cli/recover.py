@@ -37,7 +37,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import registry
-    from homelab.control import by_hand, find, identity, recover, watch
+    from homelab.control import by_hand, claims, find, identity, recover, watch
     from homelab.control.detach import Supervision, Where
     from homelab.diagnose import cause
     from homelab.remote.fanout import Fleet
@@ -52,7 +52,7 @@ def command(
         if as_json:
             common.print_json({
                 "run": paths.name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": [node.name for node in plan.nodes],
-                "left_out": list(plan.left_out), "notes": notes, "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
+                "left_out": list(plan.left_out), "notes": notes, "warnings": list(plan.warnings), "diagnosis": found.diagnosis.model_dump(mode="json") if found.diagnosis else None,
             })  # fmt: skip
             sys.stdout.flush()
             return
@@ -67,7 +67,7 @@ def command(
         try:
             announce(plan)
         finally:
-            alone.close()  # the supervisor holds the same lock
+            alone.close()  # the supervisor holds the same lock, and claims the run when it fails
             with common.progress(as_json) as say:
                 told = common.leave_supervisor(supervision, fleet, paths, cluster, wanted, say)
         if told:
@@ -76,8 +76,10 @@ def command(
     with Fleet(common.load_cluster(cluster)) as fleet, alone:
         with common.progress(as_json) as say:
             paths = find.run(fleet, runs_dir, run, say)
-            alone.enter_context(by_hand.alone(paths, options))
+            wants_supervisor = find.recipe_of(paths)[1].recovery.auto and not no_supervise and supervise != "no"
+            alone.enter_context(by_hand.alone(paths, options, wants_supervisor=wants_supervisor))
             _refuse_supervised(fleet, paths, options)
+            claim = alone.enter_context(claims.claimed(fleet, paths.name, [node.name for node in fleet.cluster.nodes], "recovered by hand"))
             found = recover.examine(fleet, paths, say)
         if not as_json and found.diagnosis is not None:
             console.print(cause.render(found.diagnosis))
@@ -88,13 +90,13 @@ def command(
             say = spinner.enter_context(common.progress(as_json))
             skipped = registry.skipped(only=[], skip=skip)
             scratch: recover.Scratch = "always" if from_scratch else "never"
-            halted = recover.halt(fleet, paths, found, nodes=wanted, from_scratch=scratch, say=say)
+            halted = recover.halt(fleet, claim, paths, found, nodes=wanted, from_scratch=scratch, say=say)
             last = find.plan_of(paths)
-            supervision = Supervision("no" if no_supervise or not find.recipe_of(paths)[1].recovery.auto else cast(Where, supervise))
+            supervision = Supervision(cast(Where, supervise) if wants_supervisor else "no")
             head = last.head if last.head in halted.names else halted.names[0]
             addresses = {node.name: node.lan_address for node in last.nodes}
             with supervision.tried(fleet, paths.name, head, wanted, addresses, say, silent=halted.unreachable):
-                recover.resume(fleet, paths, found, halted, nodes=wanted, skip=skipped, say=say, announce=leave)
+                recover.resume(fleet, claim, paths, found, halted, nodes=wanted, skip=skipped, say=say, announce=leave)
         if wait:
             return watch.wait(fleet, paths, console=console, options=options)
     return 0

@@ -65,6 +65,8 @@ def _first_line(found: Why) -> str:
         return f"attempt {found.attempt} of {found.run} did not fail: it was {found.state}; the run is {found.run_state}, attempt {found.newest_attempt}"
     first = found.told.diagnosis
     who = first.first_node if first.first_rank is None else f"rank {first.first_rank} on {first.first_node}"
+    if not who:  # it is this machine that reaches nobody
+        return f"attempt {found.attempt} of {found.run} is {found.state}: {first.title}"
     if found.state == "lost":
         return f"attempt {found.attempt} of {found.run} is lost: not all of its nodes can be asked; first: {who}"
     return f"attempt {found.attempt} of {found.run} failed; first: {who}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -12,18 +12,18 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from homelab.errors import InputError
-from homelab.runs import lock, store
+from homelab.runs import lock, owner, store
 from homelab.runs.paths import RunPaths
 from homelab.runs.policy import Restart
 
-DOING = "recovering by hand"
+DOING, LAUNCHING = "recovering by hand", "launching"
 _RESTART = TypeAdapter(Restart)
 _LONGEST_STEP_S = 7 * 24 * 3600.0  # more is no measurement
 _LOCK_S = 1.0  # whoever only asks for the lock has it for an instant; who keeps it has said by then what for
 
 
 @contextmanager
-def alone(paths: RunPaths, options: str) -> Iterator[None]:
+def alone(paths: RunPaths, options: str, *, wants_supervisor: bool = False) -> Iterator[None]:
     """Hold the lock of the run's supervisor inside the block. Raises InputError when somebody else has it.
 
     Without it two would stop each other's attempts.
@@ -34,12 +34,21 @@ def alone(paths: RunPaths, options: str) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise _busy(paths, options)
             time.sleep(0.05)
-        known = store.read_object(paths.supervisor_json)
-        store.write_json(
-            paths.supervisor_json,
-            anew(kept(known)) | {"pid": os.getpid(), "doing": DOING, "why": "homelab recover", "since": time.time()},
-        )
+        told(paths, DOING, wants_supervisor)
         yield
+
+
+def told(paths: RunPaths, doing: str, wants_supervisor: bool) -> None:
+    """Write down that this process starts the run now, and whether it is to leave a supervisor: it may be killed before it has."""
+    known = anew(kept(store.read_object(paths.supervisor_json)))
+    mine = {"pid": os.getpid(), "doing": doing, "why": "homelab recover" if doing == DOING else "homelab launch", "since": time.time()}
+    store.write_json(paths.supervisor_json, known | mine | {"wanted": wants_supervisor, "process": owner.mark()})
+
+
+def is_under_way(known: Mapping[str, Any]) -> bool:
+    """Whether the command lives that was to leave a supervisor. `known`: supervisor.json."""
+    process = known.get("process")
+    return isinstance(process, dict) and owner.lives_here(process)
 
 
 def _busy(paths: RunPaths, options: str) -> InputError:

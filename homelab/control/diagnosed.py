@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster
+from homelab.control import refusals
 from homelab.diagnose import cause, endings, shipped
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Reply
+from homelab.runs.state import newest_attempt
 
 
 class Kept(Frozen):
@@ -27,17 +30,43 @@ class Kept(Frozen):
     @property
     def doubt(self) -> tuple[bool, bool, int]:
         """Of two diagnoses of the same attempt the one with less is taken. A node that let go because it heard nobody only came after."""
-        return not self.diagnosis.names_a_reason, self.diagnosis.cause == endings.ALONE.id, len(self.unreachable)
+        return not self.diagnosis.names_a_reason, self.diagnosis.cause in (endings.ALONE.id, endings.VANISHED.id), len(self.unreachable)
+
+    def outlasts(self, newer: Kept) -> bool:
+        """Whether this one stays. That a watcher is gone is a guess at what ended it: it replaces nothing that was known before."""
+        is_guess = newer.diagnosis.cause == endings.VANISHED.id and self.diagnosis.cause != endings.VANISHED.id
+        return is_guess or self.doubt < newer.doubt
 
 
 def make(
     cluster: Cluster, paths: RunPaths, replies: Mapping[str, Reply], unreachable: Mapping[str, str], *,
-    silent_ranks: Collection[int] = (), options: str = "",
+    silent_ranks: Collection[int] = (), ways: Mapping[str, str] = MappingProxyType({}), options: str = "",
 ) -> Diagnosis | None:  # fmt: skip
-    """`homelab.diagnose.cause.diagnose`, told how its commands reach the nodes, and which files of this machine were shipped."""
-    own = shipped.of_run(store.read_object(paths.run_json))
-    nodes = {node.name: node for node in cluster.nodes}
-    return cause.diagnose(paths.name, replies, unreachable, nodes=nodes, own_files=own, silent_ranks=silent_ranks, options=options)
+    """`homelab.diagnose.cause.diagnose`, told how its commands reach the nodes, at which addresses the ranks looked for each other,
+    and which files of this machine were shipped."""
+    described = store.read_object(paths.run_json)
+    addresses = _addresses(paths, newest_attempt(replies))
+    nodes = {node.name: node.model_copy(update={"lan_address": addresses.get(node.name, node.lan_address)}) for node in cluster.nodes}
+    shared_out = [name for name in refusals.named_in_shares(described) if name not in nodes]
+    fixed = {name: f"{refusals.ways_of_shares(paths, shared_out)}, then: homelab recover {paths.name}" for name in shared_out}
+    return cause.diagnose(
+        paths.name, replies, unreachable, nodes=nodes, own_files=shipped.of_run(described), silent_ranks=silent_ranks,
+        ways={**ways, **fixed}, options=options,
+    )  # fmt: skip
+
+
+def _addresses(paths: RunPaths, attempt: int) -> dict[str, str]:
+    """Node -> its address in the plan of this attempt; none where the plan is damaged."""
+    entries = store.read_object(paths.plan_json(attempt)).get("nodes")
+    named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return {entry["name"]: entry["lan_address"] for entry in named if isinstance(entry.get("name"), str) and isinstance(entry.get("lan_address"), str)}
+
+
+def better(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mapping[str, str]) -> Kept:
+    """What was kept where it knows more, else this one; nothing is written."""
+    new = Kept(attempt=attempt, made_at=time.time(), unreachable=dict(unreachable), diagnosis=diagnosis)
+    old = read(paths, attempt)
+    return old if old is not None and old.outlasts(new) else new
 
 
 def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mapping[str, str]) -> Kept:
@@ -47,7 +76,7 @@ def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mappi
     """
     new = Kept(attempt=attempt, made_at=time.time(), unreachable=dict(unreachable), diagnosis=diagnosis)
     old = read(paths, attempt)
-    if old is not None and (old.doubt < new.doubt or old.model_copy(update={"made_at": new.made_at}) == new):
+    if old is not None and (old.outlasts(new) or old.model_copy(update={"made_at": new.made_at}) == new):
         return old
     with store.told(paths.diagnosis_json(attempt)):
         store.write_json(paths.diagnosis_json(attempt), new.model_dump(mode="json"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from homelab.config.cluster import Cluster, is_node_name
 from homelab.config.recipe import Recipe
-from homelab.control import leftovers
+from homelab.control import by_hand, leftovers
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
@@ -26,10 +26,9 @@ Say = Callable[[str], None]
 
 
 def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
-    """The run meant: by name, or the newest. One that only the nodes know is adopted into `runs_dir`.
+    """The run meant: by name, or the one that lives, or the newest. One that only the nodes know is adopted into `runs_dir`.
 
-    Without a name, a run of this folder that has not ended is meant; when its newest has ended, another controller may have
-    launched a newer one, and the nodes are asked. A damaged folder is mended from what the nodes have.
+    Without a name the nodes are asked which lives, unless the newest of this folder is the only one in it that has not ended. A damaged folder is mended from what the nodes have.
 
     Raises InputError when nobody knows it, UnreachableError when no node could be asked either, HomelabError when its folder
     is damaged and no node that answers has it.
@@ -48,8 +47,10 @@ def mend(fleet: Fleet, paths: RunPaths, say: Say) -> None:
 
 def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     local = store.runs_in(runs_dir)
+    created = {paths.name: _created_at(paths) for paths in local}
     newest = max(local, key=_created_at, default=None)
-    if name is None and newest and _state(newest) not in FINISHED:
+    open_here = [paths.name for paths in local if _state(paths) not in FINISHED]
+    if name is None and newest and open_here == [newest.name]:
         return newest
     if name is not None:
         chosen = store.choose(name, [paths.name for paths in local])
@@ -60,30 +61,48 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
     leftovers.tell(runs_dir, answers)
-    remote = sorted(
-        {
-            (entry["created_at"] or 0.0, entry["name"], node)
-            for node, answer in answers.items()
-            for entry in answer["runs"]
-        },
-        reverse=True,
-    )
-    names = list(dict.fromkeys(entry[1] for entry in remote))
-    if name is None and newest and (not remote or remote[0][0] <= _created_at(newest)):
-        return newest
-    found = (names[0] if names else None) if name is None else store.choose(name, names)
+    known = [(entry, node) for node, answer in answers.items() for entry in answer["runs"]]
+    remote = {entry["name"]: entry["created_at"] or 0.0 for entry, _ in known}
+    if name is None:
+        undecided = [run for run in open_here if unreachable or _is_beginning(RunPaths(runs_dir / run))]
+        found = meant(created | remote, {entry["name"] for entry, _ in known if entry["alive"]}, undecided, say)
+    else:
+        found = store.choose(name, sorted(remote, key=lambda run: remote[run], reverse=True))
+    if found is not None and found in created:
+        return RunPaths(runs_dir / found)
     if found is None:
         if unreachable and not answers:
             raise next(iter(unreachable.values()))
         if name is not None and re.fullmatch(store.USABLE_NAME, name) and os.path.isdir(runs_dir / name):
             raise _damaged(RunPaths(runs_dir / name), "run.json is not in it")
         if name is not None:
-            raise store.unknown(name, names + [paths.name for paths in local])
+            raise store.unknown(name, [*remote, *created])
         raise InputError(
             "there is no run yet", where=f"{runs_dir} and {len(answers)} nodes", hint="homelab launch RECIPE"
         )
-    node = next(entry[2] for entry in remote if entry[1] == found)
+    node = next(node for entry, node in known if entry["name"] == found)
     return _adopt(fleet, RunPaths(runs_dir / found), node)
+
+
+def meant(created_at: Mapping[str, float], alive: Collection[str], undecided: Collection[str], say: Say) -> str | None:
+    """The run that is meant without a name: one that lives on a node, else one that may live (`undecided`), else the newest of all; None for none.
+
+    `created_at`: seconds since 1970 by the clock of who launched it, of which nothing but the order among equals depends. Of several that
+    live the newest is meant, and the person is told.
+    """
+    order = sorted(created_at, key=lambda run: (created_at[run], run), reverse=True)
+    for some in (alive, undecided, order):
+        found = [run for run in order if run in some]
+        if found:
+            if some is alive and len(found) > 1:
+                say(f"{len(found)} runs live; the newest is meant: {found[0]} (not {', '.join(found[1:])}: to mean it, name it)")
+            return found[0]
+    return None
+
+
+def _is_beginning(paths: RunPaths) -> bool:
+    """Nothing of it is on the nodes yet, and the command that launches it is at work."""
+    return _state(paths) in ("planned", "shipping", "starting") and by_hand.is_under_way(store.read_object(paths.supervisor_json))
 
 
 def _refuse_unreadable(paths: RunPaths) -> None:
@@ -152,6 +171,12 @@ def attempts(paths: RunPaths) -> list[int]:
     """Numbers of the attempts that have a folder here, the newest first."""
     found = [int(path.name) for path in (paths.root / "attempts").glob("*") if path.name.isdecimal()]
     return sorted(found, reverse=True)
+
+
+def resumed(paths: RunPaths) -> dict[int, int]:
+    """Attempt -> the step after which it went on, of the plans that can be read."""
+    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
+    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
 
 
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:
@@ -245,9 +270,13 @@ def _judge(row: dict[str, Any]) -> None:
     seen = row.pop("seen")
     if not seen:
         return
-    row["attempt"] = max(entry["attempt"] for entry in seen)
+    newest = max(entry["attempt"] for entry in seen)
+    if newest < row["attempt"] and row["state"] in FINISHED:  # who took part in the end is off now
+        return
+    row["attempt"] = newest
     current = [entry for entry in seen if entry["attempt"] == row["attempt"]]
-    if any(entry["alive"] for entry in current):
+    # As `homelab status` has it: once its end is written down an attempt is over, whatever somebody has started by hand since.
+    if any(entry["alive"] and not entry["exit"] for entry in current):
         row["state"] = "running"
     elif any(entry["final"] for entry in seen) or all(_ended_well(entry) for entry in current):
         row["state"] = "done"

@@ -18,6 +18,8 @@ from homelab.runs.signs import Sign
 from homelab.runs.watchdog import UNHEARD_S
 
 _AGAIN_S = 1.0
+# A follower that gets no processor for a while beside its rank is heard again sooner than a new one would come to its first word.
+_PATIENCE_S = 30.0
 # While a run is recovered machines are busy with ending and starting it: a little more than for a verdict.
 _GONE_S, _LOOK_S = UNHEARD_S + 3.0, 0.5
 
@@ -81,7 +83,7 @@ class Followers:
                 stream = agent.open("follow", dict(self._request))
                 try:
                     while not self._ended.is_set():
-                        line = stream.readline(UNHEARD_S)
+                        line = stream.readline(_PATIENCE_S)
                         if not line:
                             break
                         self._heard(name, line)

@@ -41,8 +41,11 @@ def refuse_edited_recipe(fleet: Fleet, paths: RunPaths, described: Mapping[str, 
 
 def refuse_other_checkpoint(
     fleet: Fleet, paths: RunPaths, described: Mapping[str, Any], step: int, holders: list[str]
-) -> None:
-    """Raises OtherTrainingError when a checkpoint was saved by another training than run.json says, with the difference."""
+) -> dict[str, dict[str, str]]:
+    """Raises OtherTrainingError when a checkpoint was saved by another training than run.json says, with the difference.
+
+    Returns the sha256 of its files on each node, as far as the node says them.
+    """
     mine = described.get("recipe_hash")
     answers, _ = fleet.ask("manifest", {"run": paths.name, "step": step}, names=holders)
     for node, answer in answers.items():
@@ -60,6 +63,7 @@ def refuse_other_checkpoint(
             where=f"node {node}: {folder}",
             hint=f"put it aside, then once more (an older checkpoint is used): {aside}",
         )
+    return {node: answer.get("files") or {} for node, answer in answers.items()}
 
 
 def refuse_other_data(described: dict[str, Any], seen: Evidence, items: list[Material]) -> None:

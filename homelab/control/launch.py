@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import homelab
+from homelab.checks import ssh
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
-from homelab.control import gather, interrupts, material, preflight, start
+from homelab.control import by_hand, gather, interrupts, material, preflight, start
+from homelab.control.claims import Claim
 from homelab.control.material import Material
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, StoppedError
 from homelab.facts import Facts
 from homelab.planning import plan as planning
 from homelab.planning.model import Plan
@@ -95,7 +97,10 @@ def refuse_on_failure(prepared: Prepared) -> None:
     if failed:
         first = failed[0]
         more = f" (and {len(failed) - 1} more, in the table above)" if len(failed) > 1 else ""
-        error = prepared.evidence.unreachable.get(first.node)
+        unreachable = prepared.evidence.unreachable
+        error = unreachable.get(first.node)
+        if error is None and not first.node and first.check == ssh.LOGIN.id:  # said of this machine, where no node is reached
+            error = next(iter(unreachable.values()), None)
         raise (type(error) if error else HomelabError)(
             f"preflight failed: {first.message}{more}",
             where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
@@ -112,10 +117,10 @@ def refuse_on_failure(prepared: Prepared) -> None:
 
 
 def launch(
-    fleet: Fleet, prepared: Prepared, runs_dir: Path, *, skipped: Collection[str], plan_text: str, say: Say,
+    fleet: Fleet, claim: Claim, prepared: Prepared, runs_dir: Path, *, wants_supervisor: bool, skipped: Collection[str], plan_text: str, say: Say,
     announce: Callable[[RunPaths], None],
 ) -> RunPaths:  # fmt: skip
-    """Write the run's folder, ship, start. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`.
+    """Write the run's folder, ship, start with the claim on it. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`.
 
     `announce` tells the person the run's name. A Ctrl-C cannot come between the start and it: a run that nobody was told of
     would run on unseen.
@@ -132,6 +137,7 @@ def launch(
         {"skipped": sorted(skipped), "findings": [finding.as_dict() for finding in prepared.findings]},
     )
     _snapshot(paths, prepared)
+    by_hand.told(paths, by_hand.LAUNCHING, wants_supervisor)
     start.keep(paths, fleet, plan, plan_text)
     store.set_state(paths, "shipping", plan.attempt)
     store.event(
@@ -146,8 +152,9 @@ def launch(
             store.event(paths, note)
     with interrupts.held():
         with _failure_written_down(paths, plan):
+            _refuse_stopped(paths, plan)
             store.set_state(paths, "starting", plan.attempt)
-            start.start(fleet, plan, run_json, prepared.material, say)
+            start.start(fleet, claim, plan, run_json, prepared.material, say)
         store.set_state(paths, "running", plan.attempt)
         store.event(
             paths,
@@ -160,6 +167,14 @@ def launch(
     return paths
 
 
+def _refuse_stopped(paths: RunPaths, plan: Plan) -> None:
+    """On another machine the nodes refuse it; here it costs nothing to look."""
+    if store.intent_of(paths, plan.attempt) in ("stopping", "stopped"):
+        raise StoppedError(
+            "the run was stopped by hand while it was being launched", where=paths.name, hint=f"nothing was started; to start it: homelab recover {paths.name} --from-scratch"
+        )
+
+
 @contextmanager
 def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
     try:
@@ -167,6 +182,10 @@ def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
     except KeyboardInterrupt:
         store.set_state(paths, "stopped", plan.attempt, intent="stopped")
         store.event(paths, "interrupted before it ran")
+        raise
+    except StoppedError as error:
+        store.set_state(paths, "stopped", plan.attempt, intent="stopped")
+        store.event(paths, "not started: it was stopped by hand", error=str(error))
         raise
     except BaseException as error:
         store.set_state(paths, "failed", plan.attempt)

@@ -6,11 +6,12 @@ import sys
 import time
 from typing import Any
 
-from homelab.control import find
+from homelab.control import find, parts
 from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import reply as replies
+from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.state import FINISHED, newest_attempt, run_state
 
@@ -97,16 +98,16 @@ def _look(
         )
     known = {node.name for node in fleet.cluster.nodes}
     wanted = [entry for entry in plan.ranks if rank is None or entry.rank == rank] if plan else []
-    names = sorted({entry.node for entry in wanted} & known) if plan else sorted(known)
+    names = sorted({entry.node for entry in wanted}) if plan else sorted(known)
     request = {
         "run": paths.name, "tail_lines": lines, "torchrun_lines": lines, "after_lines": {str(entry.rank): 1 << 60 for entry in wanted},
         **({} if attempt is None else {"attempt": attempt}),
     }  # fmt: skip
-    answers, errors = fleet.ask("poll", request, names=names)
+    answers, errors, _ = parts.poll(fleet, request, names)
     parsed = replies.parse_replies(answers)
     if attempt is None and newest_attempt(parsed) > number:
         knows = max(parsed, key=lambda name: parsed[name].run.attempt if parsed[name].run else 0)  # type: ignore[union-attr]
-        if find.refresh(fleet, paths, knows).attempt > number:
+        if find.refresh(fleet, paths, parsed[knows].node).attempt > number:
             return _look(fleet, paths, rank, lines, None)
     # A node that has not heard of this attempt yet speaks of the one before.
     heard = {
@@ -119,7 +120,7 @@ def _look(
         "newest_attempt": newest,
         "ranks": {},
         "torchrun": {},
-        "unreachable": {name: error.message for name, error in errors.items()},
+        "unreachable": errors,
     }
     for name, answer in heard.items():
         if answer.run is None:
@@ -132,7 +133,8 @@ def _look(
                     "stdout": list(entry.log_tail.stdout),
                     "stderr": list(entry.log_tail.stderr),
                 }
-    state = run_state(names, heard, {name: error.message for name, error in errors.items()})
+    kept: Any = store.state_of(paths, number)
+    state = run_state(names, heard, errors, kept=kept)
     return found, number < newest or state in FINISHED
 
 

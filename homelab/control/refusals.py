@@ -34,6 +34,34 @@ def refuse_too_few(paths: RunPaths, recipe: Recipe, names: Collection[str], gone
     )
 
 
+def refuse_unnamed_shares(paths: RunPaths, described: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises InputError when a node that [parallel] shares gives rows is not in cluster.toml any more: no plan could be made."""
+    missing = [name for name in named_in_shares(described) if name not in known]
+    if missing:
+        raise InputError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in cluster.toml any more, and [parallel] shares of this run names "
+            f"{'it' if len(missing) == 1 else 'them'}; the nodes are: {', '.join(known)}",
+            where=f"{paths.run_json}, key recipe.parallel.shares",
+            hint=f"{ways_of_shares(paths, missing)}, then: homelab recover {paths.name}",
+        )
+
+
+def named_in_shares(described: Mapping[str, Any]) -> list[str]:
+    """The nodes that the run's recipe gives fixed shares; none where run.json is damaged."""
+    recipe = described.get("recipe")
+    parallel = recipe.get("parallel") if isinstance(recipe, dict) else None
+    shares = parallel.get("shares") if isinstance(parallel, dict) else None
+    return [str(name) for name in shares] if isinstance(shares, dict) else []
+
+
+def ways_of_shares(paths: RunPaths, missing: Collection[str]) -> str:
+    """What lets a run go on whose shares name nodes that are not in cluster.toml."""
+    return (
+        f"add {', '.join(missing)} to cluster.toml again, or give the machine its old name back there; or put its new name into "
+        f"{paths.run_json}, key recipe.parallel.shares (who computes which rows changes nothing in the training)"
+    )
+
+
 def refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
     """Raises HomelabError when a process of the last attempt does not end. `stopped`: of the verb `stop`, by node."""
     for node, answer in stopped.items():
@@ -79,7 +107,7 @@ def refuse_moving(
     ]
     known = {str(number): _ALL_LINES for part in runs for number in part.ranks}
     watch = Movement(statistics.median(seconds) if seconds else None)
-    names, said = list(replies), False
+    names, said = [reply.node for reply in replies.values()], False
     while True:
         answers, _ = fleet.ask("poll", {"run": run, "tail_lines": 0, "after_lines": known}, names=names, timeout_s=15.0)
         watch.see(parse_replies(answers).values(), time.monotonic())

@@ -12,7 +12,7 @@ from homelab.checks.sample_result import SampleResult
 from homelab.config.recipe import Recipe
 from homelab.control.material import Material
 from homelab.errors import HomelabError
-from homelab.node.sample import beginning
+from homelab.node.sample import beginning, longest_after
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 
@@ -37,8 +37,11 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[Materi
         if not request["files"]:
             return None  # they have to lie on the nodes, and do not
         agent = fleet.agent(node)
-        answer = agent.ask("sample-data", {**request, "only_kept": True}, timeout_s=_KEPT_S)["sample"]
+        answer = agent.ask("sample-data", {**request, "files": {}, "only_kept": True}, timeout_s=_KEPT_S)["sample"]
         if answer is None:
+            for file in request["files"].values():
+                if file["bytes"] and not file["whole"]:
+                    file["longest"] = longest_after(file["shown"], file["bytes"])
             answer = agent.send("sample-data", request, body, timeout_s=_LOOK_S)["sample"]
     except HomelabError as error:
         return SampleResult(node=node, refused=error.message[:500])
@@ -72,7 +75,8 @@ def _place(evidence: Evidence, items: dict[str, Material]) -> tuple[str, str | N
 def _question(
     evidence: Evidence, recipe: Recipe, items: dict[str, Material], node: str, folder: str | None
 ) -> tuple[dict[str, Any], bytes]:
-    """The request and its body. Its key names all that the answer depends on."""
+    """The request and its body. Its key names all that the answer depends on: a file's name says how it is read, and the answer names
+    its path."""
     assert recipe.data is not None and recipe.train is not None
     known = evidence.facts[node]
     files: dict[str, dict[str, Any]] = {}
@@ -84,10 +88,10 @@ def _question(
             rows, whole = beginning(str(item.local), SENT_BYTES)
             files[role] = {"shown": str(item.local), "bytes": len(rows or b""), "whole": whole, "unread": rows is None}
             body += rows or b""
-            digests[role] = item.sha256
+            digests[role] = [item.sha256, str(item.local)]
         elif (file := known.data.get(role)) is not None and file.found:
             files[role] = {"shown": item.path, "bytes": None, "path": item.path}
-            digests[role] = file.sha256
+            digests[role] = [file.sha256, item.path]
     settings = recipe.data.model_dump(mode="json", exclude={"train", "eval"})
     of_model = (
         known.model.model_dump(mode="json", include={"config", "files", "path"}) if folder and known.model else None

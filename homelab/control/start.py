@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from homelab.config.cluster import Node
 from homelab.control import interrupts
+from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
-from homelab.errors import HomelabError, UnreachableError
+from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError, UnreachableError
 from homelab.planning.command import by_hand
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet, on_all
@@ -16,7 +19,9 @@ from homelab.runs import store
 from homelab.runs.paths import RunPaths
 
 Say = Callable[[str], None]
+_UNDO_S = 8.0
 _READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
+BY_HAND = {"by_hand": True}  # nobody who has claimed the run by then may start it any more
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -70,8 +75,9 @@ def _not_here(name: str, item: Material, answer: Mapping[str, Any]) -> HomelabEr
     )
 
 
-def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[Material], say: Say) -> None:
-    """Start torchrun on every node of the plan. When one refuses, all are stopped and its error is raised.
+def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], material: list[Material], say: Say) -> None:
+    """Start torchrun on every node of the plan. When one refuses, what this claim has started on the others is stopped and its error is raised:
+    never what somebody else has.
 
     The same holds for Ctrl-C, which counts when every node has answered: nothing is left running by a start that did not
     come to its end, and a start that is still on its way could not be stopped.
@@ -89,17 +95,19 @@ def start(fleet: Fleet, plan: Plan, run_json: Mapping[str, Any], material: list[
             "command": list(node.command),
             "environment": node.environment,
             "secrets": secrets,
+            "token": claim.token,
         }
         return fleet.agent(name).ask("start", request, timeout_s=30.0)
 
+    claim.take(names, strictly=True)  # a node may have been silent before
     say(f"starting torchrun on {', '.join(names)}")
     try:
         with interrupts.held():
             _, errors = on_all(names, one)
-        _raise_first(errors)
+        _raise_first(dict(sorted(errors.items(), key=lambda entry: not isinstance(entry[1], StoppedError))))
     except BaseException as error:
         with interrupts.held():
-            _, unasked = stop_all(fleet, plan.run, names)
+            _, unasked = fleet.ask("undo", {"run": plan.run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S + 20.0)
         if unasked:
             raise UnreachableError(
                 f"the start was undone, but {', '.join(unasked)} could not be asked: something may still run there",
@@ -120,15 +128,23 @@ def data_on_node(material: list[Material], workdir: str, described: Mapping[str,
 
 
 def stop_all(
-    fleet: Fleet, run: str, names: list[str], grace_s: float = 8.0
+    fleet: Fleet, run: str, names: Collection[str], how: Mapping[str, Any], grace_s: float = 8.0, workdirs: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, Any], dict[str, HomelabError]]:
-    """End the run on these nodes: what each says, and the nodes that could not be asked.
+    """End the run on these nodes: what each says, and the nodes that could not be asked. `how`: BY_HAND, or a claim's `as_request`.
+    `workdirs`: where the run's folders were made, by node: it is looked for there, too.
 
     First every node writes down that a stop is meant: ranks whose peers were stopped first fail, and must not look like the
     cause of it.
     """
-    fleet.ask("mark-stop", {"run": run}, names=names)
-    return fleet.ask("stop", {"run": run, "grace_s": grace_s}, names=names, timeout_s=grace_s + 20.0)
+    _, errors = fleet.ask("mark-stop", {"run": run, **how}, names=names)
+    for error in errors.values():
+        if isinstance(error, (TakenError, SupersededError)):
+            raise error
+
+    def request(node: Node) -> dict[str, Any]:
+        return {"run": run, "grace_s": grace_s, **how, "made_in": workdirs.get(node.name)}
+
+    return fleet.ask("stop", request, names=names, timeout_s=grace_s + 20.0)
 
 
 def keep(paths: RunPaths, fleet: Fleet, plan: Plan, plan_text: str) -> None:
@@ -137,6 +153,11 @@ def keep(paths: RunPaths, fleet: Fleet, plan: Plan, plan_text: str) -> None:
     store.write_text(paths.plan_txt, plan_text)
     targets = {node.name: f"{node.user + '@' if node.user else ''}{node.host}" for node in fleet.cluster.nodes}
     head = f"#!/bin/sh\n# {plan.run}, attempt {plan.attempt}: what was executed on each node. Start them all within a few minutes of each other.\n\n"
+    if plan.resume_step:
+        head += (
+            f"# It goes on from checkpoints/step-{plan.resume_step:08d}. Newer checkpoints have taken its place in the end ([checkpoint] keep); then either\n"
+            f"# homelab recover {plan.run}, or by hand: set resume_step in attempts/{plan.attempt}/plan.json on every node to a step that they hold.\n\n"
+        )
     store.write_text(
         paths.commands_sh, head + "\n".join(by_hand(node, targets.get(node.name, node.name)) for node in plan.nodes)
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import find, head_supervisor, start
+from homelab.control import find, head_supervisor, parts, start
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
@@ -35,7 +35,9 @@ class Outcome:
     def lines(self) -> list[str]:
         """For people."""
         found = []
-        for node, answer in self.ended.items():
+        for name, answer in self.ended.items():
+            then = [part for part in answer.get("as_nodes", ()) if part != name]
+            node = f"{name} ({', '.join(then)} in this run)" if then else name
             if answer["left"]:
                 found.append(
                     f"{node}: processes {', '.join(map(str, answer['left']))} do not end (stuck in the driver?); on the node: sudo reboot"
@@ -67,20 +69,27 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     before = store.read_object(paths.state_json).get("state")
     if before not in ("done", "failed"):
         store.set_state(paths, "stopping", attempt, intent="stopping")
-    planned = {node.name for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
-    names = [node.name for node in fleet.cluster.nodes if node.name in planned]
+    planned = {node.name: node for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
     head_supervisor.end(fleet, paths, say)
-    say(f"stopping {paths.name} on {', '.join(names)}")
-    ended, unreachable = start.stop_all(fleet, paths.name, names)
-    for name in planned - {node.name for node in fleet.cluster.nodes}:
-        unreachable[name] = HomelabError(
-            "it is not in cluster.toml any more", where=f"node {name}", hint="add it to cluster.toml, then stop again"
-        )
+    say(f"stopping {paths.name} on {', '.join(planned)}")
+    # All nodes: one of them may be a node of the run by another name, or be about to take part in a recovery that is under way.
+    hosts = {node.name: node.host for node in fleet.cluster.nodes}
+    workdirs = {name: node.workdir for name, node in planned.items()}
+    answers, errors = start.stop_all(fleet, paths.name, list(hosts), start.BY_HAND, workdirs=workdirs)
+    unreachable = parts.unseen({name: _host_then(paths, name) for name in planned}, answers, errors, hosts)
+    ended = {name: answer for name, answer in answers.items() if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable}
     outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done")
     if before not in ("done", "failed"):
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
     store.event(paths, "stopped by hand", clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended))
     return outcome
+
+
+def _host_then(paths: RunPaths, name: str) -> str:
+    """The address of a node when the run was launched, empty where nobody wrote it down."""
+    nodes = store.read_object(paths.cluster_json).get("nodes")
+    known = [node for node in nodes if isinstance(node, dict) and node.get("name") == name] if isinstance(nodes, list) else []
+    return str(known[0].get("host") or "") if known else ""
 
 
 def _plan_nodes(paths: RunPaths, number: int) -> list[Any]:

@@ -14,22 +14,25 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.config.cluster import Cluster
-from homelab.control import by_hand, find, patterns, recover, stacks, watch
+from homelab.control import by_hand, claims, find, patterns, recover, stacks, watch
+from homelab.control.claims import Claim
 from homelab.control.followers import Followers
 from homelab.control.identity import OtherTrainingError
 from homelab.control.recover import Examination, Scratch
 from homelab.control.returning import Returning
 from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, StoppedError, SupersededError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock, policy, store, watchdog
 from homelab.runs.pace import Pace
 from homelab.runs.paths import RunPaths
 from homelab.runs.policy import Action, Restart
-from homelab.runs.watchdog import Verdict
+from homelab.runs.signs import Sign
+from homelab.runs.watchdog import Kind, Verdict
 
 Say = Callable[[str], None]
+ENDS: frozenset[Kind] = frozenset({"exit", "dead-rank"})
 # What follows the first sign of a failure within a moment belongs to it: the ends of the other ranks, their last words.
 SETTLE_S, SETTLE_MOST_S = 0.7, 6.0
 STOP_GRACE_S = 0.5  # whoever is stopped here has failed or waits for who has; checkpoints are whole or not there
@@ -58,6 +61,8 @@ class Supervisor:
         self._pace = Pace(whole["step_s"])
         self._refused: dict[str, float] = {}  # a node that came back in vain -> when it is asked again (monotonic)
         self._looking: threading.Thread | None = None
+        self._ended = ""  # how, where a recovery had nothing more to do
+        self._noticed_at = time.time()  # when the newest verdict was made: what is waited for behind it is no part of the finding
 
     def run(self) -> str:
         """Until the run is done, stopped, or given up; how it ended."""
@@ -69,8 +74,11 @@ class Supervisor:
         was_recovering = self._was[0] == "recovering" and not self._has_started(plan) and not self._is_stopped(plan)
         if was_recovering:
             with self._followers(plan) as followers:
-                if not self._recover(plan, cut_short, frozenset(), followers):
-                    return "given up"
+                _settle(followers, ())
+                names = [node.name for node in plan.nodes]
+                is_done = self._judge(plan, names, self._signs(followers), followers).kind == "done"
+                if not is_done and not self._recover(plan, cut_short, frozenset(), followers):
+                    return self._ended or "given up"
         while True:
             plan = find.plan_of(self._paths)
             self._write("watching", f"attempt {plan.attempt}", plan)
@@ -84,7 +92,7 @@ class Supervisor:
                 self._write("ended", verdict.because or verdict.kind, plan)
                 return verdict.kind
             if not goes_on:
-                return "stopped" if self._is_stopped(plan) else "given up"
+                return "stopped" if self._is_stopped(plan) else self._ended or "given up"
 
     def _followers(self, plan: Plan) -> Followers:
         return Followers(self._cluster, self._paths.name, plan.attempt, [node.name for node in plan.nodes])
@@ -100,12 +108,10 @@ class Supervisor:
             while True:
                 if self._is_stopped(plan):
                     return Verdict("stopped"), gone
-                signs = followers.signs()
-                if self._recipe.script is not None:  # any program: only its end can be seen
-                    signs = {name: sign.model_copy(update={"ranks": {}}) for name, sign in signs.items()}
+                signs = self._signs(followers)
                 now = time.monotonic()
                 self._pace.see(signs, now)
-                verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+                verdict = self._judge(plan, names, signs, followers)
                 well = {name for name in returning.well if self._refused.get(name, 0.0) <= now}
                 if verdict.kind != "well":
                     return verdict, gone - well
@@ -119,6 +125,22 @@ class Supervisor:
                     looked_at = now
                     self._look_aside()
                 followers.wait(0.2)
+
+    def _judge(self, plan: Plan, names: list[str], signs: dict[str, Sign], followers: Followers) -> Verdict:
+        """The watchdog's verdict. Of an end it is asked again when torchrun has said its own word."""
+        self._noticed_at = time.time()
+        verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+        if verdict.kind not in ENDS:
+            return verdict
+        _settle(followers, verdict.nodes)
+        signs = self._signs(followers)
+        return watchdog.confirmed(verdict, watchdog.judge(plan.attempt, names, signs, self._pace.step_s), signs)
+
+    def _signs(self, followers: Followers) -> dict[str, Sign]:
+        signs = followers.signs()
+        if self._recipe.script is None:
+            return signs
+        return {name: sign.model_copy(update={"ranks": {}}) for name, sign in signs.items()}  # any program: only its end can be seen
 
     def _has_started(self, plan: Plan) -> bool:
         """The attempt that the last supervisor was about to start came to its start."""
@@ -151,7 +173,8 @@ class Supervisor:
         """Stop, diagnose, decide, start the next attempt. False when the run is given up (or was stopped meanwhile)."""
         self._say(f"attempt {plan.attempt}: {verdict.kind}: {verdict.because}")
         word = "trouble" if verdict.is_trouble else "restart"
-        store.event(self._paths, f"{word}: {verdict.because}", kind=verdict.kind, nodes=list(verdict.nodes), ranks=list(verdict.ranks))
+        seen = {"time": self._noticed_at, "kind": verdict.kind, "nodes": list(verdict.nodes), "ranks": list(verdict.ranks)}
+        store.event(self._paths, f"{word}: {verdict.because}", **seen)
         self._write("recovering", verdict.because, plan)
         began_at, tries, said = time.monotonic(), 0, ""
         found: Examination | None = None
@@ -161,7 +184,14 @@ class Supervisor:
                     find.mend(fleet, self._paths, self._say)
                     # Once: after the stop nobody has anything to tell.
                     found = found or self._examine(fleet, plan, verdict, left_out, followers)
-                    return self._once(fleet, plan, verdict, found)
+                    return self._once(fleet, plan, verdict, found, began_at)
+            except StoppedError:  # on another machine
+                store.set_state(self._paths, "stopped", plan.attempt, intent="stopped")
+                return False
+            except SupersededError as error:  # whoever has recovered the run looks after it
+                self._write("ended", error.message, plan)
+                self._ended = "superseded"
+                return False
             except HomelabError as error:
                 if self._is_stopped(plan):
                     return False
@@ -182,8 +212,6 @@ class Supervisor:
                 time.sleep(wait_s)
 
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> Examination:
-        if verdict.kind in ("exit", "dead-rank"):
-            _settle(followers, verdict.nodes)
         if verdict.kind in ("hang", "frozen-rank", "silent-node"):
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
         silent = {name: plan.left_out_because.get(name, "it was left out, and is not well yet") for name in left_out}
@@ -197,10 +225,17 @@ class Supervisor:
             store.event(self._paths, f"[recovery] log_policies: looking for \"{entry.pattern}\" takes too long; it counts as not met")
         return replace(found, met=tuple(met))
 
-    def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination) -> bool:
+    def _once(self, fleet: Fleet, plan: Plan, verdict: Verdict, found: Examination, began_at: float) -> bool:
+        everybody = [node.name for node in fleet.cluster.nodes]
+        names = [name for name in everybody if name not in found.unreachable]
+        after = max(plan.attempt, *find.attempts(self._paths))
+        with claims.claimed(fleet, self._paths.name, names, "recovered by its supervisor", age_s=claims.since(began_at), after=after) as claim:
+            return self._go_on(fleet, claim, plan, verdict, found)
+
+    def _go_on(self, fleet: Fleet, claim: Claim, plan: Plan, verdict: Verdict, found: Examination) -> bool:
         everybody = [node.name for node in fleet.cluster.nodes]
         scratch: Scratch = "if-nothing-was-saved" if policy.may_begin_again(found.step, self._recipe.checkpoint) else "never"
-        halted = recover.halt(fleet, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
+        halted = recover.halt(fleet, claim, self._paths, found, nodes=everybody, from_scratch=scratch, say=self._say, grace_s=STOP_GRACE_S)
         action = policy.decide(
             verdict, found.diagnosis, self._restarts, self._recipe.recovery, now=time.time(), step=halted.step,
             nodes=halted.names, met=found.met,
@@ -212,7 +247,7 @@ class Supervisor:
             return False
         wanted = [name for name in everybody if name not in action.exclude]
         made = recover.resume(
-            fleet, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say,
+            fleet, claim, self._paths, found, halted, nodes=wanted, skip=self._skipped, say=self._say,
             lower=policy.lowered(self._restarts, action), why_not=action.because,
         )  # fmt: skip
         for name in set(verdict.nodes if verdict.kind == "rejoin" else ()) - {node.name for node in made.nodes}:

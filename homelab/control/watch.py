@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 
-from homelab.control import diagnosed, find, head_supervisor, leftovers, stop
+from homelab.control import by_hand, diagnosed, find, head_supervisor, leftovers, parts, stop
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard import snapshot as snapshots
 from homelab.dashboard.snapshot import Snapshot
@@ -19,10 +19,11 @@ from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import lock, store, unattended
 from homelab.runs import reply as replies
+from homelab.runs.gathered import Gathered
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import Metric, Reply, SupervisorReply, event_of
 from homelab.runs.standing import standing
-from homelab.runs.state import FINISHED, newest_attempt
+from homelab.runs.state import FINISHED, newest_attempt, node_part
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
@@ -36,9 +37,12 @@ class Watcher:
         self._paths = paths
         self._options = options
         self._described = store.read_object(paths.run_json)
-        self._kept = [line for line in store.read_lines(paths.metrics_jsonl) if _is_metric(line)]
+        self._gathered = Gathered(paths)
+        self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
+        self.ways: dict[str, str] = {}
+        """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[str, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
 
@@ -48,9 +52,10 @@ class Watcher:
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
-            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies)))
+            plan = find.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
+        kept = store.state_of(self._paths, plan.attempt)
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
         for name, reply in self.replies.items():
@@ -63,21 +68,44 @@ class Watcher:
             unreachable=self.unreachable,
             now=time.time(),
             plan=plan,
-            metrics=[Metric.model_validate(line) for line in self._kept],
+            metrics=[Metric.model_validate(line) for line in self._gathered.lines],
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
-            diagnosis=self.diagnosis() if self._has_failed(plan.attempt) else None,
+            kept=kept,  # type: ignore[arg-type]
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
+        told = self._told(seen)
+        following = snapshots.next_commands(seen.state, seen.run, self._options, told)
+        seen = seen.model_copy(update={"diagnosis": told, "next_commands": following})
         self.without_supervisor = self._without_supervisor(seen, plan)
-        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
+        outliving = unattended.outliving(self.replies, seen.attempt, f"homelab stop {seen.run}{self._options}")
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self._off(seen, kept), *self.without_supervisor, *outliving)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
-        if seen.state == "failed" and seen.diagnosis is not None:
-            diagnosed.keep(self._paths, seen.attempt, seen.diagnosis, self.unreachable)
         return seen
+
+    def _told(self, seen: Snapshot) -> cause.Diagnosis | None:
+        """Why it failed: by what the nodes say, or by what was kept of it where that knows more. It is kept before anybody is told.
+
+        Beside a stop by hand only a reason of the ranks' own is one: that a node is gone today, or let go later, ended nothing.
+        """
+        found = self.diagnosis() if self._has_failed(seen.attempt) else None
+        if found is None:
+            return None
+        if seen.state in ("stopping", "stopped", "done"):
+            return found if found.is_of_a_rank else None
+        if seen.state == "failed":
+            return diagnosed.keep(self._paths, seen.attempt, found, self.unreachable).diagnosis
+        return diagnosed.better(self._paths, seen.attempt, found, self.unreachable).diagnosis if seen.state == "lost" else found
+
+    def _off(self, seen: Snapshot, kept: str | None) -> tuple[str, ...]:
+        """What to say of the nodes of a run that is known to have ended, where they cannot be asked any more."""
+        if not self.unreachable or seen.state != kept or seen.state not in FINISHED:
+            return ()
+        are = "it is" if len(self.unreachable) == 1 else "they are"
+        return (f"{seen.state}, as was seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -104,50 +132,39 @@ class Watcher:
             return ()
         place = head_supervisor.recorded(self._paths)
         silent = f"{place} does not answer" if place in self.unreachable else f"none is at work on {place} any more"
-        steps_s = [line["step_s"] for line in self._kept if line.get("attempt") == seen.attempt and line.get("step_s")]
+        steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == seen.attempt and line.get("step_s")]
         still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
         of_run = f"{seen.run}{self._options}"
+        known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(
-            seen.state, store.read_object(self._paths.supervisor_json), silent if place else "", still,
-            recover=next((entry.command for entry in seen.next_commands if entry.purpose == "launch"), f"homelab recover {of_run}"), supervise=f"homelab supervise {of_run}",
+            seen.state, known, silent if place else "", still,
+            recover=next((entry.command for entry in seen.next_commands if entry.purpose == "launch"), f"homelab recover {of_run}"),
+            supervise=f"homelab supervise {of_run}", is_pending=by_hand.is_under_way(known),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:
         """What the newest answers say about a failure."""
-        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, options=self._options)
+        return diagnosed.make(self._fleet.cluster, self._paths, self.replies, self.unreachable, ways=self.ways, options=self._options)
 
     def _has_failed(self, attempt: int) -> bool:
-        parts = [entry.run for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
-        ended_badly = any(part.exit and not part.exit.is_success and not part.exit.stopped for part in parts)
-        return (
-            ended_badly
-            or bool(self.unreachable)
-            or any(part.started_at and not part.is_alive and part.exit is None for part in parts)
-        )
+        parts = [node_part(entry.run, attempt) for entry in self.replies.values() if entry.run and entry.run.attempt == attempt]
+        return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
-        known = {node.name for node in self._fleet.cluster.nodes}
-        attempt = find.plan_of(self._paths).attempt
+        plan = find.plan_of(self._paths)
+        attempt = plan.attempt
         known_lines: dict[str, int] = {}
-        for kind, its_attempt, rank, *_ in {_key(line) for line in self._kept}:
-            if kind and its_attempt == attempt:
-                known_lines[str(rank)] = known_lines.get(str(rank), 0) + 1
+        for line in self._gathered.lines:
+            if line.get("kind") and line.get("attempt") == attempt:
+                rank = str(line.get("rank"))
+                known_lines[rank] = known_lines.get(rank, 0) + 1
         request = {"run": self._paths.name, "lines_of_attempt": attempt, "after_lines": known_lines, "tail_lines": 200}
-        answers, errors = self._fleet.ask(
-            "poll", request, names=[name for name in names if name in known], timeout_s=_POLL_TIMEOUT_S
-        )
+        request["before"] = attempt not in self._asked_before and self._lacks(plan.resume_step)
+        answers, self.unreachable, self.ways = parts.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         self.replies = replies.parse_replies(answers)
-        self.unreachable = {name: error.message for name, error in errors.items()}
-        self.unreachable |= {name: "it is not in cluster.toml" for name in names if name not in known}
-        self._keep(
-            [
-                line
-                for answer in answers.values()
-                if answer["run"]
-                for rank in answer["run"]["ranks"].values()
-                for line in rank["metrics"]
-            ]
-        )
+        if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
+            self._asked_before.add(attempt)
+        keep(self._paths, answers, self._gathered)
 
     def _tell(self, what: str) -> None:
         """Write down what happened, unless the supervisor on a node has written it down last."""
@@ -155,11 +172,21 @@ class Watcher:
         if not known or known[-1].get("what") != what:
             store.event(self._paths, what)
 
-    def _keep(self, lines: list[dict[str, Any]]) -> None:
-        have = {_key(line) for line in self._kept}
-        new = [line for line in lines if _key(line) not in have]
-        self._kept += new
-        store.append_lines(self._paths.metrics_jsonl, new)
+    def _lacks(self, resume_step: int) -> bool:
+        """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
+        if not resume_step:
+            return False
+        lines = [line for line in self._gathered.lines if line.get("rank") == 0]
+        done = {line.get("step") for line in lines if line.get("kind") == "train"}
+        evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
+        return not (done >= set(range(1, resume_step + 1)) and 0 in evaluated)
+
+
+def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathered | None = None) -> None:
+    """Have here what ranks have measured, of answers to `poll`: after a fault it may never be asked again."""
+    ranks = [rank for answer in answers.values() if answer.get("run") for rank in answer["run"]["ranks"].values()]
+    known = gathered or Gathered(paths)
+    known.add([line for rank in ranks for line in (*rank.get("before", ()), *rank["metrics"])], find.resumed(paths))
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> int:
@@ -195,16 +222,3 @@ def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: str) -> in
 def _has_ended(seen: Snapshot) -> bool:
     """With a supervisor a failure is not the end: it goes on, or gives up and leaves."""
     return seen.state in ("done", "stopped") or (seen.state in (*FINISHED, "lost") and not seen.supervisor)
-
-
-def _is_metric(line: dict[str, Any]) -> bool:
-    """False for a line of a damaged file: the nodes give it again."""
-    try:
-        Metric.model_validate(line)
-    except ValidationError:
-        return False
-    return True
-
-
-def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-    return (line.get("kind"), line.get("attempt"), line.get("rank"), line.get("step"), line.get("message"))

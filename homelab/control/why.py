@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import diagnosed, find, watch
+from homelab.control import diagnosed, find, parts, watch
 from homelab.control.diagnosed import Kept
 from homelab.dashboard.snapshot import EventRow, NextCommand, event_row
 from homelab.errors import HomelabError, InputError
@@ -129,9 +129,7 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int, options: str) -> _Judg
         names, ranks = known, []
     lines = {str(rank): _ALL_LINES for rank in ranks}
     request = {"run": paths.name, "attempt": number, "tail_lines": 200, "after_lines": lines}
-    answers, errors = fleet.ask("poll", request, names=sorted(names & known), timeout_s=_POLL_TIMEOUT_S)
-    unreachable = {name: error.message for name, error in errors.items()}
-    unreachable |= {name: "it is not in cluster.toml" for name in sorted(names - known)}
+    answers, unreachable, _ = parts.poll(fleet, request, sorted(names), timeout_s=_POLL_TIMEOUT_S)
     heard = {name: _as_it_was(reply) for name, reply in replies.parse_replies(answers).items()}
     # Which nodes cannot be reached today says nothing of that day.
     state = run_state(sorted(names), heard, unreachable)
@@ -151,7 +149,7 @@ def _as_it_was(reply: Reply) -> Reply:
 
 def _better(fresh: Kept | None, kept: Kept | None) -> tuple[Kept | None, bool]:
     """The one with less doubt, that of today where both have the same; and whether it is the one that was kept."""
-    is_kept = kept is not None and (fresh is None or kept.doubt < fresh.doubt)
+    is_kept = kept is not None and (fresh is None or kept.outlasts(fresh))
     return (kept if is_kept else fresh), is_kept
 
 

@@ -141,6 +141,7 @@ def build(
     events: Iterable[Mapping[str, Any]] = (),
     total_steps: int | None = None,
     intent: State | None = None,
+    kept: State | None = None,
     diagnosis: Diagnosis | None = None,
     supervisor: str = "",
     options: str = "",
@@ -149,13 +150,13 @@ def build(
     """The Snapshot of a run from the nodes' answers.
 
     `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
-    of the newest attempt); `events` are the lines of events.jsonl. `intent` as for `run_state`, `options` as for
+    of the newest attempt); `events` are the lines of events.jsonl. `intent` and `kept` as for `run_state`, `options` as for
     `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
     """
     expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
-    state = run_state(expected, replies, unreachable, intent=intent)
+    state = run_state(expected, replies, unreachable, intent=intent, kept=kept)
     lines = _merged([*metrics, *(line for reply in replies.values() for line in _metrics_of(reply))])
     train = [line for line in lines if line.kind == "train"]
     history = _history(train)
@@ -199,12 +200,20 @@ def build(
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         ranks=_rank_rows(replies, plan, attempt, of_rank, log_lines),
         events=_events(events, lines),
-        notes=tuple(dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message)),
+        notes=(*dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message), *_not_asked(state, run, unreachable, options)),
         checkpoint_steps=tuple(sorted(checkpoints)),
         next_commands=next_commands(state, run, options, diagnosis),
         diagnosis=diagnosis,
         supervisor=supervisor,
     )
+
+
+def _not_asked(state: State, run: str, unreachable: Mapping[str, str], options: str) -> list[str]:
+    """Of a run that was stopped: where something of it may be left."""
+    if state not in ("stopping", "stopped"):
+        return []
+    after = f"what may be left of the run there ends with: homelab stop {run}{options}, once it can be asked"
+    return [f"{name} was not asked: {plain_lines(why).split(chr(10), 1)[0]}; {after}" for name, why in unreachable.items()]
 
 
 def next_commands(state: State, run: str, options: str = "", diagnosis: Diagnosis | None = None) -> tuple[NextCommand, ...]:
@@ -285,7 +294,7 @@ def _node_row(
             name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
         )
     part = node_part(reply.run, attempt)
-    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone"}
+    words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone", "stopped": "stopped"}
     ended = reply.run.exit if reply.run else None
     return NodeRow(
         name=name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from rich.box import ROUNDED
 from rich.console import Group, RenderableType
@@ -22,12 +23,13 @@ from homelab.config.cluster import Node
 from homelab.diagnose import endings, topics
 from homelab.diagnose.rules import RULES
 from homelab.diagnose.shipped import Shipped
-from homelab.diagnose.suspects import Suspect, first_line, of_node, silent
+from homelab.diagnose.suspects import Suspect, absent, first_line, of_node, person, silent, unconnected
 from homelab.planning.model import Shown
 from homelab.runs.reply import Reply
 from homelab.runs.state import newest_attempt
 
 _MEMORY_FULL = 0.92
+_OF_A_NODE = {rule.id for rule in endings.OF_A_NODE}
 # Another value of what stands there is another training; a recovery goes on with the old one.
 _OF_A_RECIPE = re.compile(r"(?:set|lower|raise) \[(?:model|data|method|train)\]")
 _LAUNCH = re.compile(r"homelab launch(?: (?:'[^']*'|[^\s;('])+)+")
@@ -69,6 +71,11 @@ class Diagnosis(Shown):
         return self.cause in _REASONS
 
     @property
+    def is_of_a_rank(self) -> bool:
+        """A reason that a rank or its torchrun gave; not that a node is gone, or cannot be asked."""
+        return self.names_a_reason and self.cause not in _OF_A_NODE
+
+    @property
     def launch(self) -> str:
         """The command that starts a new training, where what mends it is one; empty where the run itself can go on."""
         found = _LAUNCH.search(self.hint)
@@ -83,6 +90,7 @@ def diagnose(
     nodes: Mapping[str, Node] | None = None,
     own_files: Collection[Shipped] = (),
     silent_ranks: Collection[int] = (),
+    ways: Mapping[str, str] = MappingProxyType({}),
     options: str = "",
 ) -> Diagnosis | None:
     """The cause of the newest attempt's failure, or None when nothing has failed.
@@ -90,7 +98,8 @@ def diagnose(
     `unreachable` maps a node to the reason it could not be asked. `nodes`, by name, say how a hint's command reaches them
     (default: as `ssh NAME`), `own_files` are the person's files that were shipped, and `options` is what a follow-up command
     of homelab needs behind the run's name.
-    `silent_ranks` are those whose heartbeat was missed before the attempt was stopped.
+    `silent_ranks` are those whose heartbeat was missed before the attempt was stopped. `ways`: what would make a node of `unreachable`
+    answer, where its connection said so.
     """
     attempt = newest_attempt(replies)
     suspects = [
@@ -99,17 +108,14 @@ def diagnose(
         if reply.run is not None and reply.run.attempt == attempt
         for suspect in of_node(node, reply, silent_ranks)
     ]
-    suspects += [Suspect(endings.UNREACHABLE, node, saw=why) for node, why in unreachable.items()]
+    suspects += absent(unreachable, ways, is_anybody_heard=bool(replies))
+    suspects += unconnected(replies, attempt, nodes or {})
     if not suspects:
         return None
     if min(suspect.tier for suspect in suspects) >= 3:
         suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
     suspects.sort(key=lambda suspect: suspect.order)
     return _explain(run, suspects, replies, nodes or {}, own_files, options)
-
-
-def _person(node: str, rank: int | None) -> str:
-    return f"rank {rank} on {node}" if rank is not None else node
 
 
 def _explain(
@@ -126,7 +132,7 @@ def _explain(
         lambda: "?",
         {
             "path": first.where or "?",
-            "where": (file and file.place(first.where)) or first.where or f"the log of {_person(first.node, first.rank)}",
+            "where": (file and file.place(first.where)) or first.where or f"the log of {person(first.node, first.rank)}",
             "message": first_line(first.saw),
             "port": "of the rendezvous",
             **first.values,
@@ -138,7 +144,11 @@ def _explain(
             "signal": str(first.signal),
         },
     )
-    because = [f"{_person(first.node, first.rank)}: {first_line(first.saw)}"] if first.saw else []
+    title = re.sub(r"\brank None on ", "", first.rule.title.format_map(values))
+    by = first.said_by or person(first.node, first.rank)
+    because = [f"{by}: {first_line(first.saw)}" if by else first_line(first.saw)] if first.saw else []
+    if first.rule is endings.UNREACHABLE and not replies and len(others) > 0:
+        because.append("no node of the run answers: it may be this machine's own network")
     if first.where:
         because.append(f"at {first.where}")
     if first.exit_code or first.signal:
@@ -147,9 +157,9 @@ def _explain(
             because.append(f"it ended with {ended}")
     same = [other for other in others if other.rule is first.rule and other.tier <= 2]
     if same:
-        because.append("the same on " + ", ".join(_person(other.node, other.rank) for other in same))
+        because.append("the same on " + ", ".join(person(other.node, other.rank) for other in same))
     because += [
-        f"{_person(other.node, other.rank)}, too: {first_line(other.saw)}"
+        f"{person(other.node, other.rank)}, too: {first_line(other.saw)}"
         for other in others
         if other.tier <= 1 and other not in same and (other.node, other.rank) != (first.node, first.rank)
     ]
@@ -160,10 +170,13 @@ def _explain(
             because.append(f"{full:.0%} of the memory of {first.node} is in use")
     victims = {(other.node, other.rank): other for other in others if other.tier > first.tier and other.tier >= 3}
     victims.pop((first.node, first.rank), None)
+    if first.rule in endings.OF_THE_CONTROLLER:  # that it cannot be asked made nobody fail
+        because += [f"{person(*place)}: {first_line(other.saw)}" for place, other in victims.items()]
+        victims = {}
     topic = topics.of_rule(first.rule.id, first.saw)
     return Diagnosis(
         cause=first.rule.id,
-        title=re.sub(r"\brank None on ", "", first.rule.title.format_map(values)),
+        title=title,
         first_node=first.node,
         first_rank=first.rank,
         exit_code=first.exit_code,
@@ -214,7 +227,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts += [_labelled("because" if number == 0 else "", line, "") for number, line in enumerate(diagnosis.because)]
     parts.append(_labelled("fix", diagnosis.hint, "bold"))
     if diagnosis.victims:
-        ranks = ", ".join(_person(victim.node, victim.rank) for victim in diagnosis.victims)
+        ranks = ", ".join(person(victim.node, victim.rank) for victim in diagnosis.victims)
         parts.append(_labelled("victims", f"{ranks}: failed only because of it", "dim"))
     if diagnosis.topic:
         parts.append(_labelled("more", f"homelab explain {diagnosis.topic}", ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from homelab.diagnose.rules import RECOVER, Rule
 
 KILLED = Rule(
@@ -50,10 +52,28 @@ EXIT_CODE = Rule(
 )
 UNREACHABLE = Rule(
     "unreachable",
-    "{node} cannot be reached: it lost power or the network, or it sleeps",
-    "wake it or check its cable, then: homelab preflight; " + RECOVER + " goes on with the nodes that answer",
+    "{node} cannot be reached: {message}",
+    "{way}; " + RECOVER + " goes on with the nodes that answer",
     True,
     60,
+)
+# What stands between this machine and a node today says nothing of why a run failed: with these the answer is only not to be had.
+NOT_IN_CLUSTER = Rule(
+    "not-in-cluster",
+    "{node} is not in cluster.toml any more, and cannot be asked",
+    "add it to cluster.toml again, or give the machine its old name back there (a run knows its nodes by name); or go on without it: " + RECOVER,
+    True,
+    40,
+    re.compile(r"not in cluster\.toml|another machine has its name"),
+)
+HOST_KEY = Rule("host-key", "{node} cannot be asked: {message}", "{way}; or go on without it: " + RECOVER, True, 40, re.compile("host key CHANGED"))
+OWN_NETWORK = Rule(
+    "own-network",
+    "this machine reaches no node of the run: it has no way into their network",
+    "look at its own cable, Wi-Fi or VPN (ip address; ip route), then: homelab status {run}{options}; the nodes may train on meanwhile",
+    True,
+    40,
+    re.compile("network is unreachable", re.IGNORECASE),
 )
 ALONE = Rule(
     "alone",
@@ -69,6 +89,14 @@ NODE_RESTARTED = Rule(
     True,
     60,
 )
+VANISHED = Rule(
+    "vanished",
+    "homelab's watcher on {node} ended without a word, and the ranks with it",
+    "something ended all programs of this user there: a logout ({on_node:loginctl enable-linger} prevents that), memory that ran out "
+    '({on_node:journalctl -k | grep -i "killed process"} tells), or a person; go on: ' + RECOVER,
+    True,
+    50,
+)
 NOT_STARTED = Rule(
     "not-started", "torchrun could not start on {node}: {message}", "homelab preflight names what is missing", False, 80
 )
@@ -79,6 +107,21 @@ TORCHRUN_KILLED = Rule(
     True,
     60,
 )
+UNCONNECTED = Rule(
+    "unconnected",
+    "{who} could not connect to {node} ({target})",
+    "a firewall of {node} or the network to it is in the way: homelab preflight --only network names which; then: " + RECOVER,
+    True,
+    48,
+)
+NOT_BEGUN = Rule(
+    "not-begun",
+    "rank {rank} on {node} had not begun to train when the others gave up waiting for it",
+    "a blocked network at the start looks like this, and a slow load: homelab preflight --only network, and its log: "
+    "homelab logs {run}{options}; then: " + RECOVER,
+    True,
+    44,
+)
 SILENT = Rule(
     "silent-rank",
     "rank {rank} on {node} fell silent, and the others could not go on",
@@ -86,7 +129,10 @@ SILENT = Rule(
     True,
     45,
 )
+# A node is gone, or was: it explains why the ranks of the others lost their connections, and is no reason of theirs.
+OF_A_NODE: tuple[Rule, ...] = (UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED)
+OF_THE_CONTROLLER: tuple[Rule, ...] = (NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK)
 ENDINGS: tuple[Rule, ...] = (
-    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED,
-    NOT_STARTED, TORCHRUN_KILLED, SILENT,
+    KILLED, CRASHED, ABORTED, OTHER_SIGNAL, WORKER_ERROR, PYTHON_ERROR, DISTRIBUTED_ERROR, EXIT_CODE, UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED,
+    NOT_STARTED, TORCHRUN_KILLED, UNCONNECTED, NOT_BEGUN, SILENT, NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK,
 )  # fmt: skip

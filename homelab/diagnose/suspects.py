@@ -6,11 +6,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from homelab.config.cluster import Node
 from homelab.diagnose import endings
+from homelab.diagnose import unconnected as connections
 from homelab.diagnose.rules import RULES, Rule
 from homelab.diagnose.traces import ChildFailure, child_failures, last_exceptions
 from homelab.runs.reply import RankReply, Reply, RunReply
 from homelab.runs.state import node_part
+from homelab.runs.watchdog import BEFORE_TRAINING
 
 # What a stop sends, first politely and then not: on a node that was stopped these say nothing.
 _STOP_SIGNALS = (2, 9, 15)
@@ -36,13 +39,14 @@ class Suspect:
     where: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     own_hint: str = ""
+    said_by: str = ""  # whose words `saw` are, where they are not those of the place itself
 
     @property
     def tier(self) -> int:
         """0 a reason, 1 a node that is gone, 2 an ending without a word, 3 waited in vain, 4 lost its peer."""
         if self.rule.role != "cause":
             return 3 if self.rule.role == "symptom" else 4
-        if self.rule in (endings.UNREACHABLE, endings.ALONE, endings.NODE_RESTARTED):
+        if self.rule in endings.OF_A_NODE:
             return 1
         return 0 if self.rule.specificity >= 50 else 2
 
@@ -74,14 +78,15 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
                 has_words = True
                 yield suspect
     if part == "vanished":
-        yield Suspect(endings.NODE_RESTARTED, node, saw="the agent is gone and wrote down no end")
+        ending = endings.NODE_RESTARTED if run.rebooted else endings.VANISHED
+        yield Suspect(ending, node, saw="the agent is gone and wrote down no end")
     if part == "failed" and not failures:
         yield from _of_torchrun(node, run, has_words=has_words)
 
 
 def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | None, run: RunReply) -> Iterator[Suspect]:
     """What one rank's own words and its exit say, the worker's own account before all others."""
-    is_stopped = run.exit is not None and run.exit.stopped
+    is_stopped = node_part(run, run.attempt) == "stopped"
     code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
     time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
 
@@ -152,14 +157,17 @@ def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspe
 def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -> Iterator[Suspect]:
     """When everybody else (`heard`) only says that a peer was lost: the one rank that says nothing at all.
 
-    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; else nobody is accused.
+    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; else nobody is accused. One that loads
+    or still waits for connections gives no sign by its nature: of that one it is only said that it had not begun.
     """
     steps: dict[tuple[str, int], tuple[int, float]] = {}
+    phases: dict[tuple[str, int], str] = {}
     for node, reply in replies.items():
         if reply.run and reply.run.attempt == attempt:
             for rank, its in reply.run.ranks.items():
                 beat = its.heartbeat
                 steps[node, rank] = (beat.step, reply.time - beat.time) if beat else (-1, math.nan)
+                phases[node, rank] = beat.phase if beat else "absent"
     quiet = [(node, rank) for node, rank in steps if rank not in heard]
     if len(quiet) > 1:
         behind = min(step for step, _ in steps.values())
@@ -169,7 +177,44 @@ def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -
     for node, rank in quiet:
         step, age_s = steps[node, rank]
         saw = f"its last sign of life was at step {step}, {age_s:.0f} s ago"
-        yield Suspect(endings.SILENT, node, rank, saw=saw if step >= 0 else "it never gave a sign of life")
+        ending = endings.SILENT
+        if phases[node, rank] in BEFORE_TRAINING:
+            ending, saw = endings.NOT_BEGUN, f"it was {phases[node, rank]}, and its last sign of life was {age_s:.0f} s old"
+        yield Suspect(ending, node, rank, saw=saw if step >= 0 else "it never gave a sign of life")
+
+
+def absent(unreachable: Mapping[str, str], ways: Mapping[str, str], *, is_anybody_heard: bool) -> Iterator[Suspect]:
+    """The nodes that could not be asked: what stands in the way decides what can be said, and what mends it."""
+    own = endings.OWN_NETWORK
+    if unreachable and not is_anybody_heard and all(own.pattern.search(why) for why in unreachable.values()):
+        yield Suspect(own, "", saw="; ".join(f"{node}: {first_line(why)}" for node, why in unreachable.items()))
+        return
+    for node, why in unreachable.items():
+        rule = next((rule for rule in (endings.NOT_IN_CLUSTER, endings.HOST_KEY) if rule.pattern.search(why)), endings.UNREACHABLE)
+        if rule is endings.NOT_IN_CLUSTER:
+            yield Suspect(rule, node, saw=why, own_hint=ways.get(node, ""))
+        else:
+            default = "wake it or check its cable, then: homelab preflight"
+            if rule is endings.HOST_KEY:
+                default = f"if you know why: homelab trust {node} names the command that forgets the old key"
+            yield Suspect(rule, node, saw=why, values={"way": ways.get(node) or default})
+
+
+def unconnected(replies: Mapping[str, Reply], attempt: int, nodes: Mapping[str, Node]) -> Iterator[Suspect]:
+    """The node that the others could not connect to, where there is one."""
+    found = connections.find(replies, attempt, nodes)
+    if found is not None:
+        first = min(found.accusations, key=lambda one: one.time_s or math.inf)
+        who = list(dict.fromkeys(person(one.node, one.rank) for one in found.accusations))
+        values = {"who": " and ".join([", ".join(who[:-1]), who[-1]] if len(who) > 1 else who), "target": found.target}
+        yield Suspect(
+            endings.UNCONNECTED, found.node, time_s=first.time_s or math.inf, saw=first.text, values=values, said_by=person(first.node, first.rank)
+        )
+
+
+def person(node: str, rank: int | None) -> str:
+    """ "rank 1 on tower", or the node alone."""
+    return f"rank {rank} on {node}" if rank is not None else node
 
 
 def best_rule(text: str) -> tuple[Rule, dict[str, str]] | None:

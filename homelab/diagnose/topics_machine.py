@@ -19,7 +19,7 @@ TOPICS: tuple[Topic, ...] = (
             "then: homelab preflight",
         ),
         checks_too=("ssh.login",),
-        rules=("unreachable", "alone", "node-restarted"),
+        rules=("unreachable", "alone", "node-restarted", "vanished", "not-in-cluster", "own-network"),
         words=("ssh", "power cut", "reboot", "offline", "dead", "address changed", "dhcp"),
     ),
     Topic(
@@ -59,6 +59,7 @@ TOPICS: tuple[Topic, ...] = (
             "if an address wandered to another machine: fix it in the router, or correct host in cluster.toml",
         ),
         checks_too=("ssh.login",),
+        rules=("host-key",),
         words=("known_hosts", "fingerprint", "man in the middle", "trust", "REMOTE HOST IDENTIFICATION HAS CHANGED"),
     ),
     Topic(

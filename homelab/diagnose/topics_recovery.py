@@ -105,10 +105,11 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "hang",
         "All ranks stand still: a hang",
-        ("all ranks have stood still for 12 s (training at step 40)",),
+        ("all ranks have stood still for 31 s (training at step 40)",),
         "Every process is there, every node is heard, and no step ends: the ranks wait for each other. Packets are lost on the way, a card or a "
-        "disk does not answer, or ranks do not do the same collectives. The limit is three times the slowest of the last steps, at least 5 s; "
-        "for loading, saving and evaluating it is minutes. Before stuck ranks are ended, their stacks are kept with the attempt.",
+        "disk does not answer, or ranks do not do the same collectives. The limit is twelve times the slowest of the last steps, at least "
+        "30 s, counted from the last pass of any rank (a rank that computes slowly gives a sign after each: slow is not dead); for loading, "
+        "saving and evaluating it is minutes in which no process is seen to work. Before stuck ranks are ended, their stacks are kept with the attempt.",
         (
             "homelab why RUN shows who was behind; the stacks are in runs/RUN/attempts/N/",
             "it goes on by itself where a supervisor is left; else: homelab recover RUN",

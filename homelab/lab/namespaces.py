@@ -1,6 +1,6 @@
 """Nodes as real as one machine can hold: each with its own network, host name, process numbers, mounts and CPU limit.
 
-Needs root. A node's own: address and cable, host name, /etc/hosts, /etc/hostname, home of root, /tmp, /dev/shm, /proc,
+Needs root. A node's own: address and cable, host name, boot id, /etc/hosts, /etc/hostname, home of root, /tmp, /dev/shm, /proc,
 sshd. All else of the file system is the machine's: the same Python, the same model folder.
 """
 
@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import signal
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,7 +111,10 @@ class Namespaces:
         (folder / "tmp").mkdir()
         (folder / "tmp").chmod(0o1777)
         network.connect(state, node)
+        # All namespaces share the kernel's; a machine that was switched on anew has another one.
+        (folder / "etc" / "boot_id").write_text(f"{uuid.uuid4()}\n")
         binds = [[str(folder / "etc" / name), f"/etc/{name}"] for name in ("passwd", "shadow", "hostname", "hosts")]
+        binds.append([str(folder / "etc" / "boot_id"), "/proc/sys/kernel/random/boot_id"])
         spec = nodes.write_spec(
             state,
             node,

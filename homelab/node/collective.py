@@ -63,7 +63,7 @@ def collective(request):
         grace_s = 0.0 if _watch(request, folder, child) else grace_s
         returncode = child.poll()
     finally:
-        left = _end(name, node, child, grace_s)
+        left = _end(request, child, grace_s)
     ended = {"returncode": returncode, "left": left, "log": _log(folder), "errors": _errors(folder)}
     line = {"phase": _phase_name(folder, STARTING), "ranks": _ranks(folder), "ended": ended}
     _remove(folder)
@@ -75,8 +75,9 @@ def look(request):
     folder = _folder(request)
     ranks = _ranks(folder)
     before = {rank: _size(os.path.join(folder, "rank-%s.stack" % rank)) for rank in ranks}
+    ours = processes.of_run(paths.checked(request["name"]), request["workdir"], paths.checked(request["node"]))
     for known in ranks.values():
-        if isinstance(known.get("pid"), int) and known.get("stage") != "done":
+        if known.get("pid") in ours and known.get("stage") != "done":
             processes.signal_all([known["pid"]], signal.SIGUSR1)
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
@@ -95,7 +96,7 @@ def look(request):
 
 def end(request):
     """End what is left of a test on this node: {"asked", "killed", "left"}, as `stop` answers. Idempotent."""
-    outcome = processes.end_run(paths.checked(request["name"]), paths.checked(request["node"]), grace_s=1.0)
+    outcome = processes.end_run(paths.checked(request["name"]), request["workdir"], paths.checked(request["node"]), grace_s=1.0)
     _remove(_folder(request))
     return outcome
 
@@ -183,9 +184,9 @@ def _say(line):
         return False
 
 
-def _end(name, node, child, grace_s):
+def _end(request, child, grace_s):
     """End all processes of the test; what could not be ended."""
-    left = processes.end_run(name, node, grace_s=grace_s)["left"]
+    left = processes.end_run(request["name"], request["workdir"], request["node"], grace_s=grace_s)["left"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(1.0)
     return left

@@ -10,11 +10,16 @@ import sys
 import threading
 import time
 
-from homelab.node import files, paths, records
+from homelab.node import files, paths, records, work
+from homelab.node.claims import boot_id
 from homelab.node.peers import Peers
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
+_AGES = frozenset(("still_s", "step_still_s"))
+_DEAD = frozenset(("", "Z", "X"))
+# A rank says nothing there for minutes while it is well: its process is looked at.
+_WORKS_UNSEEN = frozenset(("starting", "loading", "fetching", "saving"))
 
 
 def follow(request):
@@ -47,25 +52,34 @@ def follow(request):
 
 
 def _essence(seen):
-    ranks = {rank: {key: value for key, value in entry.items() if key != "still_s"} for rank, entry in seen["ranks"].items()}
+    ranks = {rank: {key: value for key, value in entry.items() if key not in _AGES} for rank, entry in seen["ranks"].items()}
     return dict(seen, ranks=ranks, missing_s=None)
 
 
 class Follower:
-    """What is there of one attempt; remembers since when each rank's heartbeat has stood still."""
+    """What is there of one attempt; remembers since when each rank has given no sign (`still_s`) and has done no step (`step_still_s`).
+
+    Signs are beats, which come with every pass, and work that is seen where a rank says nothing for long.
+    """
 
     def __init__(self, workdir, run, attempt, node):
         self.folder = paths.run_dir(workdir, run)
         self.attempt = attempt
+        node = paths.name_here(self.folder, attempt, node)
         self.here = paths.node_dir(self.folder, attempt, node)
         plan = records.plan(self.folder, attempt)
         self.peers = {entry["name"]: entry["lan_address"] for entry in plan["nodes"] if entry["name"] != node}
         self.ranks = [str(rank["rank"]) for rank in plan["ranks"] if rank["node"] == node]
         self._beats = {}
+        self._steps = {}
+        self._work = {rank: work.Work() for rank in self.ranks}
+        self._boot_id = boot_id()
 
     def look(self, now_s):
         """One sign. `now_s` is monotonic."""
         agent = records.agent(self.here) or {}
+        if agent.get("boot_id") not in (None, "", self._boot_id):  # a pid from before a power cut is somebody else's, or nobody's
+            agent = dict(agent, pid=None, torchrun_pid=None)
         return {
             "attempt": self.attempt,
             "newest": (paths.attempts(self.folder) or [0])[-1],
@@ -75,25 +89,48 @@ class Follower:
             "torchrun": _state(agent.get("torchrun_pid")),
             "exit": files.read_object(os.path.join(self.here, "exit.json")),
             "checkpoint": (files.checkpoint_steps(self.folder) or [0])[-1],
-            "ranks": {rank: self._rank(rank, now_s) for rank in self.ranks},
+            "ranks": {rank: self._rank(rank, now_s, has_booted=bool(agent) and agent["pid"] is None) for rank in self.ranks},
         }
 
-    def _rank(self, rank, now_s):
+    def _rank(self, rank, now_s, has_booted):
         home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
-        beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
+        beat, state = _last_word(os.path.join(home, "heartbeat.json"))
         phase, step = beat.get("phase"), beat.get("step")
         # A beat is told from the last one by what it says, not by its time: the node's clock may jump.
-        mark = (beat.get("pid"), beat.get("phase"), beat.get("step"), beat.get("time"))
-        if self._beats.get(rank, (None, 0.0))[0] != mark:
+        place = (beat.get("pid"), phase, step)
+        mark = (*place, beat.get("passes"), beat.get("time"))
+        if self._steps.get(rank, (None, 0.0))[0] != place:
+            self._steps[rank] = (place, now_s)
+        if self._beats.get(rank, (None, 0.0))[0] != mark or self._works(rank, phase, beat.get("pid"), now_s):
             self._beats[rank] = (mark, now_s)
         return {
             "pid": beat.get("pid") if isinstance(beat.get("pid"), int) else None,
-            "state": _state(beat.get("pid")),
+            "state": "" if has_booted else state,
             "phase": phase if isinstance(phase, str) and phase else "absent",
             "step": step if isinstance(step, int) else 0,
             "still_s": round(now_s - self._beats[rank][1], 2),
+            "step_still_s": round(now_s - self._steps[rank][1], 2),
             "error": os.path.exists(os.path.join(home, "error.json")),
         }
+
+    def _works(self, rank, phase, pid, now_s):
+        return phase in _WORKS_UNSEEN and isinstance(pid, int) and self._work[rank].look(pid, now_s)
+
+
+def _last_word(path):
+    """A rank's heartbeat and the state of its process. Who is dead has nothing more to say: its beat is read after its end is seen.
+
+    Read before, the beat of a rank that says "done" and ends between the two looks is that of one that died at its work.
+    """
+    beat = files.read_object(path) or {}
+    while True:
+        state = _state(beat.get("pid"))
+        if state not in _DEAD:
+            return beat, state
+        again = files.read_object(path) or {}
+        if again == beat:
+            return beat, state
+        beat = again
 
 
 def hear(node_dir):

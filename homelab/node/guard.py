@@ -1,6 +1,6 @@
 """What a node does for itself while it trains: it stays awake, and when it has lost the controller and the other nodes it lets go.
 
-A rank that waits for peers which never come again holds its card for two minutes, and one that was stopped by a signal for ever. Who is
+A rank that waits for peers which never come again holds its card for half an hour, and one that was stopped by a signal for ever. Who is
 still followed by a supervisor leaves that to it; who has only lost the controller (a laptop lid) trains on.
 """
 
@@ -14,10 +14,11 @@ from homelab.node import follow, processes, programs
 
 LOOK_S = 1.0
 ALONE_S = 60.0
-STEP_FACTOR = 10.0
+# A step of a node that is slowed to a tenth takes ten times as long, and the others wait for it without a sign.
+STEP_FACTOR = 30.0
 # Before a step was timed (kernels are compiled, caches are cold), and where one node may rightly take long (`homelab.runs.watchdog`).
 LIMITS_S = {"starting": 1200.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
-FIRST_STEP_S = 300.0
+FIRST_STEP_S = 600.0
 
 
 def reason(unheard_s, ranks, slowest_step_s):
@@ -32,7 +33,7 @@ def reason(unheard_s, ranks, slowest_step_s):
     if any(rank["still_s"] < _limit_s(rank["phase"], slowest_step_s) for rank in waiting):
         return None
     still_s = min(rank["still_s"] for rank in waiting)
-    return "no controller was heard for %.0f s, and no step was done for %.0f s: the other nodes are lost" % (unheard_s, still_s)
+    return "no controller was heard for %.0f s, and no rank did anything for %.0f s: the other nodes are lost" % (unheard_s, still_s)
 
 
 def _limit_s(phase, slowest_step_s):
@@ -46,7 +47,7 @@ class Guard:
 
     def __init__(self, workdir, run, attempt, node):
         self.reason = None
-        self._run, self._node = run, node
+        self._run, self._workdir, self._node = run, workdir, node
         self._follower = follow.Follower(workdir, run, attempt, node)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="guard")
@@ -68,7 +69,7 @@ class Guard:
             if found is not None and not self._ended.is_set():
                 self.reason = found
                 print("%s %s" % (time.strftime("%H:%M:%S"), found), flush=True)
-                processes.end_run(self._run, self._node, grace_s=1.0, spare=(os.getpid(),))
+                processes.end_run(self._run, self._workdir, self._node, grace_s=1.0, spare=(os.getpid(),))
                 return
 
     def look(self, now_s):

@@ -60,6 +60,21 @@ def node_dir(run_folder, attempt, node):
     return os.path.join(attempt_dir(run_folder, attempt), "nodes", checked(node))
 
 
+def names_here(run_folder, attempt):
+    """The names under which this machine was started in an attempt (where nodes share a disk: all of them)."""
+    folder = os.path.join(attempt_dir(run_folder, attempt), "nodes")
+    try:
+        return sorted(name for name in os.listdir(folder) if is_usable(name) and os.path.exists(os.path.join(folder, name, "start.json")))
+    except OSError:
+        return []
+
+
+def name_here(run_folder, attempt, node):
+    """The name under which this machine took part, whatever cluster.toml calls it today; `node` where that cannot be told."""
+    names = names_here(run_folder, attempt)
+    return names[0] if node not in names and len(names) == 1 else node
+
+
 def attempts(run_folder):
     """Numbers of the attempts this node knows, rising. A folder counts that a plan, or a start on a node, says to be that attempt of this run:
     any other is nobody's, and must not look as if the run had gone on elsewhere.

@@ -55,8 +55,9 @@ class Peers:
 
     def look(self, ranks, now_s):
         """Dial while no step is done by `ranks` (as a sign has them); what `Missed.seconds` says."""
+        # (A pass proves nothing of the others: it needs nobody.)
         is_stepping = bool(ranks) and all(
-            rank["phase"] == "training" and rank["step"] and rank["still_s"] < _EVERY_S for rank in ranks.values()
+            rank["phase"] == "training" and rank["step"] and rank["step_still_s"] < _EVERY_S for rank in ranks.values()
         )
         with self._lock:
             if is_stepping:

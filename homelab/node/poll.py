@@ -4,11 +4,14 @@ import glob
 import os
 import time
 
-from homelab.node import files, leftovers, load, paths, processes, records, supervisor
+from homelab.node import files, leftovers, load, paths, processes, records, supervisor, watch
 
 
 def poll(request):
-    """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest)."""
+    """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest), before.
+
+    `before` true: with the curves of what came before this attempt, as the head keeps them.
+    """
     reply = {"node": request["node"], "time": time.time(), "run": None}
     reply.update(load.read())
     run = request.get("run")
@@ -23,7 +26,7 @@ def poll(request):
 def runs(request):
     """Every run this node has a folder of, newest first: name, attempt, recipe label, alive, exit, final."""
     root = os.path.join(paths.expand(request["workdir"]), "runs")
-    alive = processes.of_runs(request["node"])
+    alive = processes.of_runs(request["workdir"], request["node"])
     found = []
     # A folder that somebody copied to "... (copy)" is no run.
     for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
@@ -32,7 +35,7 @@ def runs(request):
         if described is None:
             continue
         numbers = paths.attempts(folder)
-        here = paths.node_dir(folder, numbers[-1], request["node"]) if numbers else None
+        here = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request["node"])) if numbers else None
         found.append(
             {
                 "name": name,
@@ -58,12 +61,12 @@ def describe(request):
 
 
 def _run(folder, request):
-    node = request["node"]
     numbers = paths.attempts(folder)
     attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
+    node = paths.name_here(folder, attempt, request["node"])
     here = paths.node_dir(folder, attempt, node)
     agent = records.agent(here)
-    pids = processes.of_run(os.path.basename(folder), node)
+    pids = processes.of_run(os.path.basename(folder), request["workdir"], node)
     agent_alive = bool(agent) and agent["pid"] in pids
     ranks = {}
     for rank in records.plan(folder, attempt)["ranks"]:
@@ -71,12 +74,15 @@ def _run(folder, request):
             ranks[str(rank["rank"])] = _rank(folder, attempt, here, rank, request)
     return {
         "name": os.path.basename(folder),
+        "as_node": node,
         "attempt": attempt,
         "agent_alive": agent_alive,
         "torchrun_alive": bool(agent) and agent["torchrun_pid"] in pids,
         "processes": len(pids),
         "exit": files.read_object(os.path.join(here, "exit.json")),
         "started_at": agent["started_at"] if agent else None,
+        "rebooted": _rebooted(agent),
+        "stop_marked_at": _stop_marked_at(here),
         "ranks": ranks,
         "torchrun_tail": files.tail(os.path.join(here, "err.log"), int(request.get("torchrun_lines", 60))),
         "checkpoints": files.checkpoint_steps(folder),
@@ -86,17 +92,31 @@ def _run(folder, request):
     }
 
 
+def _rebooted(agent):
+    """Whether this machine was started anew since the attempt was; None where that is not known."""
+    then, now = (agent or {}).get("boot_id"), watch.boot_id()
+    return then != now if isinstance(then, str) and then and now else None
+
+
+def _stop_marked_at(here):
+    """When homelab itself was about to end this attempt here (`homelab.node.watch.mark_stop`); None where it was not."""
+    marked_at = (files.read_object(os.path.join(here, "stop")) or {}).get("time")
+    return marked_at if isinstance(marked_at, (int, float)) else None
+
+
 def _rank(folder, attempt, here, rank, request):
     number = str(rank["rank"])
     # What the asker knows of another attempt says nothing about this one.
     known = (request.get("after_lines") or {}).get(number, 0) if request.get("lines_of_attempt") in (None, attempt) else 0
+    may_begin_anew = request.get("lines_of_attempt") == attempt  # who asks has counted them, and does not only want none
     home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", number)
     # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
     logs = sorted(glob.glob(os.path.join(glob.escape(here), "logs", "*", "attempt_0", str(rank["local_rank"]))))
     tail_lines = int(request.get("tail_lines", 20))
     return {
         "heartbeat": files.read_object(os.path.join(home, "heartbeat.json")),
-        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), known),
+        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), known, may_begin_anew),
+        "before": _metrics(os.path.join(home, "curves.jsonl"), 0) if request.get("before") else [],
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
             "stderr": files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else [],
@@ -105,8 +125,11 @@ def _rank(folder, attempt, here, rank, request):
     }
 
 
-def _metrics(path, after_lines):
-    """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll."""
+def _metrics(path, after_lines, may_begin_anew=False):
+    """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll.
+
+    With `may_begin_anew` all of them where there are fewer: somebody has typed the attempt's commands once more.
+    """
     if not os.path.isfile(path):  # a pipe would be waited for
         return []
     try:
@@ -114,4 +137,4 @@ def _metrics(path, after_lines):
             whole = stream.read().split("\n")[:-1]
     except OSError:
         return []
-    return files.objects(whole[max(0, int(after_lines)) :])
+    return files.objects(whole if may_begin_anew and int(after_lines) > len(whole) else whole[max(0, int(after_lines)) :])

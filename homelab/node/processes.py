@@ -1,8 +1,14 @@
-"""Processes of a run on this node, found by the environment they were started with (reparented ones too)."""
+"""Processes of a run on this node, found by the environment they were started with (reparented ones too).
+
+A process belongs to a run by what it carries, not by what cluster.toml calls this machine today. Practice nodes share one /proc: there
+the workdir, which every node has for itself, tells whose it is.
+"""
 
 import os
 import signal
 import time
+
+from homelab.node import paths
 
 
 def _environment(pid):
@@ -39,27 +45,34 @@ def run_of(pid):
     return None
 
 
-def of_runs(node):
-    """All live processes of any run on this node: {run name: [pid, ...]}."""
+def of_runs(workdir, node):
+    """All live processes of any run that has its folder in this workdir: {run name: [pid, ...]}."""
     found = {}
+    home = os.path.realpath(paths.expand(workdir))
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        run = node_name = None
-        for entry in _environment(int(name)):
-            if entry.startswith(b"HOMELAB_RUN="):
-                run = entry[12:].decode("utf-8", "replace")
-            elif entry.startswith(b"HOMELAB_NODE="):
-                node_name = entry[13:].decode("utf-8", "replace")
-        # Practice nodes share one /proc: the node's name must match too.
-        if run and node_name == node and is_alive(int(name)):
+        words = _environment(int(name))
+        if not any(word.startswith(b"HOMELAB_RUN=") for word in words):
+            continue
+        entries = dict(word.partition(b"=")[::2] for word in words)
+        run = entries.get(b"HOMELAB_RUN", b"").decode("utf-8", "replace")
+        if run and _is_here(entries, home, node) and is_alive(int(name)):
             found.setdefault(run, []).append(int(name))
     return found
 
 
-def of_run(run, node):
+def _is_here(entries, home, node):
+    """Whether it was started from the workdir `home`; by the node's name where it does not say."""
+    folder = entries.get(b"HOMELAB_RUN_DIR") or entries.get(b"HOMELAB_COLLECTIVE_DIR")
+    if folder is None:
+        return entries.get(b"HOMELAB_NODE", b"") == node.encode()
+    return os.path.dirname(os.path.dirname(os.path.realpath(paths.expand(os.fsdecode(folder))))) == home
+
+
+def of_run(run, workdir, node):
     """Live processes of one run on this node."""
-    return of_runs(node).get(run, [])
+    return of_runs(workdir, node).get(run, [])
 
 
 def signal_all(pids, number):
@@ -71,17 +84,17 @@ def signal_all(pids, number):
             continue
 
 
-def end_run(run, node, grace_s=8.0, spare=()):
+def end_run(run, workdir, node, grace_s=8.0, spare=()):
     """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left.
 
     Returns {"asked": n, "killed": n, "left": [pid, ...]}; `left` is what even SIGKILL did not end within 5 s.
     """
 
     def remaining():
-        found = [pid for pid in of_run(run, node) if pid not in spare]
+        found = [pid for pid in of_run(run, workdir, node) if pid not in spare]
         if not found:
             time.sleep(0.05)  # who is just becoming another program (execve) has no environment for a moment
-            found = [pid for pid in of_run(run, node) if pid not in spare]
+            found = [pid for pid in of_run(run, workdir, node) if pid not in spare]
         return found
 
     asked = remaining()

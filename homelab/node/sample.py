@@ -1,18 +1,23 @@
 """A look into the training data before a launch: this node's tokenizer over some rows. What was seen once is kept."""
 
 import contextlib
+import heapq
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 
 from homelab.node import files, paths
 
 ON_NODE_BYTES = 32 << 20  # of a file that lies here
 _KEPT_AT_MOST = 50
 _LIMIT_S = 60.0
+LONGEST_ROWS = 3
+_LONGEST_BYTES = 1 << 20  # of the text of one such row; of a longer one the size alone is told
+_SCAN_S = 10.0
 _KEY = re.compile("[0-9a-f]{16,64}")
 
 
@@ -21,7 +26,8 @@ def sample_data(request, stream):
 
     `request`: workdir, key (names everything that the answer depends on), only_kept (true: nothing is read, None where nothing
     is kept), model (folder or None), revision, data ([data] of the recipe), seq_len, files {role: {"shown", "bytes", "whole",
-    "unread", "path"}}. The rows are the next `bytes` of `stream`, in the order of the roles, or those of `path` where `bytes` is None.
+    "unread", "longest", "path"}}. The rows are the next `bytes` of `stream`, in the order of the roles, or those of `path` where
+    `bytes` is None. `longest`: what `longest_after` found behind them.
     """
     key = str(request["key"])
     if not _KEY.fullmatch(key):
@@ -44,6 +50,7 @@ def sample_data(request, stream):
 def _written(wanted, stream, folder):
     """Each role with a file of its own to read, which may be changed. A Parquet file is read where it lies."""
     for role, file in sorted(wanted.items()):
+        longest = file.get("longest") or []
         if file.get("bytes") is not None:
             rows, whole = stream.read(int(file["bytes"])), bool(file.get("whole"))
             rows = None if file.get("unread") else rows
@@ -53,13 +60,34 @@ def _written(wanted, stream, folder):
                 yield role, {"path": path, "shown": file["shown"], "whole": False}
                 continue
             rows, whole = beginning(path, ON_NODE_BYTES)
+            longest = longest_after(path, len(rows)) if rows is not None and not whole else []
         place = None
         if rows is not None:
             os.mkdir(os.path.join(folder, paths.checked(role)))
             place = os.path.join(folder, role, os.path.basename(str(file["shown"])))  # hints name it
             with open(place, "wb") as out:
                 out.write(rows)
-        yield role, {"path": place, "shown": file["shown"], "whole": whole}
+        yield role, {"path": place, "shown": file["shown"], "whole": whole, "longest": longest}
+
+
+def longest_after(path, skipped_bytes):
+    """The longest lines of a .jsonl file behind those `skipped_bytes`: [{"line", "bytes", "text" (None where it is too long to be sent)}].
+
+    None of other kinds, whose rows cannot be told without a parser. At most `_SCAN_S` seconds of a file are read.
+    """
+    if os.path.splitext(path)[1] != ".jsonl":
+        return []
+    found, until = [], time.monotonic() + _SCAN_S
+    with open(path, "rb") as stream:
+        first = stream.read(skipped_bytes).count(b"\n") + 1
+        for number, line in enumerate(stream, start=first):
+            if len(found) < LONGEST_ROWS or len(line) > found[0][0]:
+                text = line.decode("utf-8", "replace") if len(line) <= _LONGEST_BYTES else None
+                push = heapq.heappush if len(found) < LONGEST_ROWS else heapq.heapreplace
+                push(found, (len(line), number, text))
+            if number % 4096 == 0 and time.monotonic() > until:
+                break
+    return [{"line": number, "bytes": size, "text": text} for size, number, text in sorted(found, reverse=True)]
 
 
 def beginning(path, limit_bytes):
@@ -79,8 +107,10 @@ def beginning(path, limit_bytes):
         end = rows.rfind(b"\n\n") + 1
     elif suffix == ".json":
         return _first_of_list(rows), False
-    else:
+    elif suffix == ".parquet":
         return None, False
+    else:  # no data file: its first bytes say what it is
+        return rows[:limit_bytes], False
     return (rows[:end] or None), False
 
 

@@ -24,20 +24,21 @@ def stacks(request):
     """
     folder = paths.run_dir(request["workdir"], request["run"])
     attempt = (paths.attempts(folder) or [0])[-1]
-    pids = processes.of_run(request["run"], request["node"])
+    node = paths.name_here(folder, attempt, request["node"])
+    pids = processes.of_run(request["run"], request["workdir"], node)
     asked = {}
     for rank in records.plan(folder, attempt)["ranks"]:
         home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", str(rank["rank"]))
         file = os.path.join(home, "stacks.txt")
         beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
         # Only a worker of this run that has made the file handles the signal: it would end any other program.
-        if rank["node"] == request["node"] and beat.get("pid") in pids and os.path.exists(file):
+        if rank["node"] == node and beat.get("pid") in pids and os.path.exists(file):
             asked[str(rank["rank"])] = (file, os.path.getsize(file))
             try:
                 os.kill(beat["pid"], signal.SIGUSR1)
             except OSError:
                 continue
-    here = paths.node_dir(folder, attempt, request["node"])
+    here = paths.node_dir(folder, attempt, node)
     pipes = _ask_nccl(here)
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline and any(os.path.getsize(file) <= before for file, before in asked.values()):

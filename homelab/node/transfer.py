@@ -7,7 +7,7 @@ import re
 import shutil
 import tarfile
 
-from homelab.node import files, paths
+from homelab.node import files, manifest, paths
 
 
 def has_file(request):
@@ -109,7 +109,10 @@ def _send_folder(folder, stream, check):
 
 
 def receive_checkpoint(request, stream):
-    """Unpack a checkpoint beside its place, verify it, and put it there with one rename. A bad copy that lay there is set aside."""
+    """Unpack a checkpoint beside its place, verify it, and put it there with one rename.
+
+    A bad copy that lay there is set aside, and a whole one whose files differ from `files` of the request ({name: sha256}), too.
+    """
     folder = paths.run_dir(request["workdir"], request["run"])
     place = files.checkpoint_dir(folder, request["step"])
     root, name = os.path.split(place)
@@ -130,7 +133,9 @@ def receive_checkpoint(request, stream):
             raise ValueError("the checkpoint arrived damaged: %s" % fault)
         files.sync(partial)
         if os.path.isdir(place):
-            if files.checkpoint_fault(place) is None:
+            wanted = request.get("files") or {}
+            known = manifest.digests(place)
+            if files.checkpoint_fault(place) is None and all(known.get(name) == wanted[name] for name in wanted):
                 return {"path": place}
             files.set_aside(place)
         os.replace(partial, place)

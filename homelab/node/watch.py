@@ -12,49 +12,48 @@ import subprocess
 import sys
 import time
 
-from homelab.node import files, guard, paths, processes
+from homelab.node import claims, files, guard, paths, processes
+from homelab.node.claims import boot_id
 
 
 def start(request):
     """Write the run's files and start the detached watcher. Answers once torchrun runs, or with its start error.
 
-    `request`: workdir, run, attempt, node, run_json, plan_json, command, environment, secrets. Raises ValueError for a
-    request that cannot be, OSError where the disk refuses.
+    `request`: workdir, run, attempt, node, run_json, plan_json, command, environment, secrets, token (of the claim on the run).
+    Raises ValueError for a request that cannot be, claims.RefusedError where the run is not the asker's, OSError where the disk refuses.
     """
     run, attempt, node = paths.checked(request["run"]), int(request["attempt"]), paths.checked(request["node"])
     folder = paths.run_dir(request["workdir"], run)
     here = paths.node_dir(folder, attempt, node)
+    began_s = claims.clock_s()
+    with claims.starting(request):
+        watcher = _start_watcher(request, run, attempt, folder, here)
+    try:
+        return _started(watcher, here, folder)
+    except OSError:
+        if claims.was_stopped(request, began_s):
+            raise claims.RefusedError("stopped", "%s was stopped by hand while it was being started" % run, claims.goes_on(run)) from None
+        raise
+
+
+def _start_watcher(request, run, attempt, folder, here):
     if os.path.exists(os.path.join(here, "agent.json")):
-        raise ValueError("attempt %d of %s was started on this node already" % (attempt, run))
+        raise claims.RefusedError("taken", "attempt %d of %s was started on this node already" % (attempt, run), claims.see(run))
     newest = (paths.attempts(folder) or [0])[-1]
     if newest > attempt:  # somebody who was cut off does not know that the run has gone on
-        raise ValueError("attempt %d of %s is over: this node knows attempt %d" % (attempt, run, newest))
+        said = "attempt %d of %s is over: this node knows attempt %d" % (attempt, run, newest)
+        raise claims.RefusedError("superseded", said, claims.see(run))
     files.write_json(os.path.join(folder, "run.json"), request["run_json"])
     files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
     secrets = request.get("secrets") or {}
     if secrets:
         files.write_json(os.path.join(folder, "secrets.json"), secrets, mode=0o600)
-    files.write_json(
-        os.path.join(here, "start.json"),
-        {
-            "command": request["command"],
-            "environment": request["environment"],
-            "run": run,
-            "attempt": attempt,
-            "node": node,
-        },
-    )
+    start = {key: request[key] for key in ("command", "environment", "run", "node")}
+    files.write_json(os.path.join(here, "start.json"), dict(start, attempt=attempt, token=request.get("token")))
     environment = dict(os.environ)
-    environment.update(
-        {
-            "HOMELAB_RUN": run,
-            "HOMELAB_NODE": node,
-            "HOMELAB_ATTEMPT": str(attempt),
-            "HOMELAB_RUN_DIR": folder,
-        }
-    )
+    environment.update({"HOMELAB_RUN": run, "HOMELAB_NODE": request["node"], "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder})
     with open(os.path.join(here, "agent.log"), "ab") as log:
-        watcher = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "homelab.node", "watch", here],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -63,6 +62,10 @@ def start(request):
             start_new_session=True,
             cwd=folder,
         )
+
+
+def _started(watcher, here, folder):
+    """What `start` answers, once torchrun runs. Raises OSError."""
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
         agent = files.read_json(os.path.join(here, "agent.json"))
@@ -92,6 +95,7 @@ def watch(here):
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     plan = files.read_json(os.path.join(here, "start.json"))
     folder = os.environ["HOMELAB_RUN_DIR"]
+    workdir = os.path.dirname(os.path.dirname(folder))
     environment = dict(os.environ)
     environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
     environment.update(plan["environment"])
@@ -126,13 +130,13 @@ def watch(here):
     try:
         files.write_json(os.path.join(here, "agent.json"), agent)
     except OSError as error:
-        processes.end_run(plan["run"], plan["node"], grace_s=1.0, spare=(os.getpid(),))
+        processes.end_run(plan["run"], workdir, plan["node"], grace_s=1.0, spare=(os.getpid(),))
         remove_secrets(folder)
         sys.exit(error.errno or 1)
-    with guard.awake(plan["run"]), guard.Guard(os.path.dirname(os.path.dirname(folder)), plan["run"], plan["attempt"], plan["node"]) as kept:
+    with guard.awake(plan["run"]), guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"]) as kept:
         returncode = child.wait()
     # Workers that outlive a torchrun that was killed would hold the card and the port.
-    processes.end_run(plan["run"], plan["node"], grace_s=5.0, spare=(os.getpid(),))
+    processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
     remove_secrets(folder)
     _write(
         os.path.join(here, "exit.json"),
@@ -160,31 +164,55 @@ def remove_secrets(folder):
 
 
 def mark_stop(request):
-    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail."""
-    here = _unfinished(request)
-    if here is not None:
-        files.write_json(os.path.join(here, "stop"), {"time": time.time()})
+    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail.
+
+    `request`: workdir, run, node, and what `claims.stopping` tells a stop by hand from that of a recovery.
+    """
+    with claims.stopping(request):
+        here = _unfinished(request)
+        if here is not None:
+            files.write_json(os.path.join(here, "stop"), {"time": time.time()})
     return {"marked": here is not None}
 
 
 def stop(request):
     """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped.
 
-    A full disk is no reason to let it run: what cannot be written then is left out.
+    A full disk is no reason to let it run: what cannot be written then is left out. "made_in": the workdir in which the run's
+    folder was made here, where that may be another one than today's. "as_nodes": the names under which this machine has taken part
+    in the run.
     """
     with contextlib.suppress(OSError):
         mark_stop(request)
-    outcome = processes.end_run(
-        paths.checked(request["run"]), paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0))
-    )
-    remove_secrets(paths.run_dir(request["workdir"], request["run"]))
+    outcome = _stop(request)
+    made_in = request.get("made_in")
+    if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):
+        there = _stop(dict(request, workdir=made_in))
+        return {key: there[key] + value for key, value in outcome.items()}
+    return outcome
+
+
+def _stop(request):
+    run, folder = paths.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
+    outcome = processes.end_run(run, request["workdir"], paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0)))
+    remove_secrets(folder)
     here = _unfinished(request)
     if here is not None:
         # The watcher itself had to be killed, or was gone before: write the end in its place.
         end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
         with contextlib.suppress(OSError):
             files.write_json(os.path.join(here, "exit.json"), end)
-    return outcome
+    names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
+    # Where nodes share a disk all their names are there, and this machine speaks for its own.
+    own = {name for found in names for name in found if len(found) == 1 or name == request["node"]}
+    return dict(outcome, as_nodes=sorted(own))
+
+
+def undo(request):
+    """A start that did not come to its end on all nodes: end what it has begun here, and nothing of anybody else."""
+    if claims.undo(request):
+        return stop({key: value for key, value in request.items() if key != "token"})
+    return {"asked": 0, "killed": 0, "left": []}
 
 
 def _unfinished(request):
@@ -193,14 +221,5 @@ def _unfinished(request):
     newest = (paths.attempts(folder) or [None])[-1]
     if newest is None:
         return None
-    here = paths.node_dir(folder, newest, request["node"])
+    here = paths.node_dir(folder, newest, paths.name_here(folder, newest, request["node"]))
     return here if os.path.isdir(here) and not os.path.exists(os.path.join(here, "exit.json")) else None
-
-
-def boot_id():
-    """Changes with every boot: a pid from before a power cut means nothing."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""

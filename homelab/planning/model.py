@@ -174,6 +174,8 @@ class Plan(Frozen):
     master_address: str
     master_port: int
     resume_step: int
+    resume_digest: str = ""
+    """Of the state of the checkpoint to go on from (`homelab.worker.replicas`); empty where that is not known."""
     ranks: tuple[RankPlan, ...]
     nodes: tuple[NodePlan, ...]
     choices: tuple[Choice, ...] = ()

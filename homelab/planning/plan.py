@@ -17,7 +17,7 @@ from homelab.planning.ranks import card_count, plan_ranks, rank_count, shape_of
 from homelab.planning.rows import DataFile
 from homelab.worker.learning_rate import scaled
 
-DDP_TIMEOUT_S = 120
+DDP_TIMEOUT_S = 120  # for ranks to connect; in a step a slow peer is waited for longer (`homelab.worker.ranks`)
 
 
 def make(
@@ -288,7 +288,8 @@ def _environment(
     if device == "cuda":
         found |= {
             "NCCL_SOCKET_IFNAME": interface,
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30",
+            # NCCL's monitor kills a process whose own thread gets no processor for so long; a hang is found by our watchdog before.
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
             "TORCH_NCCL_PROPAGATE_ERROR": "1",
             # The last collectives of every rank, written down when one times out; where, the agent says on the node.
             "TORCH_FR_BUFFER_SIZE": "2000",

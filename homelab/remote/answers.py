@@ -48,6 +48,26 @@ class Stopped(Loose):
     asked: int
     killed: int
     left: tuple[int, ...]
+    as_nodes: tuple[Line, ...] = ()
+
+
+class Holder(Loose):
+    """Who has a run, or has started another one. `process` is read by `homelab.runs.owner`."""
+
+    run: RunName
+    token: Annotated[str, Field(max_length=200)]
+    by: Annotated[Line, Field(max_length=400)]
+    doing: Annotated[Line, Field(max_length=100)]
+    age_s: Seconds
+    process: dict[str, Any]
+    is_started: bool
+
+
+class Claimed(Loose):
+    """`claim`."""
+
+    holder: Holder | None
+    newest: Annotated[int, Field(ge=0)] = 0
 
 
 class Stacks(Loose):
@@ -77,6 +97,8 @@ class Dial(Loose):
     stalled: Line | None = None
     carried_bytes: int | None = None
     lost_bytes: int | None = None
+    repeats: Annotated[int, Field(ge=0)] = 0
+    sent: Annotated[int, Field(ge=0)] | None = None
     error: Line | None = None
 
 
@@ -84,6 +106,8 @@ class Dials(Loose):
     """A line of `meet`."""
 
     links: tuple[Dial, ...]
+    counted: dict[str, Annotated[int, Field(ge=0)]] = {}
+    dropped: Annotated[int, Field(ge=0)] = 0
 
 
 class HasFile(Loose):
@@ -169,6 +193,7 @@ class Manifest(Loose):
 
     recipe_hash: Annotated[str, Field(max_length=200)] | None
     path: Annotated[str, Field(max_length=4096)]
+    files: dict[Annotated[str, Field(max_length=300)], Annotated[str, Field(max_length=100)]] = Field(default_factory=dict)
 
 
 class SupervisorNeeds(Loose):
@@ -214,7 +239,7 @@ class SupervisorEnded(Loose):
 
 
 SHAPES: dict[str, type[BaseModel]] = {
-    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "stacks": Stacks, "free-port": Port, "meet": Dials,
+    "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks, "free-port": Port, "meet": Dials,
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,

@@ -32,7 +32,7 @@ class Movement:
                 beat, key = rank.heartbeat, (reply.node, number)
                 if beat is None or beat.phase == "done":
                     continue
-                limit_s = watchdog.limit_s(beat.phase, self._step_s, nobody_missing=False)
+                limit_s = watchdog.limit_s(beat.phase, self._step_s, "cut")
                 track = self._tracks.setdefault(key, [])
                 if not track or track[-1] != (beat.phase, beat.step):
                     age_s = 0.0 if track else min(max(reply.time - beat.time, 0.0), limit_s)

@@ -74,7 +74,8 @@ def decide(
     if excluded and len(staying) < min(recovery.min_nodes, len(nodes)):  # where too few answer, they are waited for
         left = f"{len(staying)} of [recovery] min_nodes = {recovery.min_nodes}" if staying else "no node"
         return give_up(f"{title}; without {', '.join(dict.fromkeys(excluded))} there would be {left} to go on with")
-    lately = [restart for restart in restarts if now - restart.at < WINDOW_S]
+    # What lies in the future was before the clock was put back: nobody knows how long ago.
+    lately = [restart for restart in restarts if 0 <= now - restart.at < WINDOW_S]
     if len(lately) >= recovery.max_restarts:
         return give_up(f"{title}; {len(lately)} restarts within the last hour, and [recovery] max_restarts = {recovery.max_restarts}")
     same = [restart for restart in restarts if (restart.cause, restart.node, restart.resume_step) == (cause, node, step)]

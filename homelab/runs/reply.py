@@ -97,6 +97,7 @@ class RankReply(Loose):
 
     heartbeat: Heartbeat | None = None
     metrics: tuple[Metric, ...] = ()
+    before: tuple[Metric, ...] = ()  # the curves up to the step from which this attempt went on, where they were asked for
     log_tail: LogTail = LogTail()
     error: RankError | None = None
 
@@ -127,6 +128,7 @@ class Exit(Loose):
 
 # A damaged file on a node is no reason not to hear the node.
 ExitOrNone = Annotated[Exit | None, WrapValidator(_or_none)]
+MomentOrNone = Annotated[Moment | None, WrapValidator(_or_none)]
 
 
 class RunReply(Loose):
@@ -136,8 +138,11 @@ class RunReply(Loose):
     attempt: int = 0
     agent_alive: bool = False
     torchrun_alive: bool = False
+    processes: int = 0
     exit: Exit | None = None
     started_at: Moment | None = None
+    rebooted: bool | None = None  # the machine was started anew since; None where nobody knows
+    stop_marked_at: MomentOrNone = None  # homelab was about to end it here: its exit record follows, or could not be written
     ranks: dict[int, RankReply] = Field(default_factory=dict)
     torchrun_tail: tuple[Line, ...] = ()
     checkpoints: tuple[int, ...] = ()
@@ -225,10 +230,13 @@ def _rank_without_damage(rank: Any) -> Any:
     if not isinstance(rank, dict) or not isinstance(rank.get("metrics"), list):
         return rank
     lines = [line for line in rank["metrics"] if whole(Metric, line) is not None]
+    before = rank.get("before")
+    before = [line for line in before if whole(Metric, line) is not None] if isinstance(before, list) else []
     return rank | {
         "heartbeat": whole(Heartbeat, rank.get("heartbeat")),
         "error": whole(RankError, rank.get("error")),
         "metrics": lines,
+        "before": before,
     }
 
 

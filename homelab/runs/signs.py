@@ -10,7 +10,7 @@ DEAD = frozenset({"", "Z", "X"})
 
 
 class RankSign(Loose):
-    """One worker process. `still_s`: how long its heartbeat has not changed, by the node's monotonic clock."""
+    """One worker process. `still_s`: how long it has given no sign (`homelab.node.follow`), by the node's monotonic clock."""
 
     pid: int | None = None
     state: str = ""  # the kernel's letter; "" gone

@@ -28,7 +28,8 @@ def newest_attempt(replies: Mapping[str, Reply]) -> int:
 def node_part(run: RunReply | None, attempt: int) -> Part:
     """How far one node is in this attempt.
 
-    "vanished": it was started and its agent is gone without having written how it ended, as after a power cut.
+    "vanished": it was started and its agent is gone without having written how it ended, as after a power cut. (Where homelab was about
+    to stop it, it is "stopped": between the last signal and the record of the end there is a moment.)
     """
     if run is None or run.attempt < attempt:
         return "absent"
@@ -38,7 +39,9 @@ def node_part(run: RunReply | None, attempt: int) -> Part:
         return "stopped" if run.exit.stopped else "failed"
     if run.is_alive:
         return "alive"
-    return "prepared" if run.started_at is None else "vanished"
+    if run.started_at is None:
+        return "prepared"
+    return "vanished" if run.stop_marked_at is None else "stopped"
 
 
 def is_fresh(reply: Reply) -> bool:
@@ -47,7 +50,7 @@ def is_fresh(reply: Reply) -> bool:
         if rank.heartbeat is None:
             continue
         step_s = statistics.median([metric.step_s for metric in rank.metrics if metric.step_s] or [0.0])
-        limit_s = FRESH_STEP_S + 3 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
+        limit_s = FRESH_STEP_S + 12 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
         if reply.time - rank.heartbeat.time <= limit_s:
             return True
     return False
@@ -70,19 +73,21 @@ def run_state(
     unreachable: Mapping[str, str],
     *,
     intent: State | None = None,
+    kept: State | None = None,
 ) -> State:
     """The state of the newest attempt.
 
     `expected_nodes` are those of the plan (empty: all that know the run). `intent` is what the controller last wrote,
     where there is one: only it knows that code is being shipped or that a stop is under way. "failed" was asked and has
-    failed; "lost" could not be asked.
+    failed; "lost" could not be asked. `kept` is the state of this attempt as it was seen last: one that had ended stays so when its
+    nodes are switched off.
     """
     expected = list(expected_nodes) or [node for node, reply in replies.items() if reply.run] + list(unreachable)
     attempt = newest_attempt(replies)
     asked = {node: replies[node] for node in expected if node in replies}
     missing = [node for node in expected if node not in replies]
     if not asked and missing:
-        return "lost"
+        return kept if kept in FINISHED else "lost"
     parts = {node: node_part(reply.run, attempt) for node, reply in asked.items()}
     present = set(parts.values())
     is_alive = "alive" in present
@@ -100,7 +105,7 @@ def run_state(
     if missing:
         fresh = [run for reply in asked.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
         if not fresh:
-            return "lost"
+            return kept if kept in FINISHED and not is_alive else "lost"
         return "running" if any(has_trained(run) for run in fresh) else "starting"
     if is_alive:
         return "running" if any(has_trained(run) for run in started) else "starting"
@@ -121,7 +126,8 @@ def _stop_came_first(asked: Mapping[str, Reply], parts: Mapping[str, Part], inte
         return False
 
     def first(part: Part) -> float:
-        ends = [asked[node].run for node, its in parts.items() if its == part]
-        return min((run.exit.ended_at for run in ends if run and run.exit and run.exit.ended_at), default=float("inf"))
+        ends = [run for node, its in parts.items() if its == part and (run := asked[node].run)]
+        times = [run.exit.ended_at if run.exit else run.stop_marked_at for run in ends]
+        return min((time for time in times if time), default=float("inf"))
 
     return first("stopped") < first("failed")

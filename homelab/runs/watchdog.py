@@ -1,8 +1,8 @@
 """Is the attempt well? Pure: from what each node said last, and how long ago, to one verdict. No clock of its own.
 
 Told apart: a rank that died, a rank that is frozen, a node that is gone, a hang in which everybody waits; and what is no trouble at
-all: a node that the controller cannot hear while the steps of the others go on (no step ends without every rank), a controller that
-hears nobody, and ranks that load, save or evaluate.
+all: a rank that computes slowly (a sign per pass), a node that the controller cannot hear while the steps of the others go on (no step
+ends without every rank), a controller that hears nobody, and ranks that load, save or evaluate.
 """
 
 from __future__ import annotations
@@ -18,15 +18,24 @@ TROUBLE: frozenset[Kind] = frozenset({"exit", "dead-rank", "frozen-rank", "silen
 
 # A line comes every second at least; five missed ones are no scheduling delay.
 UNHEARD_S = 5.0
-LEAST_STILL_S = 5.0
-STILL_FACTOR = 3.0
+# Whom ranks that give no sign may wait for. "whole": everybody is heard, so only for somebody who has come to a standstill, or who works
+# slowly (a machine at a tenth of its speed takes ten times its step, and gives a sign after each pass of it). "unheard": a node that we do
+# not hear; it may be that slow, too. "cut": a node that others cannot reach any more, which is no matter of speed.
+Company = Literal["whole", "unheard", "cut"]
+# In a step, longer than the least and so many times the usual step is too long.
+LEAST_STILL_S: Mapping[Company, float] = {"whole": 30.0, "unheard": 5.0, "cut": 5.0}
+STILL_FACTOR: Mapping[Company, float] = {"whole": 12.0, "unheard": 12.0, "cut": 3.0}
 # A process that is stopped by a signal for so long is not being looked at by a debugger for a moment.
 FROZEN_S = 3.0
 # Before the second step nobody knows how long one takes (kernels are compiled, caches are cold).
-FIRST_STEP_S, FIRST_STEP_UNHEARD_S = 180.0, 30.0
-LIMITS_S: Mapping[str, float] = {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
-# The same while a node cannot be heard: then waiting so long for it is the likelier cause than the work itself.
-LIMITS_UNHEARD_S: Mapping[str, float] = {"absent": 30.0, "starting": 30.0, "loading": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0}
+FIRST_STEP_S: Mapping[Company, float] = {"whole": 300.0, "unheard": 120.0, "cut": 30.0}
+# Without a sign, which is also that the process is seen to work (`homelab.node.work`). While a node is missing, waiting so long for it is
+# the likelier cause than the work itself.
+LIMITS_S: Mapping[Company, Mapping[str, float]] = {
+    "whole": {"absent": 300.0, "starting": 300.0, "loading": 1200.0, "fetching": 300.0, "saving": 900.0, "evaluating": 1800.0},
+    "unheard": {"absent": 120.0, "starting": 120.0, "loading": 120.0, "fetching": 120.0, "saving": 240.0, "evaluating": 600.0},
+    "cut": {"absent": 30.0, "starting": 30.0, "loading": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0},
+}
 # A node that is not heard, and that nobody who is heard has reached for so long, is gone, whatever its ranks and the others do.
 MISSING_S = 4.0
 # Ranks that load may stand still for minutes: before the first step a node counts as missing only after so long.
@@ -74,8 +83,17 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
     gone = _gone(heard, unheard)
     if gone is not None:
         return gone
-    is_lost = any(name not in known or known[name].heard_s > LOST_S for name in unheard)
-    return _still(heard, unheard, is_lost, step_s)
+    lost = tuple(name for name in unheard if name not in known or known[name].heard_s > LOST_S)
+    return _still(heard, unheard, lost, step_s)
+
+
+def confirmed(first: Verdict, again: Verdict, signs: Mapping[str, Sign]) -> Verdict:
+    """What holds of an end that was seen: `first`, or `again`, judged when torchrun has had the time to say its own word (`signs`).
+
+    A run that is done is not started again, whatever was seen in between. Of what is trouble the first word tells most.
+    """
+    ended_well = all(name in signs and _is_done(signs[name]) for name in first.nodes)
+    return first if again.is_trouble or (again.kind == "well" and not ended_well) else again
 
 
 def _ended(known: Mapping[str, Sign], expected: Collection[str], heard: Mapping[str, Sign]) -> Verdict | None:
@@ -145,19 +163,21 @@ def _gone(heard: Mapping[str, Sign], unheard: tuple[str, ...]) -> Verdict | None
     return Verdict("silent-node", tuple(gone), because=said)
 
 
-def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], is_lost: bool, step_s: float | None) -> Verdict:
-    """Somebody has to move. Whoever is heard and moves proves that those who are not heard move too."""
+def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], lost: tuple[str, ...], step_s: float | None) -> Verdict:
+    """Somebody has to get on. Whoever is heard and does proves that those who are not heard do, too."""
     if not heard:
         return Verdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
+    is_cut = any(missed_s >= MISSING_S for sign in heard.values() for missed_s in sign.missing_s.values())
+    later: Company = "cut" if is_cut else "unheard" if unheard else "whole"
+    before: Company = later if lost else "whole"  # while ranks load, a node that is not heard for a moment is none that is missing
     late = [
         (name, number, rank)
         for name, number, rank in _ranks(heard)
-        if rank.phase != "done"
-        and rank.still_s > limit_s(rank.phase, step_s, nobody_missing=not (is_lost if rank.phase in BEFORE_TRAINING else unheard))
+        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, before if rank.phase in BEFORE_TRAINING else later)
     ]
     waiting = [rank for _, _, rank in _ranks(heard) if rank.phase != "done"]
     if not late or len(late) < len(waiting):
-        # A rank that saves or loads while the others wait for it: its own limit counts, and theirs has to wait.
+        # A rank that computes, saves or loads while the others wait for it: its own limit counts, and theirs has to wait.
         return Verdict("well", because=f"nothing is heard of {', '.join(unheard)}" if unheard else "", blind=unheard)
     longest_s = max(rank.still_s for _, _, rank in late)
     if unheard:
@@ -168,12 +188,11 @@ def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], is_lost: bool, s
     return Verdict("hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})")
 
 
-def limit_s(phase: str, step_s: float | None, *, nobody_missing: bool) -> float:
-    """How long a rank in this phase may give no new sign."""
-    if phase == "training":
-        first_s = FIRST_STEP_S if nobody_missing else FIRST_STEP_UNHEARD_S
-        return first_s if step_s is None else max(LEAST_STILL_S, STILL_FACTOR * step_s)
-    return (LIMITS_S if nobody_missing else LIMITS_UNHEARD_S).get(phase, FIRST_STEP_S)
+def limit_s(phase: str, step_s: float | None, company: Company) -> float:
+    """How long a rank in this phase may give no sign. `step_s`: the usual step, None where nobody knows it."""
+    if phase != "training":
+        return LIMITS_S[company].get(phase, FIRST_STEP_S[company])
+    return FIRST_STEP_S[company] if step_s is None else max(LEAST_STILL_S[company], STILL_FACTOR[company] * step_s)
 
 
 def _ranks(signs: Mapping[str, Sign]) -> Iterator[tuple[str, int, RankSign]]:

@@ -1,7 +1,8 @@
 """python -m homelab.worker.chat: ask the trained model one thing, on the node where it is.
 
-Reads one JSON object from standard input, {"run_dir", "prompt", "base": bool, "max_new_tokens"}, and prints {"answer"} as JSON.
-`base` asks the model as it was before training. Uses final/, or the newest complete checkpoint while there is no final/.
+Reads one JSON object from standard input, {"run_dir", "prompt", "base": bool, "max_new_tokens"}, and prints {"answer"} as JSON,
+with {"notes"} where something is to be said of how it came about. `base` asks the model as it was before training. Uses final/, or
+the newest complete checkpoint while there is no final/.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.worker import checkpoint, imports
+from homelab.worker import checkpoint, footprint, imports
 from homelab.worker.errors import WorkerError
+from homelab.worker.footprint import Card
 
 
-def answer(question: dict[str, Any]) -> str:
-    """The model's greedy answer. Raises WorkerError when there is nothing trained yet, or nothing readable."""
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """The model's greedy answer, and what is to be said of how it came about.
+
+    Raises WorkerError when there is nothing trained yet, nothing readable, or no memory for the model.
+    """
     run_dir = Path(question["run_dir"]).expanduser()
     try:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
@@ -26,7 +31,7 @@ def answer(question: dict[str, Any]) -> str:
         ) from error
     # Before anything is loaded: that nothing is trained yet is known at once.
     trained = None if question.get("base", False) else _trained(run, run_dir)
-    imports.prepare(run, bitsandbytes=False)
+    imports.prepare(run, bitsandbytes=run["recipe"]["method"]["kind"] == "qlora")
 
     import torch
 
@@ -35,7 +40,6 @@ def answer(question: dict[str, Any]) -> str:
     imports.quiet()
     path = model_path(run)
     tokenizer = load_tokenizer(run, path)
-    model = _load(run, path, trained).eval()
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": question["prompt"]}], tokenize=False, add_generation_prompt=True
@@ -43,19 +47,28 @@ def answer(question: dict[str, Any]) -> str:
         tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     else:
         tokens = tokenizer(question["prompt"], return_tensors="pt")
-    tokens = tokens.to(next(model.parameters()).device)
-    with torch.no_grad():
-        output = model.generate(
-            input_ids=tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-            max_new_tokens=int(question.get("max_new_tokens", 128)),
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    return tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    longest = tokens["input_ids"].shape[1] + int(question.get("max_new_tokens", 128))
+    place = _place(run, run_dir, path, trained, longest)
+    try:
+        model = load(run, run_dir, path, trained, place.card).eval()
+        tokens = tokens.to(next(model.parameters()).device)
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=tokens["input_ids"],
+                attention_mask=tokens["attention_mask"],
+                max_new_tokens=int(question.get("max_new_tokens", 128)),
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+    except torch.OutOfMemoryError as error:
+        first = str(error).strip().splitlines()[0]
+        hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
+        raise WorkerError(f"the card has not enough memory for the answer: {first}", where=path, hint=hint) from error
+    said = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    return {"answer": said} | ({"notes": [place.note]} if place.note else {})
 
 
 def _trained(run: dict[str, Any], run_dir: Path) -> Path:
@@ -72,27 +85,78 @@ def _trained(run: dict[str, Any], run_dir: Path) -> Path:
     return folder
 
 
-def _load(run: dict[str, Any], path: str, trained: Path | None) -> Any:
-    """The model at `path`, with what `_trained` found."""
+def _place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
+    """Where the model is loaded, after a look at what is free there. Raises WorkerError where it fits nowhere."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from homelab.worker.model import DTYPES
+    from homelab.worker.saving import available_bytes
+
+    method, revision = run["recipe"]["method"], run["recipe"]["model"].get("revision")
+    source, revision = (str(trained), None) if _is_whole(method, trained) else (path, revision)
+    dtype = None if method["kind"] == "full" else DTYPES[_precision(run_dir)]
+    added = sum(file.stat().st_size for file in trained.glob("*.safetensors")) if trained and method["kind"] != "full" else 0
+    needed = footprint.answer_bytes(source, revision, kind=method["kind"], dtype=dtype, tokens=tokens, added_bytes=added)
+    busy = _training_cards(run, run_dir)
+    cards = [
+        Card(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+    return footprint.choose(needed, cards, available_bytes(), run=str(run.get("name") or "RUN"), model=path)
+
+
+def _is_whole(method: dict[str, Any], trained: Path | None) -> bool:
+    """final/ of a full fine-tuning is a model by itself."""
+    return trained is not None and trained.name == "final" and method["kind"] == "full"
+
+
+def _newest_attempt(run_dir: Path) -> Path | None:
+    attempts = [folder for folder in (run_dir / "attempts").glob("*") if folder.name.isdigit()]
+    return max(attempts, key=lambda folder: int(folder.name), default=None)
+
+
+def _precision(run_dir: Path) -> str:
+    """What the newest attempt computes in on this node's kind of device; fp32 where its plan is not there."""
+    attempt = _newest_attempt(run_dir)
+    try:
+        return str(json.loads((attempt / "plan.json").read_text(encoding="utf-8"))["precision"]) if attempt else "fp32"
+    except (OSError, ValueError, KeyError):
+        return "fp32"
+
+
+def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
+    """Numbers of the cards on which this run's ranks compute at this moment, on this node."""
+    attempt = _newest_attempt(run_dir)
+    found: set[int] = set()
+    for beat in attempt.glob("ranks/*/heartbeat.json") if attempt else ():
+        try:
+            plan = json.loads((attempt / "plan.json").read_text(encoding="utf-8"))  # type: ignore[operator]
+            if plan["device"] != "cuda":
+                continue
+            environment = Path(f"/proc/{int(json.loads(beat.read_text(encoding='utf-8'))['pid'])}/environ").read_bytes()
+            if f"HOMELAB_RUN={run.get('name')}".encode() in environment.split(b"\0"):  # not another process under an old number
+                found |= {int(rank["local_rank"]) for rank in plan["ranks"] if str(rank["rank"]) == beat.parent.name}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None) -> Any:
+    """The model at `path` as it was trained on, NF4 for qlora, with what `_trained` found. `card` None: on the CPU."""
+    from homelab.worker.model import DTYPES, add_adapters, load_base
+    from homelab.worker.weights import load_weights
 
     method = run["recipe"]["method"]
-    cuda = torch.cuda.is_available()
-    options = {"dtype": "auto", "trust_remote_code": False} | ({"device_map": {"": 0}} if cuda else {})
-    is_final = trained is not None and trained.name == "final"
-    if is_final and method["kind"] == "full":
-        return AutoModelForCausalLM.from_pretrained(trained, **options)
-    model = AutoModelForCausalLM.from_pretrained(path, revision=run["recipe"]["model"].get("revision"), **options)
+    if trained is not None and _is_whole(method, trained):
+        return load_base(str(trained), None, "full", "auto", card, "this node")
+    dtype = "auto" if method["kind"] == "full" else DTYPES[_precision(run_dir)]
+    model = load_base(path, run["recipe"]["model"].get("revision"), method["kind"], dtype, card, "this node")
     if trained is None:
         return model
-    if is_final:
+    if trained.name == "final":
         from peft import PeftModel
 
         return PeftModel.from_pretrained(model, str(trained))
-    from homelab.worker.model import add_adapters
-    from homelab.worker.weights import load_weights
-
     if method["kind"] != "full":
         model = add_adapters(model, method, int(run["recipe"]["train"]["seed"]))
     load_weights(model, trained)
@@ -102,7 +166,7 @@ def _load(run: dict[str, Any], path: str, trained: Path | None) -> Any:
 def main() -> int:
     """Read the question, print the answer. Returns 0, or 2 with one clear message on standard error."""
     try:
-        print(json.dumps({"answer": answer(json.load(sys.stdin))}))
+        print(json.dumps(answer(json.load(sys.stdin))))
     except WorkerError as error:
         print(error, file=sys.stderr)
         return error.exit_code

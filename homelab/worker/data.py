@@ -133,6 +133,8 @@ class Encoder:
 
     def _report(self, part: str, form: str, rows: Sequence[Row], cut: int, rewritten: int) -> None:
         silent = sum(1 for row in rows if not row.loss_tokens)
+        marks = special_ids(self.tokenizer)
+        mute = sum(1 for row in rows if row.loss_tokens and teaches_nothing(row, self.tokenizer, marks))
         tokens = sum(len(row.tokens) for row in rows)
         self.note(
             f"{part} data: {len(rows)} rows as {form}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
@@ -145,6 +147,8 @@ class Encoder:
             self.note(
                 f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing"
             )
+        if mute:
+            self.note(f"{part} data: the answer of {mute} of {len(rows)} rows is empty; they teach the model to say nothing")
         if rewritten:
             self.note(
                 f"{part} data: the chat template rewrites earlier turns in {rewritten} rows; "
@@ -183,6 +187,23 @@ class Encoder:
                 row_tokens = array("i", tokens[: self.seq_len])
                 rows.append(Row(row_tokens, bytes(trained[: self.seq_len]), (record.index,)))
         return cut
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that mark turns and ends: they are no text."""
+    marks = {number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
+    return frozenset(marks | set(tokenizer.all_special_ids))
+
+
+_A_FEW = 4  # tokens: an answer that has more of them says something
+
+
+def teaches_nothing(row: Row, tokenizer: Any, marks: frozenset[int]) -> bool:
+    """No token that carries loss is text: at most the end of the turn is learned, and white space. `marks`: `special_ids`."""
+    if row.loss_tokens > _A_FEW:
+        return False
+    labelled = [token for token, counts in zip(row.tokens, row.trained, strict=True) if counts and token not in marks]
+    return not labelled or not tokenizer.decode(labelled).strip()
 
 
 def _trained(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from homelab.worker.errors import TrainingError
 
 @torch.no_grad()
 def held_out_loss(
-    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device
-) -> float:
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device, *, after_pass: Callable[[], None]
+) -> float:  # fmt: skip
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
 
     Collective: every rank calls it. No rank needs a row of its own, as the forward pass itself waits for nobody.
@@ -36,6 +36,7 @@ def held_out_loss(
         # num_items_in_batch = 1 makes the model's loss a sum.
         summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
         counted += tokens
+        after_pass()
     everyone = ranks.gather([summed, float(counted)])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:

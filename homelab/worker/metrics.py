@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from homelab.worker.balance import Change
 from homelab.worker.task import Task
 
+SIGN_S = 1.0  # between two signs of one phase: a pass may take a millisecond
 Phase = Literal["starting", "loading", "fetching", "training", "saving", "evaluating", "done"]
 
 
@@ -26,7 +28,13 @@ class Recorder:
         self.step_tokens = 0.0  # of all ranks together, in a typical step
         self.step = task.resume_step
         self._noted: set[str] = set()
+        self._phase: Phase = "starting"
+        self._passes = 0
+        self._said_s = -math.inf
         task.rank_dir.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics.jsonl", "samples.jsonl"):  # of the same attempt, whose commands somebody types once more: it is done anew
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(task.rank_dir / name, task.rank_dir / f".{name}.before")
 
     def heartbeat(self, phase: Phase, *, done: float | None = None) -> None:
         """Replace heartbeat.json in one piece, so that a reader never sees half of it. `done`: the part of this phase, 0 to 1, where known."""
@@ -39,8 +47,16 @@ class Recorder:
             "total_steps": self.total_steps,
             "step_tokens": self.step_tokens,
             "done": done,
+            "passes": self._passes,
         }
         replace_text(self.task.rank_dir / "heartbeat.json", json.dumps(beat))
+        self._phase, self._said_s = phase, time.monotonic()
+
+    def sign(self) -> None:
+        """A forward and backward pass is done: say so, at most once in SIGN_S. Who computes slowly is not taken for one that hangs."""
+        self._passes += 1
+        if time.monotonic() - self._said_s >= SIGN_S:
+            self.heartbeat(self._phase)
 
     def note(self, message: str) -> None:
         """Say something once: a choice, a fallback, a limit. It stands in metrics.jsonl and on standard output."""
@@ -107,26 +123,3 @@ def replace_text(path: Path, text: str) -> None:
 def _append(path: Path, line: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-
-class TensorBoard:
-    """Curves for TensorBoard, written by rank 0. Imported at the first value: that import costs about a second."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._writer: Any = None
-
-    def write(self, step: int, values: dict[str, float | None]) -> None:
-        """Add one point per name; None is left out."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder))
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush what is still in memory."""
-        if self._writer is not None:
-            self._writer.close()

@@ -76,29 +76,39 @@ def load_model(task: Task, path: str, note: Note) -> Any:
 
 
 def _load_base(task: Task, path: str, kind: str) -> Any:
+    card = task.local_rank if task.device == "cuda" else None
+    dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
+    model = load_base(path, task.section("model").get("revision"), kind, dtype, card, f"node {task.node}")
+    # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
+    model.config.use_cache = False
+    return model
+
+
+def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int | None, where: str) -> Any:
+    """The base model as it is trained on, and asked afterwards: NF4 for qlora, in `dtype` otherwise ("auto": as it is stored).
+
+    `card` None: on the CPU. `where` is named when bitsandbytes is not installed. Raises WorkerError for what cannot be loaded.
+    """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
-    options: dict[str, Any] = {"revision": task.section("model").get("revision"), "dtype": dtype}
+    options: dict[str, Any] = {"revision": revision, "dtype": dtype}
     if kind == "qlora":
         if importlib.util.find_spec("bitsandbytes") is None:
             hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora"'
-            raise WorkerError("qlora needs the package bitsandbytes", where=f"node {task.node}", hint=hint)
+            raise WorkerError("qlora needs the package bitsandbytes", where=where, hint=hint)
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    if task.device == "cuda":  # straight to the GPU: the host may have less memory than the model
-        options["device_map"] = {"": task.local_rank}
+    if card is not None:  # straight to the GPU: the host may have less memory than the model
+        options["device_map"] = {"": card}
     elif kind == "qlora":
         options["device_map"] = {"": "cpu"}
     model = _from_pretrained(AutoModelForCausalLM, path, **options)
-    if kind == "qlora" and task.device == "cpu":
+    if kind == "qlora" and card is None:
         keep_trainable_on_cpu(model)
-    # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
-    model.config.use_cache = False
     return model
 
 

@@ -1,8 +1,9 @@
 """The other ranks: joining them, waiting for them, and the one small collective that the worker needs beside DDP's own.
 
-There are two kinds of waiting. Inside a step a silent peer is dead, and HOMELAB_DDP_TIMEOUT_S (120) ends the wait. Before the first
-step and while files are written, one node may rightly take many minutes longer than another (a slow disk, a download): there ranks
-wait at torchrun's key-value store, up to HOMELAB_PATIENCE_S (1800), and whoever watches the run notices a dead peer sooner.
+There are two kinds of waiting. Where ranks connect, a silent peer cannot be reached, and HOMELAB_DDP_TIMEOUT_S (120) ends the wait. From
+then on one rank may rightly take many minutes longer than another: it loads or saves (there the others wait at torchrun's key-value
+store), or its machine is slow today and the others wait in a collective. Both end after HOMELAB_PATIENCE_S (1800), which is a last resort:
+who is dead, frozen or cut off is noticed in seconds by whoever watches the run (`homelab.runs.watchdog`, `homelab.node.guard`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def claim_device(task: Task) -> None:
 
 
 def connect(task: Task) -> None:
-    """Join the process group of this attempt when everybody has loaded, with a timeout that ends silence.
+    """Join the process group of this attempt when everybody has loaded, with a timeout that ends silence, and a longer one from then on.
 
     Hugging Face would do it too, but with `use_cpu=True` it ignores its own `ddp_timeout` (accelerate/state.py), and a lost peer
     would hang for 30 minutes. A single process joins nothing: DDP's buckets would cost it one more copy of the gradient.
@@ -41,7 +42,7 @@ def connect(task: Task) -> None:
             os.environ.pop(name, None)
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=_patience())))
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience())))
     _stores.append(dist.PrefixStore(f"homelab/{task.attempt}", store))
     wait_for_all("loaded", size)
     dist.init_process_group(
@@ -52,6 +53,7 @@ def connect(task: Task) -> None:
         timeout=silence(),
         device_id=torch.device("cuda", task.local_rank) if task.plan["backend"] == "nccl" else None,
     )
+    dist.distributed_c10d._set_pg_timeout(patience())
 
 
 def disconnect() -> None:
@@ -67,7 +69,7 @@ def wait_for_all(occasion: str, size: int) -> None:
         return
     if _stores[0].add(f"{occasion}/arrived", 1) == size:
         _stores[0].set(f"{occasion}/all", "here")
-    _stores[0].wait([f"{occasion}/all"], _patience())
+    _stores[0].wait([f"{occasion}/all"], patience())
 
 
 def sign(occasion: str) -> None:
@@ -79,7 +81,7 @@ def sign(occasion: str) -> None:
 def wait_while_moving(occasion: str, size: int, beat: Callable[[], None]) -> None:
     """Wait until all `size` ranks are here, however long that takes, while `sign` tells of progress. `beat` is called once a second.
 
-    Raises TimeoutError when there was none for as long as a silent peer has inside a step.
+    Raises TimeoutError when there was none for as long as a peer is waited for inside a step.
     """
     if not _stores:
         return
@@ -92,7 +94,7 @@ def wait_while_moving(occasion: str, size: int, beat: Callable[[], None]) -> Non
         now_s = time.monotonic()
         if signs != seen:
             seen, since_s = signs, now_s
-        if now_s - since_s > silence().total_seconds():
+        if now_s - since_s > patience().total_seconds():
             raise TimeoutError(f"waiting for the others ({occasion}) timed out after {now_s - since_s:.0f} s without progress")
         if now_s - beat_s >= 1.0:
             beat_s = now_s
@@ -112,9 +114,10 @@ def gather(values: list[float]) -> list[list[float]]:
 
 
 def silence() -> datetime.timedelta:
-    """How long a collective waits for a peer that says nothing."""
+    """How long a peer that cannot be reached is waited for."""
     return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "120")))
 
 
-def _patience() -> datetime.timedelta:
+def patience() -> datetime.timedelta:
+    """How long a peer that was reached once is waited for."""
     return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_PATIENCE_S", "1800")))

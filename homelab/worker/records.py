@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.worker import disguise
 from homelab.worker.errors import WorkerError
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
@@ -41,6 +42,11 @@ def read(source: dict[str, Any], split: str, *, node: str = "this node", run: st
     if not path.is_file():
         hint = again or "put the file there on every node, or name it relative to the recipe: then it is shipped"
         raise WorkerError("the data file is not on this node", where=str(path), hint=hint)
+    with path.open("rb") as file:
+        disguised = disguise.unmask(path, file.read(16))
+    if disguised is not None:
+        what, mend = disguised
+        raise WorkerError(f"the data file is {what}", where=str(path), hint=mend)
     if path.suffix not in SUFFIXES:
         raise WorkerError(
             f'data files end in {", ".join(SUFFIXES)}; this one ends in "{path.suffix}"',

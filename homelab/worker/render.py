@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from homelab.worker.disguise import half_character
 from homelab.worker.errors import WorkerError
 from homelab.worker.records import Record
 
@@ -134,6 +135,7 @@ def _string(record: Record, key: str) -> str:
         raise WorkerError(
             f'"{key}" must be text, here it is {type(value).__name__}', where=f"{record.where}, key {key}", hint=hint
         )
+    _check_characters(value, f"{record.where}, key {key}")
     return value
 
 
@@ -149,11 +151,25 @@ def _messages(messages: Any, record: Record) -> list[dict[str, Any]]:
             raise WorkerError(
                 f'"content" must be text, here it is {type(message.get("content")).__name__}', where=where, hint=hint
             )
+        for key, value in message.items():  # a template may use any of them
+            _check_characters(value, f"{where}, key {key}")
     return messages
 
 
+def _check_characters(value: Any, where: str) -> None:
+    """Raises WorkerError for text, however deep, that no tokenizer takes."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _check_characters(inner, where)
+    elif isinstance(value, str) and (half := half_character(value)) is not None:
+        hint = f'write the whole character: an emoji is two such halves ("\\ud83d\\ude00"), or simply itself; or take {half} out'
+        raise WorkerError(f"this text has half a character, {half}, which UTF-8 cannot hold", where=where, hint=hint)
+
+
 def _missing(record: Record, key: str) -> WorkerError:
-    have = ", ".join(f'"{name}"' for name in record.fields) or "nothing"
+    have = ", ".join(f'"{name}"' for name in record.fields).encode("utf-8", "replace").decode() or "nothing"
     hint = f'rename a key to "{key}", or set [data] format (and text_column) in the recipe'
     if "conversations" in record.fields:
         hint = 'rename "conversations" to "messages", "from" to "role" ("human" -> "user", "gpt" -> "assistant"), "value" to "content"'

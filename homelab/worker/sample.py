@@ -1,8 +1,10 @@
 """python -m homelab.worker.sample: would the worker take these rows, and how long are they? The worker's own reading and rendering,
 without a model and without torch. Reads one JSON object from standard input:
 
-    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true}}, "data": [data of the recipe],
-     "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
+    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
+     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
+
+`longest` has rows from behind the part that lies in `path` (`homelab.node.sample.longest_after`).
 
 and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
 `homelab.checks.sample_result.FileSample`.
@@ -10,6 +12,7 @@ and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train"
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import re
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 2000  # that are tokenized, spread evenly
 MOST_BAD = 3
 _MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
+MOST_LONGEST = 3  # rows that are tokenized because they are the longest
+_LONGEST_CHARACTERS = 5_000_000  # of such a row
+_LONGEST_S = 10.0
 _NO_LIMIT = 1 << 30
 
 
@@ -68,6 +74,11 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
             bad.append(_plain(error))
         else:
             found |= _of_rows(rows, form, settings, seq_len, tokenizer, bad)
+            if found.get("tokens_sampled"):
+                found |= _longest(rows, file, {**settings, "format": form}, tokenizer, found)
+                found.pop("_tokens_per_character")
+    if found.get("mute_at"):
+        found["mute_at"] = found["mute_at"].replace(file["path"], file["shown"])
     found["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
     return found
 
@@ -109,7 +120,7 @@ def _of_rows(
     good = _without_bad(rows, form_only, bad)
     if tokenizer is None or not good or (needed and not tokenizer.chat_template):
         return found
-    from homelab.worker.data import Encoder
+    from homelab.worker.data import Encoder, special_ids, teaches_nothing
 
     settings = {**settings, "format": form}
     some = _spread(good)
@@ -121,6 +132,9 @@ def _of_rows(
             return found
         encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(some, "train")
     lengths = [len(row.tokens) for row in encoded]
+    marks = special_ids(tokenizer)
+    mute = [row for row in encoded if any(row.trained) and teaches_nothing(row, tokenizer, marks)]
+    where = {row.index: row.where for row in some}
     return found | {
         "tokens_sampled": len(lengths),
         "rows_longer": sum(length > seq_len for length in lengths),
@@ -128,7 +142,51 @@ def _of_rows(
         "longest_tokens": max(lengths),
         "median_tokens": round(statistics.median(lengths)),
         "kept_tokens": sum(min(length, seq_len) for length in lengths),
+        "rows_mute": len(mute),
+        "mute_at": where[mute[0].sources[0]] if mute else "",
+        "_tokens_per_character": sum(lengths) / max(1, sum(_size(row) for row in some)),
     }
+
+
+def _longest(
+    rows: Sequence[Record], file: dict[str, Any], settings: dict[str, Any], tokenizer: Any, found: dict[str, Any]
+) -> dict[str, Any]:
+    """The longest sample of all rows, not only of those that were tokenized: {"longest_tokens", "longest_at"}.
+
+    The longest by characters are tokenized one by one, until `_LONGEST_S` is over; tokens of the others are reckoned from their size.
+    """
+    from homelab.worker.data import Encoder
+
+    far = [entry for entry in file.get("longest") or () if isinstance(entry.get("bytes"), int)]
+    candidates = [(_size(row), row) for row in heapq.nlargest(MOST_LONGEST, rows, key=_size)]
+    candidates += [(entry["bytes"], _far_row(file["path"], entry)) for entry in far]
+    longest, at = found["longest_tokens"], ""
+    until = time.perf_counter() + _LONGEST_S
+    encoder = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None)
+    for size, row in sorted(candidates, key=lambda entry: -entry[0]):
+        tokens = round(size * found["_tokens_per_character"])
+        if row.fields and size <= _LONGEST_CHARACTERS and time.perf_counter() < until:
+            try:
+                tokens = len(encoder.encode([row], "train")[0].tokens)
+            except WorkerError:  # told as a row that the worker refuses, where it is one
+                continue
+        if tokens >= longest:
+            longest, at = tokens, row.where
+    return {"longest_tokens": longest, "longest_at": at.replace(file["path"], file["shown"])}
+
+
+def _far_row(path: str, entry: dict[str, Any]) -> Record:
+    """A row from behind the part that is read; without fields where it was too long to be sent, or is none."""
+    try:
+        fields = json.loads(entry.get("text") or "null")
+    except ValueError:
+        fields = None
+    return reading.Record(-1, f"{path}, line {entry['line']}", fields if isinstance(fields, dict) else {})
+
+
+def _size(row: Record) -> int:
+    """Characters of its text, about: a cheap measure of its length."""
+    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in row.fields.values())
 
 
 def _render(renderer: Renderer, form: str) -> Callable[[Record], Any]:

@@ -13,6 +13,7 @@ from homelab.worker.interval import BACKGROUND_BYTES
 from homelab.worker.task import Task
 
 if TYPE_CHECKING:
+    from homelab.worker.curves import Curves
     from homelab.worker.trainer import ShareTrainer
 
 # What stays free beside the copy: page cache to write through, and what other programs take meanwhile.
@@ -30,7 +31,7 @@ class Saver:
         self.size_bytes = 0  # of the last checkpoint
         self.is_in_background = False
 
-    def begin(self, trainer: ShareTrainer, step: int) -> None:
+    def begin(self, trainer: ShareTrainer, step: int, curves: Curves) -> None:
         """Save the state after `step`: it is on the disk when this returns, or copied, and on the disk after `finish`.
 
         Waits for the write before, and raises WorkerError when that one or this one fails.
@@ -41,7 +42,7 @@ class Saver:
         root, keep = self._task.checkpoints_dir, int(self._task.section("checkpoint")["keep"])
         self.size_bytes = room.of_training(trainer)
         room.make(root, step, self.size_bytes, keep)
-        state = checkpoint_state(trainer, self._task)
+        state = checkpoint_state(trainer, self._task, curves)
         self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))

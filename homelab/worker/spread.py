@@ -4,9 +4,12 @@
     bring   when they have met: everybody says what it holds, and the lowest rank with a whole copy sends it to the first ranks of
             the nodes without, in chunks. They write it beside its place and rename it when every byte is there, as `checkpoint.write` does
 
+Copies of one step that are whole and hold different weights cannot both be right: `replicas` says which is, and who holds another one is
+a node without.
+
 The chunks go through a gloo group also where the training's own is NCCL: they come from a disk and go to one, and the cards are full
-of the model. No collective takes longer than a chunk, so the limit that ends a silent peer's wait stays short; ranks with no part in
-it wait at the store, as long as there is progress.
+of the model. No collective takes longer than a chunk, so that a sign of life comes with each; ranks with no part in it wait at the
+store, as long as there is progress.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from homelab.worker import checkpoint, fence, ranks, room
+from homelab.worker import checkpoint, fence, ranks, replicas, room, unloadable
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.metrics import Recorder
 from homelab.worker.task import Task
@@ -44,6 +47,7 @@ def look(task: Task) -> WorkerError | None:
     folder = _place(task)
     try:
         checkpoint.verify(folder, task.recipe_hash)
+        unloadable.refuse(folder, task.run_dir.name)
     except WorkerError as fault:
         return fault
     except OSError as error:
@@ -66,21 +70,30 @@ def bring(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     folder = _place(task)
     if not dist.is_initialized():
         if fault:
-            raise fault
+            raise unloadable.set_aside(fault, task)
         return folder
     part = _HAS_NO_PART if task.local_rank != 0 else _LACKS if fault else _HOLDS
-    everyone = ranks.gather([part, float(_size_bytes(folder)) if part == _HOLDS else 0.0])
-    holders = [rank for rank, (its, _) in enumerate(everyone) if its == _HOLDS]
-    lacking = [rank for rank, (its, _) in enumerate(everyone) if its == _LACKS]
+    mine = [part, float(_size_bytes(folder)), *replicas.numbers(_digest(folder))] if part == _HOLDS else [part, 0.0, *replicas.numbers("")]
+    everyone = ranks.gather(mine)
+    holders = {rank: str(its[2:]) for rank, its in enumerate(everyone) if its[0] == _HOLDS}
+    # The controller asks also those that take no part now; else the ranks decide among themselves.
+    wanted = str(replicas.numbers(task.plan.get("resume_digest") or ""))
+    right = wanted if wanted in holders.values() else replicas.right(holders)
+    odd = [rank for rank, digest in holders.items() if digest != right]
+    holders = {rank: digest for rank, digest in holders.items() if digest == right}
+    lacking = sorted([*odd, *(rank for rank, its in enumerate(everyone) if its[0] == _LACKS)])
     if not lacking:
         return folder
     if not holders:
-        raise fault or WorkerError(
+        raise unloadable.set_aside(fault, task) if fault else WorkerError(
             f"no node of this attempt holds the checkpoint of step {task.resume_step} whole",
             where=str(folder),
             hint="homelab recover",
         )
-    source, size_bytes = holders[0], int(everyone[holders[0]][1])
+    source = min(holders)
+    size_bytes = int(everyone[source][1])
+    if task.rank in odd:
+        fault = WorkerError(f"its weights or its optimizer are not those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover")
     if task.rank in lacking:
         assert fault is not None
         if folder.exists():
@@ -89,7 +102,7 @@ def bring(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
             )
         room.make(task.checkpoints_dir, task.resume_step, size_bytes, int(task.section("checkpoint")["keep"]))
     ranks.gather([1.0])  # who has no room has ended by now, and everybody with it, before anything is sent
-    group = dist.new_group([source, *lacking], timeout=ranks.silence(), backend="gloo")
+    group = dist.new_group([source, *lacking], timeout=ranks.patience(), backend="gloo")
     progress = _Progress(recorder, size_bytes)
     began_s = time.perf_counter()
     if task.rank == source:
@@ -99,7 +112,7 @@ def bring(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     ranks.wait_while_moving("spread", task.world_size, lambda: recorder.heartbeat("loading"))
     if task.rank == source:
         took_s = time.perf_counter() - began_s
-        to = ", ".join(sorted(_node(task, rank) for rank in lacking))
+        to = _nodes(task, lacking)
         rate = f"{room.words(round(size_bytes / took_s))}/s"
         recorder.note(
             f"the checkpoint of step {task.resume_step} went from {task.node} to {to}: {room.words(size_bytes)} in {took_s:.1f} s, {rate}"
@@ -253,6 +266,16 @@ def _size_bytes(folder: Path) -> int:
     manifest = checkpoint.read_manifest(folder)
     assert manifest is not None, "it was verified"
     return sum(int(facts["bytes"]) for facts in manifest["files"].values())
+
+
+def _digest(folder: Path) -> str:
+    manifest = checkpoint.read_manifest(folder)
+    assert manifest is not None, "it was verified"
+    return replicas.state_digest({name: facts["sha256"] for name, facts in manifest["files"].items()})
+
+
+def _nodes(task: Task, numbers: Iterable[int]) -> str:
+    return ", ".join(sorted(_node(task, rank) for rank in numbers))
 
 
 def _node(task: Task, rank: int) -> str:

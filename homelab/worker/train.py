@@ -10,14 +10,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.worker import checkpoint, fence, imports, sampler
+from homelab.worker.curves import Curves, keep_before
 from homelab.worker.errors import EXIT_FAILED, WorkerError
 from homelab.worker.interval import LOSS_S, Interval, loses_more
-from homelab.worker.metrics import Recorder, TensorBoard, peak_memory_bytes, perplexity
+from homelab.worker.metrics import Recorder, peak_memory_bytes, perplexity
 from homelab.worker.saving import Saver
 from homelab.worker.task import Task, load_task
+from homelab.worker.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from homelab.worker.data import Row
@@ -59,8 +62,8 @@ class Run:
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.task = task
         self.recorder = recorder
-        self.losses: dict[int, float] = {}  # step -> loss over the held-out rows
-        self.train_losses: list[float] = []
+        self.curves = Curves(task)
+        self.compare: Callable[[Any, int], str | None] = lambda model, step: None
         self.held_out: list[Row] = []
         self.tokenizer: Any = None
         self.tensorboard: TensorBoard | None = None
@@ -75,7 +78,7 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import ranks, spread
+        from homelab.worker import copies, ranks, spread
         from homelab.worker.batches import StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
@@ -100,6 +103,15 @@ class Run:
         model = load_model(task, path, recorder.note)
         ranks.connect(task)
         resume = spread.bring(task, fault, recorder)
+        self.curves = Curves.carried_by(resume, task)
+        keep_before(task, self.curves)
+        self.compare = copies.Comparison(task).look
+
+        def load_equal(model: Any, folder: Path) -> None:
+            load_weights(model, folder)
+            # Here: wrapping the model makes the weights equal, and leaves each rank the optimizer of its own copy.
+            copies.refuse_unequal(model, task, f"node {task.node}, {folder}")
+
         batches = StepBatches(
             data.train,
             seed=task.seed,
@@ -110,7 +122,7 @@ class Run:
             pad=self.tokenizer.pad_token_id or 0,
         )
         if task.rank == 0 and task.section("tracking")["tensorboard"]:
-            self.tensorboard = TensorBoard(task.run_dir / "tensorboard")
+            self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
         trainer = ShareTrainer(
             model=model,
             args=training_arguments(task, steps, recorder.note),
@@ -119,7 +131,8 @@ class Run:
             interval=self.interval,
             before_first=self._before_first,
             after_step=self._after_step,
-            load_weights=load_weights,
+            after_pass=recorder.sign,
+            load_weights=load_equal,
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
@@ -128,8 +141,14 @@ class Run:
 
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
-        if self.task.resume_step == 0:
-            self.evaluate_s = _timed(lambda: self._evaluate(trainer, 0))
+        from homelab.worker import copies
+
+        begin = self.task.resume_step
+        if begin == 0:
+            copies.refuse_unequal(trainer.model, self.task, f"node {self.task.node}, {self.task.section('model')['name']}")
+        # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
+        if begin not in self.curves.eval_losses and self._evaluates_after(begin):
+            self.evaluate_s = _timed(lambda: self._evaluate(trainer, begin))
         self.interval.begin(time.perf_counter())
         self.recorder.heartbeat("training")
 
@@ -145,10 +164,13 @@ class Run:
         if self.interval.is_due(step, last=last):
             self._save(trainer, step, last=last)
             self._keep_speeds(trainer)
-        every = int(self.task.section("tracking")["eval_every_steps"])
-        if last or (every and step % every == 0):
+        if self._evaluates_after(step):
             self.evaluate_s = _timed(lambda: self._evaluate(trainer, step))
         self.recorder.heartbeat("training")
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = int(self.task.section("tracking")["eval_every_steps"])
+        return step in (0, self.recorder.total_steps) or (every > 0 and step % every == 0)
 
     def _record(self, trainer: ShareTrainer, step: int) -> None:
         item, clock, task = trainer.item, trainer.clock, self.task
@@ -175,7 +197,7 @@ class Run:
             "sent_bytes": trainer.reduction.step_bytes,
         }
         self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})
-        self.train_losses.append(trainer.step_loss)
+        self.curves.train(line, time.time())
         if self.tensorboard:
             shown = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
             self.tensorboard.write(step, {f"train/{name}": line[name] for name in shown})
@@ -214,9 +236,10 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device
-        )
-        self.losses[step] = loss
+            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
+            after_pass=self.recorder.sign,
+        )  # fmt: skip
+        self.curves.evaluation(step, loss, time.time())
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
             if self.tensorboard:
@@ -232,9 +255,12 @@ class Run:
 
         before = time.perf_counter()
         self.recorder.heartbeat("saving")
-        self._compare_weights(trainer)
+        told = self.compare(trainer.model, step)
+        if told:
+            self.recorder.note(told)
+        self.curves.agree()
         if self.task.local_rank == 0:
-            self.saver.begin(trainer, step)
+            self.saver.begin(trainer, step, self.curves)
         ranks.wait_for_all(f"saved/{step}", self.task.world_size)
         save_s = time.perf_counter() - before
         if last or not self.is_saved:
@@ -260,18 +286,6 @@ class Run:
             " sets it by hand"
         )
 
-    def _compare_weights(self, trainer: ShareTrainer) -> None:
-        """Ranks hold copies, and every node saves its own. Unequal hardware may round apart: notice it before it matters."""
-        from homelab.worker import ranks
-        from homelab.worker.weights import weights_sum
-
-        sums = [values[0] for values in ranks.gather([weights_sum(trainer.model)])]
-        spread = (max(sums) - min(sums)) / max(abs(sums[0]), 1e-30)
-        if spread > 1e-6:
-            self.recorder.note(
-                f"the weights of the ranks differ by {spread:.0e} of their size: unequal hardware rounds differently"
-            )
-
     def _finish(self, trainer: ShareTrainer) -> None:
         """final/ on the head: the adapter or the model, the tokenizer and a model card; then everybody leaves together."""
         from homelab.worker import ranks
@@ -282,7 +296,7 @@ class Run:
             self.tensorboard.close()
         if self.task.rank == 0:
             fence.check(self.task.run_dir, self.task.attempt)
-            write_final(trainer.model, self.tokenizer, self.task, self.losses, self.train_losses)
+            write_final(trainer.model, self.tokenizer, self.task, self.curves)
         ranks.wait_for_all("finished", self.task.world_size)
 
 

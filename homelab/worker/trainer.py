@@ -78,7 +78,9 @@ def training_arguments(task: Task, steps: int, note: Callable[[str], None]) -> T
 
 
 class ShareTrainer(Trainer):
-    """Trains this rank's share of every global batch. `after_step` is called when an optimizer step is done, `before_first` before any."""
+    """Trains this rank's share of every global batch. `after_pass` is called after each of its passes, `after_step` when an
+    optimizer step is done, `before_first` before any.
+    """
 
     def __init__(
         self,
@@ -90,9 +92,11 @@ class ShareTrainer(Trainer):
         interval: Interval,
         before_first: Callable[[ShareTrainer], None],
         after_step: Callable[[ShareTrainer], None],
+        after_pass: Callable[[], None],
         load_weights: Callable[[Any, Path], None],
     ) -> None:
         self.task = task
+        self.after_pass = after_pass
         self.interval = interval
         self.clock = StepClock(task.device)
         self.reduction = compress.reduction_for(task, len(batches))
@@ -154,6 +158,7 @@ class ShareTrainer(Trainer):
             with self.clock.one_pass(), sync:
                 loss = super().training_step(model, batch, num_items_in_batch)
             summed += loss.detach()
+            self.after_pass()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
         counted = sum(loss_tokens(batch) for batch in inputs.micro_batches)

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from homelab.worker import checkpoint
 from homelab.worker.card import model_card
+from homelab.worker.curves import FILE, Curves
 from homelab.worker.errors import WorkerError
 from homelab.worker.metrics import replace_text
 from homelab.worker.model import DTYPES
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 WEIGHTS = "trainable.safetensors"
 
 
-def checkpoint_state(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
+def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves) -> dict[str, Any]:
     """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
 
     The Trainer reads all but the weights under these names.
@@ -43,6 +44,7 @@ def checkpoint_state(trainer: ShareTrainer, task: Task) -> dict[str, Any]:
         "scheduler.pt": trainer.lr_scheduler.state_dict(),
         "trainer_state.json": trainer.state,
         "law.json": law,
+        FILE: curves.text(),
     }
     if trainer.accelerator.scaler is not None:
         state["scaler.pt"] = trainer.accelerator.scaler.state_dict()
@@ -74,18 +76,12 @@ def _write(content: Any, path: Path) -> None:
         save_file(tensors, str(path), metadata={"format": "pt"})
     elif path.suffix == ".pt":
         torch.save(content, path)
+    elif isinstance(content, str):
+        path.write_text(content, encoding="utf-8")
     elif isinstance(content, dict):
         replace_text(path, json.dumps(content, indent=2))
     else:
         content.save_to_json(str(path))
-
-
-def weights_sum(model: Any) -> float:
-    """Sum of the absolute values of all trained weights, as one number to compare."""
-    parts = [
-        parameter.detach().abs().sum(dtype=torch.float64) for parameter in model.parameters() if parameter.requires_grad
-    ]
-    return float(torch.stack(parts).sum())
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -104,9 +100,7 @@ def load_weights(model: Any, folder: Path) -> None:
             parameter.copy_(saved[name])
 
 
-def write_final(
-    model: Any, tokenizer: Any, task: Task, eval_losses: dict[int, float], train_losses: Sequence[float]
-) -> None:
+def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves) -> None:
     """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
 
     Raises WorkerError when the disk does not take it.
@@ -120,7 +114,7 @@ def write_final(
         else:
             model.save_pretrained(partial, save_embedding_layers=False)
         tokenizer.save_pretrained(partial)
-        (partial / "README.md").write_text(model_card(task, eval_losses, train_losses), encoding="utf-8")
+        (partial / "README.md").write_text(model_card(task, curves), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)
     except Exception as error:  # the libraries that write have errors of their own

@@ -16,6 +16,10 @@ The solo runs go side by side, each alone on its node: that is three times as qu
 are divided by them. Nodes start with one core, because importing torch at 0.2 core takes half a minute; each gets its limit when it
 says that it trains, and the first steps are left out of every window. "equal" is measured as a first launch is, before any speeds
 are known: where they are, homelab gives the longest rows to the fastest node even then, and that is no baseline.
+
+After every part the benchmark judges itself: where a node used more CPU time than its limit allows, or less in a solo run, or where
+others computed on this machine meanwhile, the round is discarded and played again, up to three times. Then it gives up, with exit
+code 1. A part that ends early shows the run's events, and its folder is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.uneven import material
-from benchmarks.uneven.ledger import Ledger
+from benchmarks.uneven.aftermath import Interrupted
+from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.machines import CORES, Machines, Run, machines
 
 from homelab.errors import HomelabError
@@ -47,6 +52,7 @@ _SOLO_STEPS = 3  # of the slowest node; the others do more in the same time
 _SOLO_STEPS_FIRST, _SOLO_STEPS_SLOWED = 6, 3  # of the node that is throttled, before and after
 _STEPS_AFTER = 14  # between the throttle and the window, which ends 20 steps after it
 _THROTTLED, _THIRD = "node1", 3
+_TRIES = 4  # of a round
 _EQUAL, _VARYING = material.DATA
 _NOTE = f"""
 Nodes start with one core and get {" / ".join(f"{cores:g}" for cores in CORES.values())} core when they train. Steps left out before a window: {_SETTLE_AUTO} with auto,
@@ -54,7 +60,9 @@ Nodes start with one core and get {" / ".join(f"{cores:g}" for cores in CORES.va
 
 
 def main() -> int:
-    """Returns 0; 130 after Ctrl-C, and the exit code of an error of homelab, with nothing left running."""
+    """Returns 0; 1 when a round was disturbed whenever it was tried, 130 after Ctrl-C, and the exit code of an error of homelab,
+    with nothing left running.
+    """
     asked = _arguments()
     began = time.monotonic()
 
@@ -62,22 +70,32 @@ def main() -> int:
         print(f"{time.monotonic() - began:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     say("making the model and the data")
+    disturbed = None
     try:
         with machines(say, _fill) as nodes:
             bench = Bench(nodes, say)
-            bench.calibrate()
-            for number in range(asked.repeats):
-                bench.repeat(number + 1, asked.repeats)
-    except KeyboardInterrupt:
-        return 130
+            try:
+                bench.all_rounds(asked.repeats)
+            except Disturbed as why:
+                disturbed = why
+    except Interrupted as how:
+        return int(how.args[0])
     except HomelabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     report.finish("shares", bench.ledger.figures(), bench.ledger.raw, bench.ledger.table(), asked.json)
     print(_NOTE)
-    if warning := bench.ledger.warning():
-        print(warning, file=sys.stderr)
-    return 0
+    if disturbed:
+        print(_given_up(bench.ledger.round, asked.repeats, disturbed), file=sys.stderr)
+    return 1 if disturbed else 0
+
+
+def _given_up(number: int, of: int, why: Disturbed) -> str:
+    rounds = f"round {number} of {of}" if number else "the first run"
+    return (
+        f"error: {rounds} was disturbed all {_TRIES} times, the last time so: {why}\nwhere: this machine\n"
+        "fix:   see what else computes here (top), end it, and run this again; the figures above are those of the rounds before"
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -113,12 +131,33 @@ class Bench:
         """A first run to its end: no speeds are known, and it leaves some."""
         run = self._start("calibrate", _VARYING, "auto", _SETTLE_AUTO + 4)
         self.nodes.wait_for_end(run)
-        self.ledger.keep("calibrate", _VARYING, run, run.window(_SETTLE_AUTO, _SETTLE_AUTO + 4))
+        window = run.window(_SETTLE_AUTO, _SETTLE_AUTO + 4)
+        self.ledger.keep("calibrate", _VARYING, run, window, self.nodes.meter.account())
 
-    def repeat(self, number: int, of: int) -> None:
+    def all_rounds(self, of: int) -> None:
+        """The first run, and then so many rounds. Raises Disturbed when one was disturbed whenever it was tried."""
+        self._undisturbed(0, self.calibrate)
+        for number in range(1, of + 1):
+            self.say(f"round {number} of {of}")
+            self._undisturbed(number, self.repeat)
+
+    def _undisturbed(self, number: int, play: Callable[[], None]) -> None:
+        for tries_left in reversed(range(_TRIES)):
+            self.ledger.begin(number)
+            try:
+                play()
+            except Disturbed as why:
+                self.say(f"this round is discarded: {why}")
+                self.nodes.stop_all()
+                if not tries_left:
+                    self.ledger.begin(number)
+                    raise
+            else:
+                self.ledger.end()
+                return
+
+    def repeat(self) -> None:
         """Every kind of run once."""
-        self.ledger.round = number
-        self.say(f"round {number} of {of}")
         for kind in (_EQUAL, _VARYING):
             solo, slowed = self.solo(kind)
             total = sum(solo.values())
@@ -151,10 +190,11 @@ class Bench:
             self.nodes.wait_for_step(run, 1 + _SOLO_STEPS)
         windows |= {node: run.window(1, run.step()) for node, run in runs.items() if node not in windows}
         slowed = first.window(settled, first.step()) if kind == _VARYING else None
+        account = self.nodes.meter.account()
         for node in CORES:
-            self.ledger.keep(f"solo {node}", kind, runs[node], windows[node])
+            self.ledger.keep(f"solo {node}", kind, runs[node], windows[node], account, computing=True)
         if slowed:
-            self.ledger.keep(f"solo {_THROTTLED} at a third", kind, first, slowed)
+            self.ledger.keep(f"solo {_THROTTLED} at a third", kind, first, slowed, account, computing=True)
         self.nodes.stop(*runs.values())
         return {node: windows[node].tokens_per_s for node in CORES}, slowed.tokens_per_s if slowed else 0.0
 
@@ -171,6 +211,7 @@ class Bench:
         seen = json.loads(self.nodes.homelab("status", run.name, "--json"))
         asked = run.step() + 1  # the nodes' answers cost them CPU time in this step
         self.nodes.wait_for_end(run)
+        account = self.nodes.meter.account()
         window = run.window(max(_SETTLE_AUTO, asked), _RUN_STEPS)
         times = run.times()
         done = max(run.beat(rank)["time"] for rank in range(len(CORES)))
@@ -185,7 +226,7 @@ class Bench:
             self.ledger.note("eta_error_percent", 100 * abs(seen["eta_s"] / forecast["eta_truth_s"] - 1))
         if predicted_s is not None:
             self.ledger.note("plan_error_percent", 100 * abs(predicted_s / truth_s - 1))
-        self.ledger.keep("auto", _VARYING, run, window, **forecast)
+        self.ledger.keep("auto", _VARYING, run, window, account, **forecast)
         return run, window.tokens_per_s
 
     def rows(self, earlier: Run, solo: list[float]) -> float:
@@ -242,7 +283,7 @@ class Bench:
     def _measure(self, run: Run, label: str, kind: str, settle: int, steps: int, **more: Any) -> float:
         self.nodes.wait_for_step(run, settle + steps)
         window = run.window(settle, settle + steps)
-        self.ledger.keep(label, kind, run, window, **more)
+        self.ledger.keep(label, kind, run, window, self.nodes.meter.account(), **more)
         self.nodes.stop(run)
         return window.tokens_per_s
 

@@ -82,3 +82,29 @@ def test_nodes_with_and_without_gpus_need_different_builds() -> None:
     evidence = healthy.with_node(packages(gpu(), "laptop", torch="2.13.0+cpu"), "laptop", gpus=())
     evidence = with_facts(evidence, "laptop", torch_cuda=None, nccl=None)
     assert not [finding for finding in healthy.bad(registry.judge_all(evidence)) if finding.subject == "python"]
+
+def model(**files: dict[str, object]) -> dict[str, object]:
+    """A model of the same size whatever its files are, as retrained weights have it."""
+    return {"found": True, "size_bytes": 269_500_000, "files": {**healthy.MODEL_FILES, **{name.replace("_", "."): file for name, file in files.items()}}}
+
+
+def test_models_are_compared_by_digest_and_not_by_size() -> None:
+    other = model(model_safetensors={"size_bytes": 266_000_000, "sampled": "33" * 32, "sha256": None})
+    alike = [with_facts(cpu(recipe()), "laptop", model=model())]
+    # A full digest that only one node has kept so far says nothing about the others.
+    alike.append(with_facts(cpu(recipe()), "laptop", model=model(model_safetensors={**healthy.MODEL_FILES["model.safetensors"], "sha256": "44" * 32})))
+    for evidence in alike:
+        for name in ("tower", "oldtower"):
+            evidence = with_facts(evidence, name, model=model())
+        assert differences.table(evidence) == []
+        ((what, cells),) = differences.table(with_facts(evidence, "laptop", model=other))
+        assert what == "model" and cells["tower"] == cells["oldtower"] != cells["laptop"]
+        assert all(len(cell) == 12 for cell in cells.values())
+
+
+@pytest.mark.parametrize(("name", "is_other"), [("/m", True), ("org/name", False)])
+def test_a_file_more_is_another_folder_and_the_same_hub_model(name: str, is_other: bool) -> None:
+    evidence = cpu(recipe(model={"name": name}))
+    for node in healthy.NAMES:
+        evidence = with_facts(evidence, node, model=model(**({"chat_jinja": {"size_bytes": 3, "sha256": "55" * 32}} if node == "laptop" else {})))
+    assert bool(differences.table(evidence)) is is_other

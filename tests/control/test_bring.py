@@ -59,14 +59,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     return RunPaths(folder)
 
 
-def newest(nodes: Nodes, run: RunPaths) -> tuple[int, list[str]]:
+def newest(nodes: Nodes, run: RunPaths) -> tuple[int, list[str], tuple[str, ...]]:
     return recover._newest_checkpoint(
         cast(Fleet, nodes), run, ["a", "b", "c"], silent=(), from_scratch="never", say=lambda text: None
     )
 
 
 def bring(nodes: Nodes, run: RunPaths, holders: list[str], names: list[str]) -> None:
-    recover._bring_checkpoint(cast(Fleet, nodes), run, 20, holders, names, lambda text: None)
+    halted = recover.Halted(names, {}, 20, holders)
+    recover._bring_checkpoint(cast(Fleet, nodes), run, halted, names, lambda text: None)
 
 
 def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(tmp_path: Path, run: RunPaths) -> None:
@@ -75,7 +76,8 @@ def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(t
             checkpoint(tmp_path / name, step)
     flipped = BODY[:-1] + bytes([BODY[-1] ^ 1])
     (Path(files.checkpoint_dir(paths.run_dir(str(tmp_path / "a"), RUN), 20)) / "weights").write_bytes(flipped)
-    assert newest(Nodes(tmp_path), run) == (20, ["b"])
+    why = "checkpoint 20 on a is not used: weights has another content than when it was saved"
+    assert newest(Nodes(tmp_path), run) == (20, ["b"], (why,))
     events = [json.loads(line) for line in run.events_jsonl.read_text().splitlines()]
     assert len(events) == 1 and "checkpoint 20 on a is not used" in json.dumps(events[0])
 

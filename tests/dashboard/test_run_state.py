@@ -129,6 +129,18 @@ def test_nobody_answers() -> None:
     assert state_of(dict.fromkeys(NODES, "no route to host")) == "lost"
 
 
+def test_what_has_ended_stays_so_when_its_nodes_are_off() -> None:
+    off = dict.fromkeys(NODES, "no route to host")
+    for kept in FINISHED:
+        assert run_state(NODES, {}, off, kept=kept) == kept
+    assert run_state(NODES, {}, off, kept="running") == "lost"
+    ended_well = parse_replies({node: sample.raw_reply(node, 1, 3, **ended(OK)) for node in NODES[1:]})
+    assert run_state(NODES, ended_well, {"tower": "off"}) == "lost", "nobody who answers has the result"
+    assert run_state(NODES, ended_well, {"tower": "off"}, kept="done") == "done"
+    alive = parse_replies({node: sample.raw_reply(node, 1, 3, ranks=beating(1000)) for node in NODES[1:]})
+    assert run_state(NODES, alive, {"tower": "off"}, kept="stopped") == "lost", "its ranks live"
+
+
 def test_a_new_attempt_is_not_judged_by_the_old_one() -> None:
     newer = {"attempt": 2}
     assert state_of(tower=newer, laptop=newer, old=ended(BAD)) == "running"
@@ -137,3 +149,16 @@ def test_a_new_attempt_is_not_judged_by_the_old_one() -> None:
 
 def test_finished_states_are_those_in_which_nothing_more_happens() -> None:
     assert {"done", "failed", "stopped"} == FINISHED
+
+
+def test_between_the_last_signal_of_a_stop_and_its_record_it_has_not_failed() -> None:
+    """Nothing of it is alive and no end is written down, as after a power cut; but homelab was about to end it there."""
+    gone = {**DEAD, "exit": None}
+    assert state_of(tower=ended(OK), laptop=gone) == "failed"
+    marked = {**gone, "stop_marked_at": sample.NOW - 6}
+    assert state_of(**all_nodes(marked)) == "stopped"
+    assert state_of(tower={}, laptop=marked, old=marked) == "stopping"
+    assert state_of(tower=ended(BAD), laptop=marked, old=ended(STOPPED)) == "stopped", "the failure came after it, as its echo"
+    late = {**gone, "stop_marked_at": sample.NOW - 2}
+    assert state_of(tower=ended(BAD), laptop=late, old=late) == "failed", "the stop is the supervisor's, after the failure"
+    assert state_of(**all_nodes({**gone, "stop_marked_at": "damaged"})) == "failed"

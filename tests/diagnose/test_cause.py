@@ -100,8 +100,27 @@ def test_an_ending_without_a_word_explains_less_than_a_gone_node_or_a_reason() -
 
 
 def test_a_node_that_was_rebooted() -> None:
-    diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, has_exit=False))
+    mini = node("mini", 1, has_exit=False)
+    mini["run"]["rebooted"] = True
+    diagnosis = found(node("tower", 0, traceback(CLOSED)), mini)
     assert (diagnosis.cause, diagnosis.first_node) == ("node-restarted", "mini")
+
+
+def test_a_watcher_that_is_gone_from_a_machine_that_is_not_is_no_reboot() -> None:
+    for known in ({"rebooted": False}, {"rebooted": None}, {}):  # the last two: an attempt of an older homelab
+        mini = node("mini", 1, has_exit=False)
+        mini["run"] |= known
+        diagnosis = found(node("tower", 0, traceback(CLOSED)), mini)
+        assert (diagnosis.cause, diagnosis.first_node, diagnosis.retryable) == ("vanished", "mini", True)
+        assert "went down" not in diagnosis.title and "ended without a word" in diagnosis.title
+
+
+def test_between_the_last_signal_of_a_stop_and_its_record_nothing_has_failed() -> None:
+    mini = node("mini", 1, traceback(CLOSED), has_exit=False)
+    mini["run"] |= {"rebooted": False, "stop_marked_at": NOW - 4}
+    assert judge(mini) is None
+    diagnosis = found(node("tower", 0, traceback("MemoryError"), ended_at=NOW - 9), mini)
+    assert (diagnosis.cause, diagnosis.first_node) == ("host-out-of-memory", "tower")
 
 
 def test_a_node_that_stopped_itself_is_blamed_only_when_nobody_else_is_gone() -> None:

@@ -19,7 +19,7 @@ from homelab.runs import watchdog
 from homelab.runs.reply import Exit
 from tests.diagnose.test_recorded import EXPECTED, of
 from tests.diagnose.test_rules import LINES
-from tests.runs.test_watchdog import NODES, STILL, all_signs, judge
+from tests.runs.test_watchdog import HANGS, NODES, all_signs, judge
 
 pytestmark = pytest.mark.timeout(30)
 ALL_RULES = [*RULES, *(value for value in vars(endings).values() if isinstance(value, Rule))]
@@ -134,8 +134,8 @@ def test_a_line_of_a_log_finds_its_topic(rule: str, line: str) -> None:
         ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "dead-rank"),
         ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "dead-rank"),
         ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank"),
-        ({name: STILL for name in NODES}, "hang"),
-        ({"tower": STILL, "laptop": {"heard_s": 6.0}, "oldtower": STILL}, "silent-node"),
+        ({name: HANGS for name in NODES}, "hang"),
+        ({"tower": HANGS, "laptop": {"heard_s": 6.0}, "oldtower": HANGS}, "silent-node"),
         ({"tower": {"missing_s": {"laptop": 9.0}}, "laptop": {"heard_s": 6.0}}, "silent-node"),
         ({"laptop": {"heard_s": 60.0}}, "silent-node"),
         ({"tower": {"newest": 2}}, "supervisor"),

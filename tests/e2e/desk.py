@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.lab import Lab, procfs
+from tests.e2e import ready
 
 COMMAND = [sys.executable, "-m", "homelab"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,26 +30,23 @@ class Desk:
         self.supervise = supervise
         self.cluster = cluster or lab.cluster_file
 
-    def homelab(self, *arguments: str, code: int | None = 0, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def homelab(self, *arguments: str, code: int | None = 0, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Fails the test when it leaves with another exit code than `code` (None: any)."""
-        done = subprocess.run(
-            [*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        done = ready.run(arguments, cwd=self.folder, env=self._environment(), timeout_s=timeout_s)
         said = f"homelab {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr, said  # stdout may quote a worker's
         return done
 
-    def json(self, *arguments: str, code: int | None = 0, timeout_s: float = 60) -> Any:
+    def json(self, *arguments: str, code: int | None = 0, timeout_s: float = 120) -> Any:
         """The JSON document a command prints with --json."""
         return json.loads(self.homelab(*arguments, "--json", code=code, timeout_s=timeout_s).stdout)
 
     def spawn(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command in a session of its own, as a terminal would; stdout and stderr come together."""
+        """Start a command in a session of its own and with no signal ignored, as a terminal would; stdout and stderr come together."""
         return subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.folder, env=self._environment() | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=_heed_signals,
         )  # fmt: skip
 
     def launch(self, recipe: str, *options: str) -> Run:
@@ -150,6 +148,12 @@ class Run:
     def _files(self, pattern: str) -> Iterator[Path]:
         for node in self.lab.nodes:
             yield from sorted(self.folder(node.name).glob(pattern))
+
+
+def _heed_signals() -> None:
+    """What is ignored stays so in children: under nohup and behind a shell's `&` that holds for a closed terminal and Ctrl-C."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def name_said(output: str) -> str | None:

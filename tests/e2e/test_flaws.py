@@ -45,7 +45,7 @@ def test_flaw_is_found(name: str, trials: Trials) -> None:
         pytest.skip(trial.why_not)
     assert trial.found, (trial.error, trial.findings)
     assert trial.right_node and trial.hint, trial.findings
-    assert trial.seconds < 20.0
+    assert trial.seconds < 60.0, "2 to 5 s on an idle machine; whoever waits for each of the time-outs takes minutes"
 
 
 def test_nothing_is_left_of_the_flaws(trials: Trials) -> None:

@@ -110,15 +110,22 @@ def test_rate_and_cpu_are_as_asked(tmp_path: Path) -> None:
     with Lab.up(tmp_path / "lab", names=["tower", "mini"], backend="namespaces", cpu=[0.9, 0.5], rate="80mbit") as lab:
         assert [node["cpu_cores"] for node in lab.status()["nodes"]] == [pytest.approx(0.9), pytest.approx(0.5)]
         assert "speed = 0.9" in lab.cluster_file.read_text()
-        receive = "import socket,time\nc,_=socket.create_server(('',5000)).accept()\nn=0;t=time.monotonic()\nwhile b:=c.recv(1<<20): n+=len(b)\nprint(n/(time.monotonic()-t)/1e6)"
+        receive = "import socket,time\nc,_=socket.create_server(('',5000)).accept()\nwhile c.recv(1<<20): pass\nprint(time.monotonic())"
         send = (
             "import socket,sys,time\nfor _ in range(200):\n  try: c=socket.create_connection((sys.argv[1],5000)); break\n"
-            "  except OSError: time.sleep(0.05)\nc.sendall(bytes(20_000_000))"
+            "  except OSError: time.sleep(0.05)\nprint(time.monotonic())\nc.sendall(bytes(20_000_000))"
         )
-        receiver = subprocess.Popen([*lab.ssh_command("mini"), python(receive)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
-        output(lab, "tower", python(send, lab.nodes[1].host))
-        megabytes_per_s = float(receiver.communicate(timeout=30)[0])
-        assert 5 < megabytes_per_s < 11  # 80 Mbit/s are 10 MB/s
+
+        def megabytes_per_s() -> float:
+            """From the first byte that is sent to the last that arrives: both read this machine's one clock, so buffers add nothing."""
+            receiver = subprocess.Popen([*lab.ssh_command("mini"), python(receive)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+            began = float(output(lab, "tower", python(send, lab.nodes[1].host)))
+            return 20 / (float(receiver.communicate(timeout=30)[0]) - began)
+
+        seen = [megabytes_per_s()]
+        while seen[-1] <= 5 and len(seen) < 3:  # a busy machine is slower, and never quicker
+            seen.append(megabytes_per_s())
+        assert 5 < seen[-1] < 11, seen  # 80 Mbit/s are 10 MB/s
 
 
 @needs_namespaces

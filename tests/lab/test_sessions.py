@@ -108,7 +108,7 @@ def test_a_connection_is_quick(lab: Lab) -> None:
         started = time.monotonic()
         output(lab, "node1", "true")
         seconds.append(time.monotonic() - started)
-    assert min(seconds) < 1.5  # 0.15 to 0.25 s on an idle machine; a reverse DNS question or PAM would cost seconds
+    assert min(seconds) < 4.0  # 0.15 to 0.25 s on an idle machine; the time-out of a reverse DNS question is 5 s
 
 
 def test_nodes_outlive_the_terminal(lab: Lab) -> None:

@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from homelab.diagnose.cause import diagnose
 from homelab.node import digests, facts, files, paths, poll, ports, processes, watch
 from homelab.node.probes import speeds
 from homelab.remote import answers
+from homelab.runs.reply import parse_replies
+from homelab.runs.state import node_part
 from homelab.runs.store import USABLE_NAME
 
 pytestmark = pytest.mark.timeout(60)
@@ -54,7 +57,7 @@ def request(workdir: Path, script: str = "pass", attempt: int = 1, **more: Any) 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "work dir"
-    processes.signal_all(processes.of_run(RUN, NODE), signal.SIGKILL)
+    processes.signal_all(processes.of_run(RUN, str(tmp_path / "work dir"), NODE), signal.SIGKILL)
 
 
 def ended(workdir: Path, attempt: int = 1) -> dict[str, Any]:
@@ -107,6 +110,27 @@ def test_it_goes_on_when_everybody_has_left(workdir: Path) -> None:
     assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN})["asked"] == 0
 
 
+@pytest.mark.parametrize("is_stop", [True, False])
+def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) -> None:
+    """What is seen between its end by SIGKILL and the record of that end: by homelab's own stop, or by something else."""
+    started = ask("start", request(workdir, "import time; time.sleep(30)"))
+    if is_stop:
+        assert watch.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
+    processes.signal_all([started["agent_pid"], started["torchrun_pid"]], signal.SIGKILL)
+    wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
+    raw = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
+    reply = parse_replies({NODE: raw})[NODE]
+    assert reply.run and reply.run.exit is None and reply.run.rebooted is False
+    found = diagnose(RUN, {NODE: reply}, {})
+    assert node_part(reply.run, 1) == ("stopped" if is_stop else "vanished")
+    assert found is None if is_stop else found is not None and found.cause == "vanished"
+    agent = Path(started["run_dir"]) / "attempts/1/nodes" / NODE / "agent.json"
+    said = json.loads(agent.read_text())
+    for boot_id, rebooted in (("of another boot", True), ("", None), (5, None)):
+        agent.write_text(json.dumps({**said, "boot_id": boot_id}))
+        assert poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN})["run"]["rebooted"] is rebooted
+
+
 def test_stop_finds_what_ignores_signals_and_what_lost_its_parent(workdir: Path) -> None:
     """A worker that ignores SIGTERM, a grandchild in a session of its own whose parent is gone, and a stopped process."""
     script = """
@@ -122,7 +146,7 @@ time.sleep(60)
     started = ask("start", request(workdir, script))
     folder = Path(started["run_dir"])
     wait_until(lambda: (folder / "ready").exists() and (folder / "orphan").exists())
-    running = processes.of_run(RUN, NODE)
+    running = processes.of_run(RUN, str(workdir), NODE)
     assert len(running) == 4, "watcher, program, orphan, frozen"
     outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 0.5})
     assert outcome["asked"] == 4 and outcome["killed"] >= 2 and outcome["left"] == []
@@ -133,19 +157,34 @@ time.sleep(60)
 def test_what_outlives_a_killed_torchrun_is_ended(workdir: Path) -> None:
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
     started = ask("start", request(workdir, script))
-    wait_until(lambda: len(processes.of_run(RUN, NODE)) == 3)
+    wait_until(lambda: len(processes.of_run(RUN, str(workdir), NODE)) == 3)
     os.kill(started["torchrun_pid"], signal.SIGKILL)
     end = ended(workdir)
     assert (end["returncode"], end["signal"], end["stopped"]) == (None, signal.SIGKILL, False)
-    wait_until(lambda: not processes.of_run(RUN, NODE))
+    wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
 
 
 def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:
     ask("start", request(workdir, "import time; time.sleep(30)"))
-    assert ask("stop", {"node": f"{NODE}-other", "workdir": str(workdir), "run": RUN})["asked"] == 0
+    elsewhere = {"node": NODE, "workdir": str(workdir.parent / "other")}  # practice nodes share one /proc
+    assert ask("stop", elsewhere | {"run": RUN})["asked"] == 0 and ask("facts", elsewhere)["runs_alive"] == []
     assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": f"{RUN}-2"})["asked"] == 0
-    assert len(processes.of_run(RUN, NODE)) == 2
+    assert len(processes.of_run(RUN, str(workdir), NODE)) == 2
     assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs_alive"]
+
+
+def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path) -> None:
+    ask("start", request(workdir, "import time; time.sleep(60)"))
+    renamed = {"node": f"{NODE}-renamed", "workdir": str(workdir)}
+    assert ask("facts", renamed)["runs_alive"] == [RUN]
+    reply = ask("poll", renamed | {"run": RUN})
+    assert answers.fault("poll", reply) is None
+    assert reply["run"]["as_node"] == NODE and reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"] and list(reply["run"]["ranks"]) == ["0"]
+    assert [run["alive"] for run in ask("runs", renamed)["runs"]] == [True]
+    outcome = ask("stop", renamed | {"run": RUN})
+    assert outcome["asked"] == 2 and outcome["left"] == [] and outcome["as_nodes"] == [NODE]
+    assert ended(workdir)["stopped"] is True
+    assert [run["exit"]["stopped"] for run in ask("runs", renamed)["runs"]] == [True]
 
 
 def test_secrets_reach_the_program_and_leave_with_it(workdir: Path) -> None:
@@ -188,7 +227,7 @@ def test_a_question_that_cannot_be_is_refused_in_json(verb: str, line: str) -> N
 
 
 def test_runs_are_listed_and_odd_folders_are_none(workdir: Path) -> None:
-    assert ask("runs", {"node": NODE, "workdir": str(workdir)}) == {"runs": []}
+    assert ask("runs", {"node": NODE, "workdir": str(workdir)})["runs"] == []
     ask("start", request(workdir))
     ended(workdir)
     for name in (f"{RUN} (copy)", "no-run", "broken", "list"):
@@ -222,6 +261,11 @@ def test_poll_gives_only_new_lines_and_the_ends_of_logs(workdir: Path) -> None:
 
     assert [line["step"] for line in looked()["metrics"]] == [1, 2, 3, 4, 5], "neither what is no object nor what is being written"
     assert [line["step"] for line in looked(after_lines={"0": 5})["metrics"]] == [5]
+    assert looked(after_lines={"0": 1 << 60})["metrics"] == []
+    anew = looked(after_lines={"0": 900}, lines_of_attempt=1)["metrics"]
+    assert len(anew) == 5, "its commands were typed once more: who has counted the lines of before gets all of them"
+    (rank / "curves.jsonl").write_text(lines[0] + "\n")
+    assert looked()["before"] == [] and [line["step"] for line in looked(before=True)["before"]] == [1]
     assert looked(tail_lines=2)["log_tail"]["stdout"] == ["line 99998 \ufffd", "line 99999 \ufffd"]
     assert looked(tail_lines=0)["log_tail"] == {"stdout": [], "stderr": []}
     assert len(json.dumps(looked(tail_lines=10**6))) < 200_000, "an answer stays small"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.node import follow, stacks, watch
+from homelab.node import claims, files, follow, stacks, watch
 from homelab.runs.signs import Sign
 from tests.e2e.desk import wait_until
 
@@ -50,10 +50,45 @@ def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path
     follower.look(101.0)
     later = Sign.model_validate(follower.look(109.0))
     assert (later.ranks[0].step, later.ranks[0].phase, later.ranks[0].still_s) == (3, "training", 8.0)
+    beat(attempt, 3, passes=7)  # slow, and not dead: a pass is a sign, and no step
+    passed = follower.look(109.5)["ranks"]["0"]
+    assert (passed["still_s"], passed["step_still_s"]) == (0.0, 8.5)
     beat(attempt, 3, time=3605.0)  # the node's clock jumps: a new beat all the same, and no age of an hour
     assert Sign.model_validate(follower.look(110.0)).ranks[0].still_s == 0.0
     beat(attempt, 4, pid=2**22 + 1)
     assert Sign.model_validate(follower.look(111.0)).ranks[0].is_dead
+
+
+def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = subprocess.Popen(["sleep", "60"])
+    try:
+        beat(attempt, 36, pid=rank.pid, phase="saving")
+        read = files.read_object
+
+        def read_late(path: str) -> Any:
+            found = read(path)
+            if path.endswith("heartbeat.json") and rank.poll() is None:  # a busy node: the follower loses the processor here
+                beat(attempt, 36, pid=rank.pid, phase="done")
+                rank.kill()
+                rank.wait()
+            return found
+
+        monkeypatch.setattr(files, "read_object", read_late)
+        sign = Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+        assert (sign.ranks[0].phase, sign.ranks[0].state, sign.ranks[0].is_dead) == ("done", "", False)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) -> None:
+    beat(attempt, 3)
+    mine = {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0}
+    for boot, lives in ((claims.boot_id(), True), ("", True), ("the boot before", False)):
+        write(attempt / "nodes" / NODE / "agent.json", mine | {"boot_id": boot})
+        sign = Sign.model_validate(follow.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+        assert sign.started and [bool(sign.agent), bool(sign.torchrun), bool(sign.ranks[0].state)] == [lives] * 3
+        assert sign.ranks[0].is_dead is not lives
 
 
 def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
         (59.0, [rank()], 1.0, False),  # somebody follows it
         (1e6, [rank(still_s=3.0)], 1.0, False),  # the steps go on without anybody looking
         (100.0, [rank(still_s=100.0)], 11.0, False),  # its steps are as long as that
+        (1e6, [rank(still_s=200.0)], 20.0, False),  # a lid is closed, and the others wait for a node that is slowed to a tenth
+        (1e6, [rank(still_s=601.0)], 20.0, True),
         (100.0, [rank(still_s=100.0)], None, False),  # kernels may still be compiled
-        (400.0, [rank(still_s=301.0)], None, True),
+        (700.0, [rank(still_s=601.0)], None, True),
         (100.0, [rank(), rank("loading")], 1.0, False),
         (2000.0, [rank("evaluating", 1801.0)], 1.0, True),
         (1e6, [rank("absent", 1e6)], None, False),  # a program of the user's own: nothing is known of its steps

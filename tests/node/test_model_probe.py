@@ -81,9 +81,9 @@ def test_samples_find_a_changed_beginning_end_and_block_and_a_full_digest_finds_
     path = place / "model.safetensors"
     first = ask(place, home).files["model.safetensors"]
     assert first.sampled and first.sha256 is None
-    began = time.perf_counter()
+    began = time.process_time()
     assert ask(place, home).files["model.safetensors"] == first
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     content = path.read_bytes()
     size = len(content)
     step = (size - (2 << 20)) // 17

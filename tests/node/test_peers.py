@@ -41,17 +41,17 @@ def test_a_refusal_is_an_answer_and_a_name_that_is_no_address_is_none() -> None:
 
 
 def rank(**changes: Any) -> dict[str, dict[str, Any]]:
-    return {"0": {"phase": "training", "step": 3, "still_s": 0.2, **changes}}
+    return {"0": {"phase": "training", "step": 3, "still_s": 0.2, "step_still_s": 0.4, **changes}}
 
 
 @pytest.mark.parametrize(
     ("ranks", "dials"),
     [
         (rank(), False),
-        (rank(still_s=3.0), True),
+        (rank(step_still_s=3.0), True),  # a pass since then proves nothing: it needs nobody
         (rank(step=0), True),
         (rank(phase="loading"), True),
-        (rank() | {"1": {"phase": "evaluating", "step": 3, "still_s": 0.1}}, True),
+        (rank() | {"1": {"phase": "evaluating", "step": 3, "still_s": 0.1, "step_still_s": 0.1}}, True),
         ({}, True),
     ],
     ids=["steps", "stands still", "first step", "loads", "one evaluates", "any program"],
@@ -76,4 +76,4 @@ def test_a_step_ends_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: here.look(rank(phase="loading"), time.monotonic()) == {"node2": 0.0}, 5.0)
     there.clear()
     wait_until(lambda: here.look(rank(phase="loading"), time.monotonic())["node2"] > 0.05, 5.0)
-    assert here.look(rank(still_s=0.0), time.monotonic()) == {"node2": 0.0}
+    assert here.look(rank(step_still_s=0.0), time.monotonic()) == {"node2": 0.0}

@@ -57,6 +57,28 @@ def test_logind_as_it_comes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("HF_HUB_CACHE", "{}/a", "{}/a"),
+        ("HUGGINGFACE_HUB_CACHE", "{}/b", "{}/b"),
+        ("HF_HOME", "{}/c", "{}/c/hub"),
+        ("XDG_CACHE_HOME", "{}/d", "{}/d/huggingface/hub"),
+        ("HOME", "{}", "{}/.cache/huggingface/hub"),
+    ],
+)
+def test_the_disk_of_the_hubs_cache_is_where_the_hub_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, place: str
+) -> None:
+    for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value.format(tmp_path))
+    asked: list[str] = []
+    monkeypatch.setattr(room, "_existing", lambda folder: asked.append(folder) or str(tmp_path))
+    assert room._cache_free_bytes(str(tmp_path)) is None, "one disk: it is counted once"
+    assert asked[0] == place.format(tmp_path)
+
+
 def test_drop_ins_are_read_in_systemds_order(tmp_path: Path) -> None:
     found = sleep_of(
         tmp_path,

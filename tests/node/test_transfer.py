@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.node import files, paths, transfer
+from homelab.node import files, manifest, paths, transfer
 
 RUN = "2026-01-01-0000-transfer"
 BODY = bytes(range(256)) * 5000
@@ -90,6 +90,18 @@ def test_a_checkpoint_goes_from_one_node_to_another(tmp_path: Path) -> None:
     assert (place / "weights").read_bytes() == BODY and files.checkpoint_fault(str(place)) is None
     assert transfer.checkpoints(request(second)) == {"good": [20], "bad": {}, "unread": [], "run_known": True}
     assert not left_over(second)
+
+
+def test_a_whole_copy_of_other_content_is_replaced_where_the_right_one_is_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    checkpoint(first, 20)
+    mine = checkpoint(second, 20, content=BODY[::-1])
+    transfer.receive_checkpoint(request(second, step=20), io.BytesIO(sent(first, 20)))
+    assert (mine / "weights").read_bytes() == BODY[::-1], "a whole one of its own stays"
+    files_of = manifest.manifest(request(first, step=20))["files"]
+    assert files_of == {"weights": hashlib.sha256(BODY).hexdigest()}
+    transfer.receive_checkpoint(request(second, step=20, files=files_of), io.BytesIO(sent(first, 20)))
+    assert (mine / "weights").read_bytes() == BODY and (mine.parent / f".{mine.name}.corrupt/weights").read_bytes() == BODY[::-1]
 
 
 def test_a_damaged_checkpoint_is_neither_sent_nor_chosen(tmp_path: Path) -> None:

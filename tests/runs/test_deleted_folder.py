@@ -104,6 +104,7 @@ def test_a_recovery_begins_with_that(paths: RunPaths, monkeypatch: pytest.Monkey
     assert plan is not None
     ours = object.__new__(Supervisor)
     ours._paths, ours._say, ours._cluster = paths, lambda text: None, None  # type: ignore[assignment]
+    ours._noticed_at = 1.0
     known: list[bool] = []
 
     class Followers:

@@ -76,6 +76,13 @@ def test_old_restarts_and_other_places_do_not_count() -> None:
     assert decide(found=diagnosis(), restarts=[Restart(NOW - 9000, "killed", "tower", 40)] * 3).kind == "go-on"
 
 
+def test_restarts_of_before_the_clock_was_put_back_do_not_count() -> None:
+    ahead = [Restart(NOW + 3600 + 60 * age, "x", "y", age) for age in range(9)]
+    assert decide(restarts=ahead).kind == "go-on"
+    lately = [Restart(NOW - 60 * age, "x", "y", age) for age in range(5)]
+    assert "5 restarts within the last hour" in decide(restarts=[*ahead, *lately]).because
+
+
 def test_the_owner_knows_lines_that_mean_something() -> None:
     logs = {"tower": ["all is well"], "laptop": ["NVRM: Xid 79"]}
     policies = [{"pattern": "Xid (79|48)", "action": "exclude"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,21 @@ def test_half_a_line_from_a_node_is_left_out(line: dict[str, object]) -> None:
 
 def test_what_a_node_says_is_made_harmless() -> None:
     assert event_of({"time": 1, "what": "\x1b[2Jtrouble\n", "because": "a\rb", "own": "x"}) == {"time": 1.0, "what": "trouble", "because": "b"}
+
+
+def test_two_that_launch_at_the_same_moment_never_have_the_same_name(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda _: store.take_name(tmp_path / "runs", "law", 0.0, {store.new_name("law", 0.0, set())}), range(16)))
+    assert len(set(names)) == 16 and set(names) == set(os.listdir(tmp_path / "runs"))
+    assert sorted(name.rpartition("-law")[2] for name in names) == sorted(f"-{number}" for number in range(2, 18))
+    (tmp_path / "runs" / names[0] / "run.json").write_text("{}")
+    for name in names:
+        store.give_back(tmp_path / "runs", name)
+    assert os.listdir(tmp_path / "runs") == [names[0]], "only a name of which nothing has come is given back"
+
+
+def test_a_place_where_no_run_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(HomelabError, match="cannot be written") as caught:
+        store.take_name(tmp_path / "runs", "law", 0.0, set())
+    assert str(tmp_path / "runs") in caught.value.where

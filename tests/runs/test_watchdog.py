@@ -35,6 +35,7 @@ def judge(signs: dict[str, Sign], step_s: float | None = 1.0) -> watchdog.Verdic
 
 DONE = {"exit": Exit(returncode=0), "torchrun": "", "agent": "", "rank_phase": "done", "rank_state": ""}
 STILL = {"rank_still_s": 8.0}
+HANGS = {"rank_still_s": 31.0}
 
 
 def test_a_run_that_trains_is_well() -> None:
@@ -49,15 +50,16 @@ def test_a_run_that_trains_is_well() -> None:
         ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "exit", ("laptop",), ()),
         ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "exit", ("laptop",), ()),
         ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank", ("laptop",), (1,)),
-        ({name: STILL for name in NODES}, "hang", (), ()),
-        ({"tower": STILL, "laptop": {"rank_still_s": 8.0, "rank_step": 11}, "oldtower": STILL}, "hang", (), (1,)),
-        ({"tower": STILL, "laptop": {"heard_s": 6.0}, "oldtower": STILL}, "silent-node", ("laptop",), ()),
+        ({name: HANGS for name in NODES}, "hang", (), ()),
+        ({"tower": HANGS, "laptop": {"rank_still_s": 31.0, "rank_step": 11}, "oldtower": HANGS}, "hang", (), (1,)),
+        ({name: {**STILL, "missing_s": {"laptop": 4.5}} for name in ("tower", "oldtower")} | {"laptop": STILL}, "hang", (), ()),
+        ({"tower": {"rank_still_s": 13.0}, "laptop": {"heard_s": 6.0}, "oldtower": {"rank_still_s": 13.0}}, "silent-node", ("laptop",), ()),
         ({name: {"exit": Exit(signal=15, stopped=True)} for name in NODES}, "stopped", (), ()),
         ({name: {"stopping": True} for name in NODES} | {"laptop": {"stopping": True, "rank_state": ""}}, "stopped", (), ()),
         ({name: DONE for name in NODES}, "done", (), ()),
         ({"tower": {"newest": 2}}, "superseded", (), ()),
     ],
-    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped by a signal", "hang", "one is behind", "cut off", "by hand", "elsewhere", "done", "superseded"],
+    ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped", "hang", "one is behind", "it is mute", "cut off", "by hand", "elsewhere", "done", "superseded"],
 )  # fmt: skip
 def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     found = judge(all_signs(**changes))
@@ -71,6 +73,9 @@ def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any
     [
         {"laptop": {"heard_s": 60.0}},  # its sshd died, or we are cut off from it: no step of the others ends without it
         {name: {"heard_s": 60.0} for name in NODES},  # we are cut off from all
+        {name: STILL for name in NODES},  # one of them is slowed to a tenth
+        {"tower": {"rank_still_s": 600.0}, "laptop": {"rank_still_s": 1.2}, "oldtower": {"rank_still_s": 600.0}},  # and says so with every pass
+        {"tower": STILL, "laptop": {"heard_s": 9.0}, "oldtower": STILL},  # and its follower gets no processor beside it
         {"laptop": {"agent": ""}},  # the agent alone was killed: torchrun goes on
         {"tower": {"rank_phase": "saving", "rank_still_s": 40.0}, "laptop": STILL, "oldtower": STILL},  # the others wait for its disk
         {name: {"rank_phase": "loading", "rank_still_s": 200.0} for name in NODES},
@@ -78,7 +83,7 @@ def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any
         {"laptop": {"rank_state": "T", "rank_still_s": 1.0}},  # somebody looks at it with a debugger
         {"laptop": DONE, "tower": {"rank_phase": "saving"}},  # the last ones write the final model
     ],
-    ids=["one is not heard", "nobody is heard", "agent killed", "slow disk", "loading", "evaluating", "debugger", "finishing"],
+    ids=["one is not heard", "nobody is heard", "slow", "very slow", "slow and not heard", "agent killed", "slow disk", "loading", "evaluating", "debugger", "finishing"],
 )  # fmt: skip
 def test_what_is_no_trouble(changes: dict[str, dict[str, Any]]) -> None:
     assert judge(all_signs(**changes)).kind == "well"
@@ -93,6 +98,24 @@ def test_who_is_not_heard_is_said() -> None:
 def test_a_rank_that_is_done_though_its_agent_was_killed_counts_as_done() -> None:
     signs = all_signs(**{name: {**DONE, "exit": None} for name in NODES})
     assert judge(signs).kind == "done"
+
+
+def confirmed(**then: dict[str, Any]) -> watchdog.Verdict:
+    """The laptop's rank was seen dead; what holds when the nodes have said these things."""
+    first = judge(all_signs(laptop={"rank_state": ""}))
+    assert first.kind == "dead-rank"
+    signs = all_signs(**then)
+    return watchdog.confirmed(first, judge(signs), signs)
+
+
+def test_an_end_that_was_seen_is_judged_by_torchruns_own_word() -> None:
+    assert confirmed(**{name: DONE for name in NODES}).kind == "done"
+    assert confirmed(laptop=DONE, tower={"rank_phase": "saving"}).kind == "well", "it ended well, and the others are about to"
+    assert confirmed(**{name: {"stopping": True} for name in NODES}).kind == "stopped"
+    failed = {"exit": Exit(returncode=1), "rank_state": ""}
+    assert confirmed(**{name: failed for name in NODES}).kind == "dead-rank", "the first word tells most"
+    assert confirmed(laptop={"rank_state": ""}).kind == "dead-rank"
+    assert confirmed(laptop={"rank_state": "", "heard_s": 9.0}).kind == "dead-rank", "that it fell silent since is no proof of its health"
 
 
 def test_the_moment_between_torchruns_end_and_the_agents_word_of_it_is_no_trouble() -> None:
@@ -111,11 +134,11 @@ def test_a_run_that_is_done_ends_though_one_node_is_not_heard_any_more() -> None
 
 
 def test_a_slow_step_is_no_hang_and_the_first_step_has_time() -> None:
-    signs = all_signs(**{name: {"rank_still_s": 20.0} for name in NODES})
-    assert judge(signs, step_s=10.0).kind == "well"
+    signs = all_signs(**{name: {"rank_still_s": 200.0} for name in NODES})
+    assert judge(signs, step_s=20.0).kind == "well", "slowed to a tenth, in one pass"
     assert judge(signs, step_s=5.0).kind == "hang"
     assert judge(signs, step_s=None).kind == "well"
-    late = all_signs(**{name: {"rank_still_s": watchdog.FIRST_STEP_S + 1} for name in NODES})
+    late = all_signs(**{name: {"rank_still_s": watchdog.FIRST_STEP_S["whole"] + 1} for name in NODES})
     assert judge(late, step_s=None).kind == "hang"
 
 
@@ -129,6 +152,21 @@ def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> Non
     assert judge(all_signs(**{**at_the_door, "laptop": {"heard_s": 10.0}})).kind == "well"
     loading = {name: {"rank_phase": "loading", "rank_still_s": 25.0} for name in NODES}
     assert judge(all_signs(**{**loading, "laptop": {"heard_s": 60.0}})).kind == "well"
+
+
+def test_who_is_reached_by_others_may_only_be_busy() -> None:
+    def seen(missed_s: float, **of_laptop: Any) -> dict[str, Sign]:
+        waits = {"rank_phase": "loading", "rank_still_s": 60.0, "missing_s": {"laptop": missed_s}}
+        return all_signs(tower=waits, oldtower=waits | {"missing_s": {}}, laptop={"heard_s": 60.0, **of_laptop})
+
+    assert judge(seen(0.0)).kind == "well", "its memory is short while it loads, and its follower does not come to a word"
+    assert judge(seen(4.5)).nodes == ("laptop",)
+
+
+def test_a_rank_that_is_seen_to_work_is_waited_for_however_long_it_loads() -> None:
+    waits = {"rank_phase": "loading", "rank_still_s": 5000.0}
+    assert judge(all_signs(tower=waits, laptop={"rank_phase": "loading", "rank_still_s": 2.0}, oldtower=waits)).kind == "well"
+    assert judge(all_signs(**{name: waits for name in NODES})).kind == "hang"
 
 
 @pytest.mark.parametrize("phase", ["absent", "starting", "loading", "fetching", "training", "evaluating"])

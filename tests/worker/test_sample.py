@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +22,7 @@ from homelab.control import material, sample
 from homelab.facts import Facts
 from homelab.node.sample import beginning
 from homelab.remote.fanout import Fleet
+from homelab.worker import disguise, records
 from homelab.worker import sample as looking
 from tests.checks import healthy
 from tests.worker import harness
@@ -102,6 +108,16 @@ def test_the_tokens_are_those_that_the_worker_counts(write: Callable[..., Path],
         ("a.csv", 'prompt,completion\nwhy,so\nwhy,"so\n', "mine, line", "CSV"),
         ("a.csv", "prompt,completion\nwhy,so,and so\n", "mine, line 2", "number of columns"),
         ("a.jsonl", "\n\n", "mine", "no rows"),
+        (
+            "a.jsonl",
+            lines([*harness.chat_rows(2), {"messages": [{"role": "user", "content": "r\ud800d"}]}]),
+            "mine, line 3, message 1, key content",
+            "half a character, \\ud800,",
+        ),
+        ("a.jsonl", lines([{"text": "r\udc00d"}]), "mine, line 1, key text", "half a character, \\udc00,"),
+        ("a.jsonl", lines([{"\ud800": "a"}]), "mine, line 1", "it has"),
+        ("a.jsonl", lines([{"text": "a"}]).encode("utf-16"), "mine", "UTF-16 text, not UTF-8"),
+        ("a.jsonl", gzip.compress(lines([{"text": "a"}]).encode()), "mine", "compressed by gzip"),
     ],
 )
 def test_a_broken_row_is_named_as_the_worker_names_it(
@@ -111,6 +127,106 @@ def test_a_broken_row_is_named_as_the_worker_names_it(
     assert found.rows_bad and found.rows_bad[0].where.startswith(where), found
     assert message in found.rows_bad[0].message and found.rows_bad[0].hint
     assert look(write(name, text), None).rows_bad == found.rows_bad, "it takes no tokenizer to see that"
+
+
+WORDS = "it's mine.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "command"),
+    [
+        (WORDS, '{"text": "ä"}'.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {} > "),
+        (WORDS, '{"text": "ä"}'.encode("utf-16-le"), "UTF-16LE text", "iconv -f UTF-16LE -t UTF-8 {} > "),
+        (WORDS, '{"text": "ä"}'.encode("utf-16-be"), "UTF-16BE text", "iconv -f UTF-16BE -t UTF-8 {} > "),
+        (WORDS, '{"text": "ä"}'.encode("utf-32"), "UTF-32 text", "iconv -f UTF-32 -t UTF-8 {} > "),
+        (WORDS, gzip.compress(b"{}"), "compressed by gzip", "mv {} {gz} && gunzip {gz}"),
+        ("a.jsonl.gz", gzip.compress(b"{}"), "compressed by gzip", "gunzip {}"),
+        ("a.jsonl", lzma.compress(b"{}"), "compressed by xz", "unxz"),
+        ("a.jsonl", bz2.compress(b"{}"), "compressed by bzip2", "bunzip2"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd\x04\x00", "compressed by zstd", "unzstd"),
+        ("a.csv", b"PK\x03\x04\x14\x00", "a zip archive", "unzip {}"),
+        ("a.jsonl", b"PAR1\x15\x04", "a Parquet file", "a.parquet"),
+    ],
+)
+def test_what_a_file_really_is_is_told_by_its_first_bytes(
+    tmp_path: Path, write: Callable[..., Path], name: str, text: bytes, kind: str, command: str
+) -> None:
+    path = write(name, text)
+    what, mend = disguise.unmask(path, text[:16]) or ("", "")
+    assert what.startswith(kind)
+    assert command.format(shlex.quote(str(path)), gz=shlex.quote(f"{path}.gz")) in mend
+    with pytest.raises(looking.WorkerError, match=kind) as refused:
+        records.read({"kind": "file", "path": str(path), "sha256": None}, "train")
+    assert refused.value.hint == mend
+
+
+def test_the_command_that_mends_an_encoding_mends_it(tmp_path: Path, write: Callable[..., Path]) -> None:
+    path = write(WORDS, lines([{"text": "grün"}]).encode("utf-16-le"))
+    _, mend = disguise.unmask(path, path.read_bytes()[:16]) or ("", "")
+    subprocess.run(["/bin/sh", "-c", mend.partition(", and")[0]], check=True, timeout=10)
+    assert records.read({"kind": "file", "path": str(tmp_path / f"utf8-{WORDS}")}, "train")[0].fields == {"text": "grün"}
+
+
+@pytest.mark.parametrize("text", ['{"text": "ä"}', "prompt,completion\n", "\ufeff{}", "é", "", "{", "日本"])
+def test_an_ordinary_file_is_what_it_is(text: str) -> None:
+    assert disguise.unmask(Path("a.jsonl"), text.encode()) is None
+    assert disguise.unmask(Path("a.parquet"), b"PAR1\x15\x04") is None
+
+
+def test_empty_answers_are_counted_and_the_first_is_named(write: Callable[..., Path], tokenizer: Any) -> None:
+    rows = [{"prompt": "why", "completion": "so" if number % 4 else ["", " \n"][number % 8 == 0]} for number in range(40)]
+    found = look(write("a.jsonl", lines(rows)), tokenizer)
+    assert (found.rows_mute, found.rows_silent, found.mute_at) == (10, 0, "mine, line 1")
+    empty = look(write("a.jsonl", lines([{**row, "completion": ""} for row in rows])), tokenizer)
+    assert empty.rows_mute == empty.tokens_sampled == 40
+    short = look(write("a.jsonl", lines([{"prompt": "why", "completion": "x"}])), tokenizer)
+    assert (short.rows_mute, short.mute_at) == (0, ""), "one letter is an answer"
+
+
+def test_the_longest_row_is_known_wherever_it_stands(
+    write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "MOST_ROWS", 5)
+    rows = [{"text": "a few words"} for _ in range(40)]
+    rows[17] = {"text": "word " * 2000}
+    path = write("huge.jsonl", lines(rows))
+    found = look(path, tokenizer)
+    assert found.tokens_sampled == 5
+    assert (found.longest_tokens, found.longest_at) == (10_001, "mine, line 18"), "a token per letter, and the end"
+    monkeypatch.setattr(looking, "_LONGEST_CHARACTERS", 100)
+    guessed = look(path, tokenizer)
+    assert guessed.longest_at == "mine, line 18" and guessed.longest_tokens == pytest.approx(10_000, rel=0.1)
+
+
+def test_the_longest_row_of_a_large_file_is_behind_its_beginning(
+    write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homelab.node import sample as on_node
+
+    rows = [{"text": "a few words"} for _ in range(40)]
+    rows[31], rows[33] = {"text": "word " * 200}, {"text": "word " * 100}
+    path = write("large.jsonl", lines(rows))
+    start, whole = beginning(str(path), 300)
+    assert start is not None and not whole
+    longest = on_node.longest_after(str(path), len(start))
+    assert [(entry["line"], len(entry["text"])) for entry in longest[:2]] == [(32, entry_bytes(rows[31])), (34, entry_bytes(rows[33]))]
+    assert len(longest) == on_node.LONGEST_ROWS
+
+    def asked(longest: list[dict[str, Any]]) -> FileSample:
+        file = {"path": str(write("start.jsonl", start)), "shown": "mine", "whole": False, "longest": longest}
+        return FileSample.model_validate(looking.look({"files": {"train": file}, "data": DATA, "seq_len": 512}, tokenizer)["train"])
+
+    found = asked(longest)
+    assert (found.longest_tokens, found.longest_at) == (1001, "mine, line 32")
+    monkeypatch.setattr(on_node, "_LONGEST_BYTES", 100)  # too long to be sent: its size is told
+    told = on_node.longest_after(str(path), len(start))
+    assert told[0]["text"] is None
+    assert asked(told).longest_tokens == pytest.approx(1000, rel=0.2)
+    assert on_node.longest_after(str(path.with_suffix(".csv")), 0) == []
+
+
+def entry_bytes(row: dict[str, Any]) -> int:
+    return len(lines([row]))
 
 
 def test_no_more_than_three_broken_rows_are_named_and_the_others_are_counted(
@@ -219,6 +335,29 @@ def test_a_node_looks_once_and_answers_the_second_time_from_what_it_kept(tmp_pat
         (tmp_path / "work/samples.json").write_text(json.dumps({key: value}))
         second = sample.look(fleet, evidence, recipe, items)
         assert second is not None and second.files["train"].rows_read == 77
+
+
+def test_the_kept_verdict_is_that_of_the_file_as_it_is_called_now(tmp_path: Path) -> None:
+    """The name says how a file is read, and the verdict names its path: equal content is no equal question."""
+
+    def key(name: str, **data: Any) -> tuple[str, list[str]]:
+        (tmp_path / name).write_text('{"text": "a"}\n')
+        recipe = recipe_of(train=name, **data)
+        items = material.of_recipe(recipe, tmp_path / "r.toml")
+        request, _ = sample._question(evidence_of(tmp_path, None), recipe, {item.role: item for item in items}, "tower", None)
+        return request["key"], [file["shown"] for file in request["files"].values()]
+
+    (tmp_path / "sub").mkdir()
+    seen = [key("chats.data"), key("chats.jsonl"), key("sub/chats.jsonl"), key("chats.jsonl", text_column="body")]
+    assert len({found for found, _ in seen}) == 4
+    assert [shown for _, shown in seen[:3]] == [[f"{tmp_path}/{name}"] for name in ("chats.data", "chats.jsonl", "sub/chats.jsonl")]
+    assert key("chats.jsonl") == seen[1]
+    on_nodes = []
+    for path in ("/data/chats.data", "/data/chats.jsonl"):
+        recipe = recipe_of(train=path)
+        items = {item.role: item for item in material.of_recipe(recipe, tmp_path / "r.toml")}
+        on_nodes.append(sample._question(evidence_of(tmp_path, None, {"train": path}), recipe, items, "tower", None)[0]["key"])
+    assert on_nodes[0] != on_nodes[1]
 
 
 def test_a_tokenizer_that_does_not_load_is_told_as_such(tmp_path: Path, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -59,10 +60,25 @@ def damage(run: Path) -> None:
     weights.write_bytes(flipped)
 
 
+class Spiteful:
+    """What a pickle can do to who loads it."""
+
+    def __reduce__(self) -> Any:
+        return (print, ("it was called",))
+
+
+def renew_manifest(folder: Path) -> None:
+    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
+    manifest["files"] = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": checkpoint.file_sha256(folder / name)} for name in manifest["files"]
+    }
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+
 def again(forks: harness.Forks, run: Path, attempt: int, **more: Any) -> tuple[list[int], str]:
     # Ranks that wait at the store for one that has ended are ended by whoever watches the run: here soon.
-    more = {"prepare": lambda: damage(run), "after_failure_s": 3, **more}
-    return forks.run(run, attempt, SHARES, nodes=PLACES, resume_step=2, **more)
+    more = {"prepare": lambda: damage(run), "after_failure_s": 3, "resume_step": 2, **more}
+    return forks.run(run, attempt, SHARES, nodes=PLACES, **more)
 
 
 def error_of(run: Path, node: str, attempt: int, rank: int) -> dict[str, str]:
@@ -86,6 +102,67 @@ def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole
     notes = [line["message"] for rank in (0, 3) for line in harness.lines(run, 2, rank, "metrics.jsonl", "note")]
     assert any("set aside" in note and "sha256" in note for note in notes)
     assert any("went from whole to damaged, without" in note for note in notes)
+
+
+def test_a_whole_copy_with_other_weights_is_replaced_by_what_most_hold(run: Path, forks: harness.Forks) -> None:
+    undisturbed = harness.weights(run, 4)
+    odd = checkpoints(run, "damaged")  # the head's own: it has no vote more than the others
+
+    def alter() -> None:
+        for file in ("trainable.safetensors", "optimizer.pt"):
+            shutil.copy(odd / "step-00000004" / file, odd / STEP / file)
+        renew_manifest(odd / STEP)
+        for node in dict.fromkeys(PLACES):
+            shutil.rmtree(checkpoints(run, node) / "step-00000004")
+
+    codes, output = again(forks, run, 2, prepare=alter)
+    assert codes == [0] * 4, output
+    assert harness.relative_error(harness.weights(run, 4), undisturbed) < TOLERANCE
+    copies = {content(checkpoints(run, node) / "step-00000004")["optimizer.pt"] for node in dict.fromkeys(PLACES)}
+    assert len(copies) == 1
+    notes = [line["message"] for rank in range(4) for line in harness.lines(run, 2, rank, "metrics.jsonl", "note")]
+    assert any("on damaged is set aside" in note and "not those of whole, without" in note for note in notes), notes
+
+
+def test_what_was_chosen_before_the_start_counts_more_than_the_votes_of_those_that_take_part(run: Path, forks: harness.Forks) -> None:
+    from homelab.worker import spread
+
+    undisturbed = harness.weights(run, 4)
+    chosen = spread._digest(checkpoints(run, "whole") / STEP)
+
+    def alter() -> None:
+        for node in ("damaged", "without"):
+            for file in ("trainable.safetensors", "optimizer.pt"):
+                shutil.copy(checkpoints(run, node) / "step-00000004" / file, checkpoints(run, node) / STEP / file)
+            renew_manifest(checkpoints(run, node) / STEP)
+        for node in dict.fromkeys(PLACES):
+            plan = harness.folder_of(run, node, PLACES) / "attempts/2/plan.json"
+            plan.write_text(json.dumps(json.loads(plan.read_text()) | {"resume_digest": chosen}))
+
+    codes, output = again(forks, run, 2, prepare=alter)
+    assert codes == [0] * 4, output
+    assert harness.relative_error(harness.weights(run, 4), undisturbed) < TOLERANCE
+
+
+def test_one_that_torch_refuses_to_load_is_said_and_not_taken_again(run: Path, forks: harness.Forks) -> None:
+    def spoil() -> None:
+        import torch
+
+        for node in dict.fromkeys(PLACES):
+            folder = checkpoints(run, node) / "step-00000004"
+            torch.save({"state": Spiteful(), "param_groups": []}, folder / "optimizer.pt")
+            renew_manifest(folder)
+
+    codes, output = again(forks, run, 2, prepare=spoil, resume_step=4)
+    assert all(codes) and "Traceback" not in output and "it was called" not in output, output
+    for node, rank in (("damaged", 0), ("without", 1), ("whole", 3)):
+        error = error_of(run, node, 2, rank)
+        assert error["message"].startswith("optimizer.pt of the checkpoint cannot be loaded: ") and "set aside" in error["message"]
+        assert error["where"] == str(checkpoints(run, node) / ".step-00000004.corrupt/optimizer.pt")
+        assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("goes on from the one before, of step 2")
+        assert checkpoint.complete_steps(checkpoints(run, node)) == [2]
+    codes, output = again(forks, run, 3, prepare=lambda: None)
+    assert codes == [0] * 4, output
 
 
 def test_where_nobody_holds_it_every_node_says_what_is_wrong_with_its_own(run: Path, forks: harness.Forks) -> None:

@@ -3,7 +3,7 @@
 import os
 import resource
 
-from homelab.node import paths
+from homelab.node import hub, paths
 
 _SHM = "/dev/shm"
 
@@ -94,10 +94,7 @@ def _temporary_folder():
 
 def _cache_free_bytes(workdir):
     """Of the disk that holds the Hub's cache, where it is another than the workdir's."""
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(
-        os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface"), "hub"
-    )
-    here = _existing(os.path.abspath(cache))
+    here = _existing(os.path.abspath(hub.cache()))
     try:
         if os.stat(here).st_dev == os.stat(_existing(workdir)).st_dev:
             return None

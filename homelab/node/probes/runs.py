@@ -5,5 +5,5 @@ from homelab.node import leftovers, processes
 
 def read(request):
     """Their names."""
-    alive = sorted(processes.of_runs(request["node"]))
+    alive = sorted(processes.of_runs(request["workdir"], request["node"]))
     return {"runs_alive": alive, "secrets_removed": leftovers.remove_secrets(request["workdir"])}

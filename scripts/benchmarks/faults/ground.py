@@ -26,6 +26,8 @@ GLOBAL_BATCH = 12
 STEPS_PER_EPOCH = ROWS // GLOBAL_BATCH
 LIMIT_S = 420.0  # a run with its recoveries; a machine that computes for others too is slow
 BEGIN_S = 120.0
+# Steps of about a second on half a core, in several passes: slowed to a tenth they take as long as a hang was once thought to.
+SLOW = {"epochs": 30, "every_steps": 10, "global_batch": 240}
 
 RECIPE = """
 [model]
@@ -80,19 +82,17 @@ class Ground:
     every_steps: int
     rank: int = 4
     reference: SeenRun | None = None
+    slow_reference: SeenRun | None = None  # of `SLOW`
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.epochs * STEPS_PER_EPOCH
 
-    def recipe(self, *, data: str = "chats.jsonl", more: str = "") -> str:
-        """The text of the recipe."""
-        text = RECIPE.format(
-            model=self.model, data=data, epochs=self.epochs, every_steps=self.every_steps, global_batch=GLOBAL_BATCH,
-            rank=self.rank,
-        )  # fmt: skip
-        return text + more
+    def recipe(self, *, data: str = "chats.jsonl", more: str = "", **changes: int) -> str:
+        """The text of the recipe. `changes`: epochs, every_steps, global_batch."""
+        usual = {"epochs": self.epochs, "every_steps": self.every_steps, "global_batch": GLOBAL_BATCH}
+        return RECIPE.format(model=self.model, data=data, rank=self.rank, **(usual | changes)) + more
 
     def launch(self, recipe: str = "train.toml", *options: str) -> SeenRun:
         """`homelab launch` with a supervisor; returns when both are started."""
@@ -114,6 +114,7 @@ class Ground:
                 self.lab.fault(node["name"], "plug-cable")
             if node["frozen"]:
                 self.lab.fault(node["name"], "thaw")
+            self.lab.fault(node["name"], "throttle=off")
         procfs.send(left_on(self.lab), signal.SIGKILL)
 
 
@@ -222,6 +223,7 @@ def ground(
             made = Ground(lab, Desk(place, lab, supervise=True), model, epochs, every_steps, rank)
             harness.write_jsonl(place / "chats.jsonl", harness.chat_rows(ROWS))
             made.desk.write("train.toml", made.recipe())
+            made.desk.write("slow.toml", made.recipe(**SLOW))
             made.desk.write("broken.py", BROKEN)
             made.desk.write("broken.toml", '[script]\npath = "broken.py"\n')
             try:

@@ -92,6 +92,7 @@ class Scene:
         self.step = 0
         self.victim = ""
         self.mounted: set[str] = set()  # nodes whose workdir is something mounted there
+        self.reference, self.epochs = ground.reference, ground.epochs  # what its training is compared with
         self.undo = ExitStack()  # what has to be as before once all is measured
 
     def node(self, *, head: bool | None = None) -> str:
@@ -217,14 +218,14 @@ def _measure_steps(run: SeenRun, attempts: range, fault_at: float, outcome: Outc
 
 
 def _judge_training(scene: Scene, outcome: Outcome) -> None:
-    reference = scene.ground.reference
+    reference = scene.reference
     if not scene.run.has_finished() or reference is None:
         outcome.weights_equal = outcome.exactly_once = False if reference is not None else None
         outcome.why.append("no final weights")
         return
     outcome.error = relative_error(scene.run.final(), reference.final())
     outcome.weights_equal = outcome.error <= TOLERANCE
-    outcome.exactly_once = is_exactly_once(scene.run, scene.ground.epochs)
+    outcome.exactly_once = is_exactly_once(scene.run, scene.epochs)
     if not outcome.weights_equal:
         outcome.why.append(f"the weights differ by {outcome.error:.1e}")
     if not outcome.exactly_once:

@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.uneven import aftermath
+from benchmarks.uneven.meter import Meter
+
 from homelab.lab import Lab
 from homelab.lab.state import is_lab
+from homelab.runs.paths import RunPaths
 
 CORES = {"node1": 0.6, "node2": 0.3, "node3": 0.2}
 """Speeds of 3 : 1.5 : 1 that leave room on two cores."""
 _START_CORES = 1.0  # importing torch at 0.2 core takes half a minute; at most one core, so that every rank computes with one thread
 _START_LIMIT_S = 150.0
+_ANSWER_LIMIT_S = 120.0
 _POLL_S = 0.1
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -53,16 +58,13 @@ class Window:
 
 @dataclass
 class Run:
-    """One launched run. `folders` are its run folders, one per node, in the order of their ranks. `start_s`: until all of them trained.
-    `began`: the time (monotonic) and the machine's busy seconds then.
-    """
+    """One launched run. `folders` are its run folders, one per node, in the order of their ranks. `start_s`: until all of them trained."""
 
     name: str
     folders: dict[str, Path]
     global_batch: int
     row_tokens: Sequence[int]
     start_s: float = 0.0
-    began: tuple[float, float] = (0.0, 0.0)
 
     def beat(self, rank: int = 0) -> dict[str, Any]:
         """The newest sign of life of a rank, {} when there is none."""
@@ -110,10 +112,6 @@ class Run:
         """Step -> the rows that a rank trained on in it."""
         return {line["step"]: line["ids"] for line in self.lines(rank, "samples.jsonl")}
 
-    def busy_cores(self) -> float:
-        """Cores of this machine that were busy since the run has trained. The nodes' limits say how many it should be."""
-        return round((_busy_s() - self.began[1]) / (time.monotonic() - self.began[0]), 2)
-
     def ended(self) -> bool:
         """Whether torchrun has ended on a node."""
         return any(
@@ -146,6 +144,8 @@ class Machines:
     def __init__(self, lab: Lab, desk: Path) -> None:
         self.lab = lab
         self.desk = desk
+        self.meter = Meter(lab)
+        self._living: list[Run] = []
 
     def start(
         self, recipes: Sequence[str], row_tokens: Sequence[int], global_batch: int, alone: Sequence[str] = ()
@@ -168,6 +168,7 @@ class Machines:
         for name, nodes in zip(names, places, strict=True):
             folders = {node: Path(self.lab.state.node(node).workdir) / "runs" / name for node in nodes}
             runs.append(Run(name, folders, global_batch, row_tokens))
+        self._living += runs
         waiting = {node: (run, rank) for run in runs for rank, node in enumerate(run.folders)}
         deadline = time.monotonic() + _START_LIMIT_S
         while waiting:
@@ -175,9 +176,9 @@ class Machines:
                 if run.beat(rank).get("phase") == "training":
                     self.limit({node: CORES[node]})
                     run.start_s = round(time.monotonic() - began, 1)
-                    run.began = (time.monotonic(), _busy_s())
                     del waiting[node]
             self._alive(runs, deadline, "to start training")
+        self.meter.begin()
         return tuple(runs)
 
     def wait_for_step(self, run: Run, step: int, limit_s: float = 300.0) -> None:
@@ -191,12 +192,18 @@ class Machines:
         deadline = time.monotonic() + limit_s
         while not all(run.beat(rank).get("phase") == "done" for rank in range(len(run.folders))):
             self._alive([run], deadline, "to finish", may_end=True)
+        self._living.remove(run)
 
     def stop(self, *runs: Run) -> None:
         """End runs; their nodes get their CPU back for it."""
         self.limit(dict.fromkeys(CORES, _START_CORES))
         for run in runs:
             self.homelab("stop", run.name)
+            self._living.remove(run)
+
+    def stop_all(self) -> None:
+        """End all runs that have been started and not been stopped."""
+        self.stop(*self._living)
 
     @contextmanager
     def speeds_set_aside(self) -> Iterator[None]:
@@ -217,6 +224,7 @@ class Machines:
         """Set CPU limits from now on, in cores."""
         for node, value in cores.items():
             self.lab.fault(node, f"throttle={value:g}")
+        self.meter.limited(cores)
 
     def homelab(self, *arguments: str) -> str:
         """Run a command of homelab to its end; what it printed. Raises SystemExit when it fails."""
@@ -226,6 +234,11 @@ class Machines:
         finally:
             process.kill()
             process.wait()
+
+    def story(self, run: Run) -> str:
+        """What there is to say of a run that ended before its time: its events here, and what it printed on the nodes."""
+        told = (aftermath.story(RunPaths(self.desk / "runs" / run.name)), run.logs())
+        return "\n".join(part for part in told if part)
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[str]:
         outside = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
@@ -241,19 +254,17 @@ class Machines:
             seen = "it ended" if ended else "that took too long"
             raise SystemExit(
                 f"error: waited for {runs[0].name} {what}, and {seen}\n"
-                + "\n".join(run.logs() for run in ended or runs)
+                + "\n".join(self.story(run) for run in ended or runs)
             )
         time.sleep(_POLL_S)
 
 
-def _busy_s() -> float:
-    """CPU seconds that this machine has been computing since it was started, over all cores and for whomever (proc_stat(5))."""
-    user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    return sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")
-
-
 def _answer(process: subprocess.Popen[str]) -> str:
-    said, complained = process.communicate(timeout=120)
+    try:
+        said, complained = process.communicate(timeout=_ANSWER_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        words = " ".join(process.args)  # type: ignore[arg-type]
+        raise SystemExit(f"error: {words}: no end after {_ANSWER_LIMIT_S:.0f} s") from None
     if process.returncode != 0:
         raise SystemExit(f"error: {' '.join(process.args)}: exit code {process.returncode}\n{said}\n{complained}")  # type: ignore[arg-type]
     return said
@@ -261,24 +272,39 @@ def _answer(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def machines(say: Callable[[str], None], fill: Callable[[Path], None]) -> Iterator[Machines]:
-    """Three nodes and a desk in a temporary folder, filled by `fill`. All of it is gone afterwards, also after Ctrl-C or a failure."""
-    handler = signal.signal(signal.SIGTERM, _terminated)
+    """Three nodes and a desk in a temporary folder, filled by `fill`. Afterwards nothing of it runs, its supervisors neither.
+
+    The folder is kept where the block fails, and it is said where; after its end, Ctrl-C, `kill` and a closed terminal it is gone.
+    """
+    # What is ignored stays so: whoever started us wants that (nohup).
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number, handler in handlers.items() if handler != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, aftermath.interrupted)
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
+    keep = False
     try:
         desk = folder / "desk"
         desk.mkdir()
         fill(desk)
         yield Machines(Lab.up(folder / "lab", names=list(CORES), cpu=[_START_CORES]), desk)
+    except (Exception, SystemExit):
+        keep = True
+        raise
     finally:
         # Whoever is impatient now would leave processes behind.
-        patient = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in heeded:
+            signal.signal(number, signal.SIG_IGN)
         say("taking the practice nodes down")
-        if is_lab(folder / "lab"):
-            Lab.open(folder / "lab").down()
-        shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGINT, patient[signal.SIGINT])
-        signal.signal(signal.SIGTERM, handler)
-
-
-def _terminated(*_: object) -> None:
-    raise SystemExit(143)
+        try:
+            if is_lab(folder / "lab"):
+                lab = Lab.open(folder / "lab")
+                aftermath.end_all(lab.cluster_file)
+                lab.down(keep_files=keep)
+        finally:
+            if keep:
+                say(f"kept, to look at: {folder} (desk/runs: the runs as this machine saw them; lab/nodes: what the nodes wrote)")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+            for number in heeded:
+                signal.signal(number, handlers[number])

@@ -1,0 +1,120 @@
+"""Are the ranks' copies of the trained weights the same? To the last bit where a training starts, to rounding while it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from homelab.worker import ranks, replicas
+from homelab.worker.errors import TrainingError
+from homelab.worker.task import Task
+
+ROUNDING = 1e-5  # relative; what unequal processors make of the same gradients stays far below
+_NOTED = 1e-6
+_PROJECTIONS = 8
+_BLOCK = 1 << 14
+
+
+def refuse_unequal(model: Any, task: Task, where: str) -> None:
+    """Raises TrainingError, the same on every rank, where a rank's trained weights differ from the others' in a bit. Collective."""
+    everyone = ranks.gather(replicas.numbers(digest(model)))
+    found = {rank: str(values) for rank, values in enumerate(everyone)}
+    right = replicas.right(found)
+    odd = [rank for rank, its in found.items() if its != right]
+    if odd:
+        nodes = sorted({entry["node"] for entry in task.plan["ranks"] if entry["rank"] in odd})
+        others = [rank for rank in found if rank not in odd]
+        raise TrainingError(
+            f"the ranks do not start from the same weights: {_named(task, odd)} has others than {_named(task, others)}",
+            where=where,
+            hint=f"homelab recover {task.run_dir.name}; where it comes back, test the memory of {', '.join(nodes)} (memtester)",
+        )
+
+
+def digest(model: Any) -> str:
+    """sha256 of all trained weights, by name."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(_trained(model).items()):
+        found.update(name.encode())
+        found.update(memoryview(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return found.hexdigest()
+
+
+def marks(model: Any) -> list[float]:
+    """The squared length of the trained weights, and their sums under random signs, in float64.
+
+    The squared difference of such a sum between two copies is that of the copies themselves, on average: no difference cancels, and a
+    few numbers say how far copies are apart (Achlioptas, Database-friendly random projections, 2003).
+    """
+    totals = torch.zeros(1 + _PROJECTIONS, dtype=torch.float64)
+    columns = _signs(_BLOCK, _PROJECTIONS, seed=1)
+    for number, (_, parameter) in enumerate(sorted(_trained(model).items())):
+        flat = parameter.detach().flatten()
+        for start in range(0, len(flat), _BLOCK * 256):
+            part = flat[start : start + _BLOCK * 256].double()
+            rows = -(-len(part) // _BLOCK)
+            part = torch.nn.functional.pad(part, (0, rows * _BLOCK - len(part))).view(rows, _BLOCK)
+            signs = _signs(rows, _PROJECTIONS, seed=2 + number + start).to(part.device)
+            totals[1:] += ((part @ columns.to(part.device)) * signs).sum(0).cpu()
+            totals[0] += float((part * part).sum())
+    return [float(value) for value in totals]
+
+
+def apart(everyone: Sequence[Sequence[float]]) -> tuple[float, list[int]]:
+    """From the `marks` of all ranks: how far apart the two most different copies are, of their size, and which ranks are not near the most.
+
+    "The most": the copy that is nearest to all others together. With two ranks nobody knows which is right, and both are named.
+    """
+    size = max(everyone[0][0], 1e-60) ** 0.5
+
+    def between(first: Sequence[float], second: Sequence[float]) -> float:
+        return float(statistics.fmean((a - b) ** 2 for a, b in zip(first[1:], second[1:], strict=True)) ** 0.5 / size)
+
+    far = [[between(first, second) for second in everyone] for first in everyone]
+    middle = min(range(len(far)), key=lambda rank: sum(far[rank]))
+    odd = [rank for rank, value in enumerate(far[middle]) if value > ROUNDING]
+    return max(map(max, far)), list(range(len(far))) if len(far) == 2 and odd else odd
+
+
+class Comparison:
+    """Compares the copies at every checkpoint, and has words for what it finds when they have become ten times as far apart."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._told = 0.0
+
+    def look(self, model: Any, step: int) -> str | None:
+        """What a person should know, None where there is nothing new. Collective."""
+        everyone = ranks.gather(marks(model))
+        far, odd = apart(everyone)
+        if far <= max(_NOTED, 10 * self._told):
+            return None
+        self._told = far
+        if not odd:
+            return f"the weights of the ranks differ by {far:.0e} of their size: unequal hardware rounds differently"
+        names = _named(self._task, odd)
+        whose = f"{names} differ from each other" if len(odd) == len(everyone) else f"those of {names} differ from the others"
+        return (
+            f"the copies of the weights are not the same any more: after step {step} {whose} by {far:.0e} of their size, which is more than"
+            f" rounding makes: they train apart. homelab stop {self._task.run_dir.name}, then homelab recover {self._task.run_dir.name} makes"
+            " them equal again; where it comes back, test the memory of these nodes (memtester)"
+        )
+
+
+def _trained(model: Any) -> Mapping[str, torch.Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _signs(rows: int, columns: int, *, seed: int) -> torch.Tensor:
+    """Of a generator whose numbers are the same on every machine."""
+    drawn = torch.randint(0, 2, (rows, columns), generator=torch.Generator().manual_seed(seed))
+    return drawn.double() * 2 - 1
+
+
+def _named(task: Task, numbers: Sequence[int]) -> str:
+    nodes = {entry["rank"]: entry["node"] for entry in task.plan["ranks"]}
+    return ", ".join(f"rank {rank} ({nodes[rank]})" for rank in numbers)

@@ -1,0 +1,212 @@
+"""Two at once: of two launches or recoveries one goes on and the other says who does, and a stop by hand is lost by neither.
+
+The nodes are real agents, asked in this process, each with a workdir of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from homelab.config.cluster import Cluster
+from homelab.control import claims, launch, start
+from homelab.control.claims import Claim
+from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.node import __main__ as agent_main
+from homelab.node import claims as on_node
+from homelab.node import processes
+from homelab.planning.model import Plan
+from homelab.remote import answers
+from homelab.remote.fanout import Fleet, on_all
+from homelab.runs import owner, store
+from homelab.runs.paths import RunPaths
+
+pytestmark = pytest.mark.timeout(60)
+RUN, OTHER = "2026-01-01-0000-law", "2026-01-01-0000-mid"
+NAMES = ["node1", "node2", "node3"]
+_ERRORS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError}
+
+
+class Node:
+    """An agent without the way to it."""
+
+    def __init__(self, name: str, workdir: Path) -> None:
+        self.name, self.workdir, self.is_off = name, str(workdir), False
+
+    def ask(self, verb: str, request: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> dict[str, Any]:
+        if self.is_off:
+            raise UnreachableError("no route to host")
+        try:
+            answer = agent_main._answer(verb, {"node": self.name, "workdir": self.workdir, **(request or {})})
+        except on_node.RefusedError as error:
+            raise _ERRORS[error.kind](str(error), where=f"node {self.name}", hint=error.hint) from None
+        except (ValueError, OSError) as error:
+            raise HomelabError(str(error)) from None
+        assert answers.fault(verb, answer) is None
+        return dict(answer)
+
+
+class Nodes:
+    """A fleet of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = {name: Node(name, folder / name) for name in NAMES}
+        self.cluster = Cluster.model_validate({"nodes": [{"name": name, "host": name} for name in NAMES]}, strict=False)
+
+    def agent(self, name: str) -> Node:
+        if self.nodes[name].is_off:
+            raise UnreachableError("no route to host")
+        return self.nodes[name]
+
+    def ask(self, verb: str, request: Any = None, *, names: Iterable[str] | None = None, timeout_s: float = 20.0) -> Any:
+        def one(name: str) -> dict[str, Any]:
+            body = request(self.cluster.node(name)) if callable(request) else request
+            return self.agent(name).ask(verb, dict(body or {}))
+
+        return on_all(NAMES if names is None else names, one)
+
+    def alive(self, run: str = RUN) -> list[str]:
+        return [name for name, node in self.nodes.items() if processes.of_run(run, node.workdir, name)]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    yield made
+    for name, node in made.nodes.items():
+        for run in (RUN, OTHER):
+            processes.signal_all(processes.of_run(run, node.workdir, name), signal.SIGKILL)
+
+
+def claimed(nodes: Nodes, run: str = RUN, doing: str = "launched", names: list[str] = NAMES, **more: Any) -> Any:
+    return claims.claimed(cast(Fleet, nodes), run, names, doing, **more)
+
+
+def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
+    """Start programs that sleep, in place of torchrun."""
+    parts = [SimpleNamespace(name=name, workdir=node.workdir, command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={}) for name, node in nodes.nodes.items()]
+    plan = SimpleNamespace(run=run, attempt=attempt, nodes=parts, node=lambda name: next(part for part in parts if part.name == name), model_dump=lambda mode: {"ranks": []})
+    start.start(cast(Fleet, nodes), claim, cast(Plan, plan), {"name": run, "data": {}}, [], lambda text: None)
+
+
+def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(nodes: Nodes) -> None:
+    gate, outcomes = threading.Barrier(2), []
+
+    def one(run: str) -> None:
+        gate.wait()
+        try:
+            with claimed(nodes, run, is_launch=True) as claim:
+                begin(nodes, claim, run=run)
+                outcomes.append((run, None))
+        except TakenError as error:
+            outcomes.append((run, error))
+
+    for names in ((RUN, RUN), (RUN, OTHER)):  # two controllers with one name; one desk, whose second launch has the next name
+        outcomes.clear()
+        threads = [threading.Thread(target=one, args=(run,)) for run in names]
+        [thread.start() for thread in threads]  # type: ignore[func-returns-value]
+        [thread.join() for thread in threads]  # type: ignore[func-returns-value]
+        lost = [error for _, error in outcomes if error]
+        winner = next(run for run, error in outcomes if error is None)
+        assert len(lost) == 1 and nodes.alive(winner) == NAMES
+        assert winner in str(lost[0]) and "homelab" in lost[0].hint
+        for node in nodes.nodes.values():
+            node.ask("stop", {"run": winner, "grace_s": 0.2})
+            (Path(node.workdir) / "runs" / winner / "run.json").unlink()
+            (Path(node.workdir) / "claims" / ".started").unlink()
+
+
+def test_a_second_recovery_is_told_who_recovers_and_ends_nothing(nodes: Nodes) -> None:
+    with claimed(nodes) as claim:
+        begin(nodes, claim)
+    with claimed(nodes, doing="recovered by hand") as first:
+        with pytest.raises(TakenError, match="being recovered by hand already") as caught, claimed(nodes, doing="recovered by hand"):
+            pass
+        assert owner.name() in caught.value.where and f"homelab stop {RUN}" in caught.value.hint
+        assert nodes.alive() == NAMES
+        assert first.known() == 1
+        start.stop_all(cast(Fleet, nodes), RUN, NAMES, first.as_request(), grace_s=0.2)
+        assert nodes.alive() == []
+        begin(nodes, first, attempt=2)
+    with claimed(nodes, doing="recovered by hand") as late:
+        late.after, late.newest = 1, {}  # it had looked before the first one was done
+        with pytest.raises(SupersededError):
+            start.stop_all(cast(Fleet, nodes), RUN, NAMES, late.as_request(), grace_s=0.2)
+        assert nodes.alive() == NAMES
+    with pytest.raises(SupersededError), claimed(nodes, doing="recovered by its supervisor", after=1):
+        pass
+    assert nodes.alive() == NAMES
+
+
+def test_a_stop_while_it_ships_or_looks_is_not_lost(nodes: Nodes) -> None:
+    with claimed(nodes, is_launch=True) as claim:
+        stopped, _ = start.stop_all(cast(Fleet, nodes), RUN, NAMES, start.BY_HAND, grace_s=0.2)
+        assert {answer["asked"] for answer in stopped.values()} == {0}
+        with pytest.raises(StoppedError):
+            begin(nodes, claim)
+    assert nodes.alive() == []
+    with pytest.raises(StoppedError), claimed(nodes, doing="recovered by hand", age_s=lambda: 60.0):
+        pass  # typed before the stop, at its claim behind it
+    with claimed(nodes, doing="recovered by hand", age_s=lambda: 0.0) as claim:
+        begin(nodes, claim)
+    assert nodes.alive() == NAMES
+
+
+def test_a_start_that_one_node_refuses_is_undone_and_what_others_have_started_is_left(nodes: Nodes) -> None:
+    with claimed(nodes) as claim:
+        nodes.nodes["node2"].ask("stop", {"run": RUN, "grace_s": 0.2, **start.BY_HAND})  # it came as the start was on its way
+        with pytest.raises(StoppedError):
+            begin(nodes, claim)
+        assert nodes.alive() == []
+    with claimed(nodes, OTHER) as claim:
+        begin(nodes, claim, run=OTHER)
+    with claimed(nodes, OTHER) as late, pytest.raises(TakenError, match="was started on this node already"):
+        begin(nodes, late, run=OTHER)
+    assert nodes.alive(OTHER) == NAMES
+
+
+def test_who_was_killed_keeps_nobody_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = owner.mark() | {"born": 1}
+    with monkeypatch.context() as then:
+        then.setattr(owner, "mark", lambda: dead)
+        Claim(cast(Fleet, nodes), RUN, "launched", owner.age_s, is_launch=True).take(NAMES, strictly=True)
+    with claimed(nodes, OTHER, is_launch=True) as claim:
+        begin(nodes, claim, run=OTHER)
+    elsewhere = owner.mark() | {"boot_id": "another machine"}
+    with monkeypatch.context() as then:
+        then.setattr(owner, "mark", lambda: elsewhere)
+        Claim(cast(Fleet, nodes), RUN, "launched", owner.age_s).take(NAMES, strictly=True)
+    with pytest.raises(TakenError), claimed(nodes, RUN):
+        pass
+
+
+def test_a_node_that_is_off_keeps_nobody_from_recovering_and_is_asked_when_it_is_back(nodes: Nodes) -> None:
+    nodes.nodes["node1"].is_off = True
+    with claimed(nodes, doing="recovered by hand") as claim:
+        assert set(claim.newest) == {"node2", "node3"}
+        with pytest.raises(TakenError), claimed(nodes, doing="recovered by hand"):
+            pass
+        with pytest.raises(UnreachableError):
+            begin(nodes, claim)
+        assert nodes.alive() == []
+        nodes.nodes["node1"].is_off = False
+        begin(nodes, claim)
+        assert nodes.alive() == NAMES
+
+
+def test_a_launch_looks_at_the_intent_right_before_its_start_and_stays_stopped(tmp_path: Path) -> None:
+    paths, plan = RunPaths(tmp_path / RUN), cast(Plan, SimpleNamespace(run=RUN, attempt=1))
+    store.set_state(paths, "shipping", 1)
+    launch._refuse_stopped(paths, plan)
+    store.set_state(paths, "stopping", 1, intent="stopping")
+    with pytest.raises(StoppedError) as caught, launch._failure_written_down(paths, plan):
+        launch._refuse_stopped(paths, plan)
+    assert RUN in caught.value.hint
+    assert (store.read_object(paths.state_json)["state"], store.intent_of(paths, 1)) == ("stopped", "stopped")

@@ -1,0 +1,102 @@
+"""metrics.jsonl of the controller: every step once, whoever writes it, and what was done again replaces what came before."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.planning.model import Plan
+from homelab.runs.gathered import Gathered, key, undone
+from homelab.runs.paths import RunPaths
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def train(attempt: int, step: int, rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {"kind": "train", "attempt": attempt, "rank": rank, "step": step, "loss": 5.0 - step / 100, **more}
+
+
+def steps_of(paths: RunPaths, rank: int = 0) -> list[tuple[int, int]]:
+    """(attempt, step) of a rank's training lines, in the order of the file."""
+    lines = [json.loads(line) for line in paths.metrics_jsonl.read_text().splitlines()]
+    return [(line["attempt"], line["step"]) for line in lines if line["kind"] == "train" and line["rank"] == rank]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "run").mkdir()
+    return RunPaths(tmp_path / "run")
+
+
+def test_what_a_later_attempt_did_again_replaces_what_came_before(paths: RunPaths) -> None:
+    gathered = Gathered(paths)
+    gathered.add([train(1, step, rank) for step in range(1, 8) for rank in (0, 1)], {1: 0})
+    gathered.add([], {1: 0, 2: 5})
+    assert steps_of(paths) == [(1, step) for step in range(1, 8)], "nothing is done again yet"
+    gathered.add([train(2, 6)], {1: 0, 2: 5})
+    expected = [(1, step) for step in range(1, 6)] + [(2, 6)]
+    assert steps_of(paths) == expected and steps_of(paths, 1) == expected[:-1]
+    gathered.add([train(2, 7), train(3, 6)], {1: 0, 2: 5, 3: 5})
+    assert steps_of(paths) == [(1, step) for step in range(1, 6)] + [(3, 6)]
+    assert [key(line) for line in Gathered(paths).lines] == [key(line) for line in gathered.lines]
+
+
+def test_an_evaluation_that_was_done_again_at_the_same_step_stands_there_once() -> None:
+    lines = [{"kind": "eval", "attempt": attempt, "rank": 0, "step": 10, "eval_loss": 4.5} for attempt in (1, 2)]
+    assert undone(lines, {1: 0, 2: 10}) == {key(lines[0])}
+
+
+def test_two_that_look_at_once_write_no_line_twice(paths: RunPaths) -> None:
+    first, second = Gathered(paths), Gathered(paths)
+    lines = [train(1, step) for step in range(1, 5)]
+    first.add(lines[:3], {1: 0})
+    second.add(lines, {1: 0})
+    first.add(lines, {1: 0})
+    assert steps_of(paths) == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_doubles_that_an_older_homelab_left_go_and_what_is_no_line_is_left_out(paths: RunPaths) -> None:
+    broken = '{"kind": 5, "step": "x"}\n[]\n{"kind": "train", "attempt": "2", "step": 1}\n{"kind": "train", "message": []}\n'
+    paths.metrics_jsonl.write_text(broken + 2 * (json.dumps(train(1, 1)) + "\n") + '{"kind": "train", "att')
+    gathered = Gathered(paths)
+    assert len(gathered.lines) == 1
+    gathered.add([train(1, 2)], {1: 0})
+    assert steps_of(paths) == [(1, 1), (1, 2)]
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
+    paths.metrics_jsonl.mkdir()
+    gathered = Gathered(paths)
+    gathered.add([train(1, 1)], {1: 0})
+    assert [line["step"] for line in gathered.lines] == [1]
+
+
+def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first head did forty steps and lost power before anybody looked; the next one has them with the checkpoint."""
+    from homelab.control import find, watch
+
+    curve: list[dict[str, Any]] = [train(1, step) for step in range(1, 41)]
+    curve.insert(0, {"kind": "eval", "attempt": 1, "rank": 0, "step": 0, "eval_loss": 5.5})
+    asked: list[bool] = []
+
+    class Fleet:
+        class cluster:
+            nodes = (type("Node", (), {"name": "node2"}),)
+
+        def ask(self, verb: str, request: dict[str, Any], **_: Any) -> Any:
+            asked.append(request["before"])
+            rank = {"metrics": [train(2, 41)], "before": curve if request["before"] else []}
+            answer = {"node": "node2", "time": 1.0, "run": {"name": paths.name, "attempt": 2, "ranks": {"0": rank}}}
+            return {"node2": answer}, {}
+
+    monkeypatch.setattr(find, "plan_of", lambda paths, attempt=None: Plan.model_construct(attempt=2, resume_step=40))
+    monkeypatch.setattr(find, "resumed", lambda paths: {1: 0, 2: 40})
+    watcher = watch.Watcher(Fleet(), paths, "")  # type: ignore[arg-type]
+    for _ in range(2):
+        watcher._ask(["node2"])
+    assert steps_of(paths) == [(1, step) for step in range(1, 41)] + [(2, 41)]
+    assert asked == [True, False] and os.path.getsize(paths.metrics_jsonl)
