@@ -32,7 +32,7 @@ class Fleet:
 
     def ask(self, verb: str, request: Any = None, *, names: Any = None, timeout_s: float = 0.0) -> Any:
         assert verb in ("poll", "supervised"), verb
-        found = {name: self.answers[name] for name in names}
+        found = {name: self.answers.get(name, {"node": name, "time": sample.NOW, "run": None}) for name in names}  # others know nothing of the run
         errors = {name: answer for name, answer in found.items() if isinstance(answer, HomelabError)}
         return {name: answer for name, answer in found.items() if name not in errors}, errors
 
