@@ -172,6 +172,15 @@ def test_what_was_started_for_the_cluster_is_ended(tmp_path: Path) -> None:
             other.wait()
 
 
+def test_a_run_that_goes_to_its_end_has_failed_where_its_first_attempt_has(tmp_path: Path) -> None:
+    run = machines.Run("r", {"node1": tmp_path / "1", "node2": tmp_path / "2"}, 84, [])
+    for code, failed in ((0, False), (None, True)):
+        place = tmp_path / ("1" if code == 0 else "2") / "attempts/1/nodes" / ("node1" if code == 0 else "node2")
+        place.mkdir(parents=True)
+        (place / "exit.json").write_text(f'{{"returncode": {"null" if code is None else code}}}')
+        assert (run.ended(), run.failed()) == (True, failed)
+
+
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "2026-01-01-0000-auto")
     assert aftermath.story(paths) == ""

@@ -118,6 +118,14 @@ class Run:
             (folder / "attempts" / "1" / "nodes" / node / "exit.json").exists() for node, folder in self.folders.items()
         )
 
+    def failed(self) -> bool:
+        """Whether torchrun has ended on a node and not well: what its supervisor makes of it is another run."""
+        return any(
+            json.loads(file.read_text()).get("returncode") != 0
+            for node, folder in self.folders.items()
+            if (file := folder / "attempts" / "1" / "nodes" / node / "exit.json").exists()
+        )
+
     def logs(self) -> str:
         """The ends of all that the run printed."""
         files = [file for folder in self.folders.values() for file in sorted(folder.glob("attempts/1/nodes/**/*.log"))]
@@ -249,7 +257,7 @@ class Machines:
         )  # fmt: skip
 
     def _alive(self, runs: Sequence[Run], deadline: float, what: str, *, may_end: bool = False) -> None:
-        ended = [run for run in runs if run.ended() and not may_end]
+        ended = [run for run in runs if (run.failed() if may_end else run.ended())]
         if ended or time.monotonic() > deadline:
             seen = "it ended" if ended else "that took too long"
             raise SystemExit(
