@@ -40,7 +40,7 @@ SuperviseOption = Annotated[
 ]
 NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave no supervisor; recover by hand.")]
 RunArgument = Annotated[
-    str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the newest.", show_default=False)
+    str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False)
 ]
 
 _SUPERVISED = {"here": "here", "head": "head"} | dict.fromkeys(("true", "yes", "1"), "here") | dict.fromkeys(("no", "false", "0"), "no")

@@ -39,6 +39,8 @@ def command(
         common.print_json(outcome.as_dict())
     else:
         console = Console()
+        if run is None:
+            console.print(f"{paths.name}:", markup=False, highlight=False, soft_wrap=True)
         for line in outcome.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         options = common.same_options(cluster, runs_dir)
