@@ -68,6 +68,10 @@ class UnreachableError(HomelabError):
     exit_code = EXIT_UNREACHABLE
 
 
+class SilentError(UnreachableError):
+    """Nothing came back from a node's address: it is off or away, or this machine has no network itself."""
+
+
 class TakenError(HomelabError):
     """Somebody else starts or recovers this run, or another one on the same node, just now. Whoever is refused has stopped nothing."""
 

@@ -296,6 +296,9 @@ class Facts(Loose):
     routes: dict[str, Route] = {}
     firewall: str | None = None  # "ufw" | "firewalld" | "nftables"; None: none seen, which does not mean that there is none
     firewall_chains: tuple[str, ...] = ()  # of nftables: "inet filter input", each that can drop what comes in
+    firewall_out: str | None = None  # "ufw" | "nftables": what can stop that which leaves the node; None: none seen
+    firewall_out_chains: tuple[str, ...] = ()
+    firewall_seen: bool = False  # the rules at work could be read: what is not among them is not there
     wsl: str | None = None  # inside of WSL: how it reaches the network ("nat", "mirrored", ...); None elsewhere
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None

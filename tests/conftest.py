@@ -1,4 +1,6 @@
-"""The order of the suite: what takes long comes first, so that no worker is left with a long file at the end."""
+"""The order of the suite: what takes long comes first, so that no worker is left with a long file at the end. And time enough on
+any machine: a limit is there for what hangs, not for what is slow.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import pytest_timeout
 
+LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
+LAST_S = 300.0
 LONG = ("e2e", "cli", "worker", "lab", "remote")
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
@@ -22,3 +27,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(folder) if folder in LONG else len(LONG)
 
     items.sort(key=place)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if limit is not None and limit.args[0] < LEAST_S:
+            item.add_marker(pytest.mark.timeout(LEAST_S), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The last test of a process takes all labs down with it, and is often one that has half a minute for itself."""
+    if nextitem is None:
+        hook = item.config.pluginmanager.hook
+        hook.pytest_timeout_cancel_timer(item=item)
+        settings = pytest_timeout.Settings(timeout=LAST_S, method="signal", func_only=False, disable_debugger_detection=False)
+        hook.pytest_timeout_set_timer(item=item, settings=settings)

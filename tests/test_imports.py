@@ -20,6 +20,7 @@ PURE = [
     *sorted(path for path in (ROOT / "config").glob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").glob("*.py")),
     ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py",
+    ROOT / "dashboard" / "chart.py", ROOT / "dashboard" / "pace.py", ROOT / "secrecy.py", ROOT / "plain.py",
     *(ROOT / "runs" / f"{name}.py" for name in ("state", "reply", "watchdog", "policy", "pace", "movement", "signs", "identity")),
 ]  # fmt: skip
 DOES_IO = {
@@ -151,7 +152,7 @@ def loaded_by(*arguments: str) -> set[str]:
         "    run(sys.argv[1:])\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=110)
     return set(json.loads(done.stdout))
 
 

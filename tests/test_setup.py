@@ -28,7 +28,7 @@ def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
         [tmp_path / "scripts" / "setup", *arguments],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False,
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

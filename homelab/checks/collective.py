@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Literal
 
-from homelab.checks import gpu, network, python, ssh
+from homelab.checks import disk, gpu, network, python, ssh
 from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.collective_result import (
     CONNECTING,
@@ -27,7 +27,7 @@ from homelab.planning.command import quote_words
 from homelab.planning.ranks import card_count
 
 SLOW_FACTOR = 3.0
-_JUDGED_BYTES = 64_000_000
+_LEAST_BYTES = 1_000_000  # a sum of 8 bytes is all latency
 # A rank that computes for so much of the time is held up by its processor (copies, a quota), not by the wire.
 _BUSY = 0.25
 # On faster wires than these (1 and 10 Gbit/s) copying and summing in processors is the limit; the cards of a home do not talk faster.
@@ -79,17 +79,18 @@ def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
 
 
 def blocked(evidence: Evidence, skip: Collection[str] = ()) -> bool:
-    """True when a node is not reached, or its Python, cards or network have failed already: the test would only hang.
+    """True when a node is not reached, or its Python, cards, network or workdir have failed already: the test would only hang.
 
     `skip` holds ids of checks and subjects that were to be ignored.
     """
     if len(evidence.facts) < len(evidence.cluster.nodes):
         return True
-    for subject in (ssh.SUBJECT, python.SUBJECT, gpu.SUBJECT, network.SUBJECT):
-        for check in subject.checks:
-            if check.id not in skip and check.subject not in skip and _fails(check, evidence):
-                return True
-    return False
+    of_subjects = [check for subject in (ssh.SUBJECT, python.SUBJECT, gpu.SUBJECT, network.SUBJECT) for check in subject.checks]
+    # The agent keeps the test's logs in the workdir: where it cannot be written, the agent ends, and the node looks as if it were gone.
+    return any(
+        check.id not in skip and check.subject not in skip and _fails(check, evidence)
+        for check in (*of_subjects, *disk.WORKDIR)
+    )
 
 
 def _fails(check: Check, evidence: Evidence) -> bool:
@@ -130,18 +131,23 @@ def right(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
 
 
 def speed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """warn where 64 MB went three times slower than the slowest wire of the ring carries; where a processor was the limit: nothing."""
+    """warn where the largest size that was done went three times slower than the slowest wire of the ring carries, or a larger one was
+    left out because it would have taken too long; where a processor was the limit: nothing."""
     result = evidence.collective
-    measured = result.of_size(_JUDGED_BYTES) if result else None
+    measured = max(result.measured, key=lambda one: one.size_bytes, default=None) if result else None
     wire = _slowest_wire(evidence, result) if result else None
-    if result is None or measured is None or wire is None or measured.cpu_s > _BUSY * measured.seconds:
+    if result is None or measured is None or wire is None or measured.size_bytes < _LEAST_BYTES:
+        return
+    if measured.cpu_s > _BUSY * measured.seconds:
         return
     (source, target), wire_bytes_per_s = wire
-    if measured.bus_bytes_per_s * SLOW_FACTOR < min(wire_bytes_per_s, _MOST_BYTES_PER_S[result.backend]):
+    is_slower = measured.bus_bytes_per_s * SLOW_FACTOR < min(wire_bytes_per_s, _MOST_BYTES_PER_S[result.backend])
+    if is_slower or result.left_out:
         message = (
-            f"summing 64 MB over all ranks moved {_speed(measured.bus_bytes_per_s)} on every wire, and the slowest one, "
-            f"{source} to {target}, carries {_speed(wire_bytes_per_s)}"
+            f"summing {size_name(measured.size_bytes)} over all ranks moved {_speed(measured.bus_bytes_per_s)} on every wire, and the "
+            f"slowest one, {source} to {target}, carries {_speed(wire_bytes_per_s)}"
         )
+        message += "".join(f"; {size_name(size)} would take {seconds:.0f} s" for size, seconds in result.left_out)
         hint = f"does something else use the network or the cards? Once more: {_AGAIN}; which interface: homelab plan RECIPE --why"
         yield "", Problem("warn", message, hint)
 

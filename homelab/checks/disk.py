@@ -138,13 +138,18 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     return f"{decimal_size(free)} free" if free is not None else "free space is not known"
 
 
+# Without these two nothing of ours can run on the node.
+WORKDIR = (
+    Check("disk.writable", "the workdir can be written", "fail", "room", of_node=writable),
+    Check("disk.readonly", "the workdir's disk is not mounted read-only", "fail", "room", of_node=read_only),
+)
 SUBJECT = Subject(
     "disk",
     "there is room for the run's files",
     (
-        Check("disk.writable", "the workdir can be written", "fail", "room", of_node=writable),
+        WORKDIR[0],
         Check("disk.own", "no two nodes are one machine with one workdir", "fail", "room", of_cluster=own),
-        Check("disk.readonly", "the workdir's disk is not mounted read-only", "fail", "room", of_node=read_only),
+        WORKDIR[1],
         Check("disk.room", "the disk has room for the checkpoints that the recipe keeps", "fail", "room", of_node=room),
         Check(
             "disk.inodes",

@@ -51,7 +51,8 @@ class Link:
 
     What is measured once for each pair stands on one of its links: `throughput_bytes_per_s` is what went through from source to
     target, `stalled` says that bytes did not arrive though connects did. Of probes of one packet each, `carried_bytes` is the
-    largest that arrived and `lost_bytes` the largest that never did though smaller ones came; both None: not known.
+    largest that arrived and `lost_bytes` the largest that never did though smaller ones came; both None: not known. `repeats` counts
+    the packets of its handshakes that were sent again; `loss` is the share of small packets that never arrived, twice.
     """
 
     source: str
@@ -67,6 +68,8 @@ class Link:
     stalled: str | None = None
     carried_bytes: int | None = None
     lost_bytes: int | None = None
+    repeats: int = 0
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Evidence:
     clock_offsets_s: Mapping[str, float] = field(default_factory=dict)
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
     answer_seconds: Mapping[str, float] = field(default_factory=dict)  # how long each node took for its facts
+    greetings_s: Mapping[str, float] = field(default_factory=dict)  # from the connection to the first byte of each SSH server
     links: tuple[Link, ...] = ()
     lan: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node -> (LAN address, interface) as the plan chose
     code_hash: str | None = None  # of the code that is shipped (`homelab.remote.ship`)
@@ -95,6 +99,11 @@ class Evidence:
     sample: SampleResult | None = None  # of the training data; None: not looked at
     plan: Plan | None = None
     refused: HomelabError | None = None  # why there is no plan, when one was tried
+
+    @property
+    def losses(self) -> dict[tuple[str, str], float]:
+        """The share of packets that is lost from source to target, for the pairs that lose any."""
+        return {(link.source, link.target): link.loss for link in self.links if link.loss}
 
     @property
     def throughputs(self) -> dict[tuple[str, str], float]:

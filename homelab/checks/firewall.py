@@ -1,4 +1,4 @@
-"""The line that lets the LAN, and only the LAN, through a node's firewall."""
+"""The line that lets the LAN, and only the LAN, through a node's firewall, in or out."""
 
 from __future__ import annotations
 
@@ -32,20 +32,48 @@ def opening(evidence: Evidence, name: str) -> Opening:
         line = as_root(node, facts, f"{add} && {sudo}firewall-cmd --reload")
         return Opening(line, line)
     if facts.firewall == "nftables" and facts.firewall_chains:
-        line = as_root(node, facts, _nft(facts, network))
+        line = as_root(node, facts, _nft(facts, facts.firewall_chains, "saddr", network))
         return Opening(f"{line} (until it restarts: write the rule to /etc/nftables.conf too)", line)
+    if facts.firewall_seen:
+        look = as_root(node, facts, "nft list ruleset")
+        return Opening(
+            f"{name} has no firewall that refuses what comes in ({look}): does a firewall of the others stop what leaves them, or a router or "
+            "a switch between them (client isolation)?",
+            "",
+        )
     nft = as_root(
         node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"])
     )
     return Opening(f"{ufw}; without ufw: {nft}", "")
 
 
-def _nft(facts: Facts, network: str) -> str:
+def stops_out(evidence: Evidence, name: str) -> bool:
+    """Whether a firewall of this node is seen that can stop what leaves it."""
+    facts = evidence.facts.get(name)
+    return facts is not None and facts.firewall_out is not None
+
+
+def letting_out(evidence: Evidence, name: str) -> Opening:
+    """How to let out what goes to the LAN, as `opening` does for what comes in."""
+    node = evidence.cluster.node(name)
+    facts = evidence.facts[name]
+    network = lan_network(evidence, name)
+    ufw = as_root(node, facts, quote_words(["ufw", "allow", "out", "to", network]))
+    if facts.firewall_out == "ufw":
+        return Opening(ufw, ufw)
+    if facts.firewall_out == "nftables" and facts.firewall_out_chains:
+        line = as_root(node, facts, _nft(facts, facts.firewall_out_chains, "daddr", network))
+        return Opening(f"{line} (until it restarts: write the rule to /etc/nftables.conf too)", line)
+    rules = as_root(node, facts, "nft list ruleset")
+    return Opening(f"does a firewall of it stop what leaves? With ufw: {ufw}; without: {rules}", "")
+
+
+def _nft(facts: Facts, chains: tuple[str, ...], side: str, network: str) -> str:
     """A packet must pass every base chain of the hook: one rule for each that can drop it."""
     sudo = "" if facts.user == "root" else "sudo "
     lines = [
-        quote_words(["nft", "insert", "rule", *chain.split(), "ip", "saddr", network, "accept"])
-        for chain in facts.firewall_chains
+        quote_words(["nft", "insert", "rule", *chain.split(), "ip", side, network, "accept"])
+        for chain in chains
     ]
     return f" && {sudo}".join(lines)
 

@@ -54,8 +54,10 @@ def mtu(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         message = f"{interface.name} has MTU {sizes[node.name]}, the other nodes {common}: large packets may vanish"
         words = ["ip", "link", "set", "dev", interface.name, "mtu", str(common)]
         fix = as_root(node, facts, quote_words(words))
-        # It may have been lowered to mend `network.path_mtu`.
-        yield Problem("warn", message, f"{fix} (unless it was lowered because the way carries no more)", fix)
+        # A smaller one may be the mend of `network.path_mtu`: `--fix` would take it back, and find it again, in turn.
+        is_lowered = sizes[node.name] < common
+        hint = f"was it lowered because the way carries no more? Then leave it; else: {fix}" if is_lowered else fix
+        yield Problem("warn", message, hint, "" if is_lowered else fix)
 
 
 def _mtus(evidence: Evidence) -> dict[str, int]:

@@ -4,22 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homelab.checks import nat
+from homelab.checks import nat, wires
 from homelab.checks.blame import Pair, address_of, blame, others_of, some
 from homelab.checks.check import Problem
 from homelab.checks.commands import listed, on_node
 from homelab.checks.evidence import NOT_DIALLED, Evidence, Link
-from homelab.checks.firewall import opening
+from homelab.checks.firewall import letting_out, opening, stops_out
 from homelab.planning.command import quote_words
 
 SLOW_MS = 5.0  # on a wired LAN a connect takes 0.1 to 1 ms
 UNSTEADY_MS = 50.0  # the worst of a few connects
+# How `homelab.node.dials` says that nothing came, or that a connection was open already and nothing more came.
+_GIVEN_UP = ("no answer within", "it connected, and no byte")
 
 
 def reach(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """Every failed dial is a fail, put on the node that explains most of them."""
-    for node, pairs in blame(failed_pairs(evidence), evidence.head).items():
+    failed = {pair for pair in failed_pairs(evidence) if not _is_by_loss(evidence, pair)}
+    held_back = _held_back(evidence, failed)
+    blamed = blame(failed - held_back, evidence.head)
+    for source, target in sorted(held_back):
+        blamed.setdefault(source, []).append((source, target))
+    for node, pairs in blamed.items():
         yield node, _unreachable(evidence, node, pairs)
+
+
+def _held_back(evidence: Evidence, failed: set[Pair]) -> set[Pair]:
+    """The pairs of which a firewall of the source is to blame: it can stop what leaves, and the target has none that is seen and is
+    reached by everybody without one."""
+    stopped = {pair for pair in failed if stops_out(evidence, pair[0])}
+
+    def is_open(name: str) -> bool:
+        facts = evidence.facts.get(name)
+        not_tried = any(link.target == name and (link.error or "").startswith(NOT_DIALLED) for link in evidence.links)
+        others = any(target == name for _, target in failed - stopped)
+        return facts is not None and facts.firewall is None and not others and not not_tried
+
+    return {pair for pair in stopped if is_open(pair[1])}
+
+
+def _is_by_loss(evidence: Evidence, pair: Pair) -> bool:
+    """Whether a few dials of a pair were given up because packets are lost there: that is a finding of its own, and no firewall."""
+    dials = [link for link in evidence.links if (link.source, link.target) == pair]
+    bad = [link.error for link in dials if link.error is not None]
+    return wires.is_lossy(evidence, pair) and 2 * len(bad) <= len(dials) and all(error.startswith(_GIVEN_UP) for error in bad)
 
 
 def failed_pairs(evidence: Evidence) -> set[Pair]:
@@ -30,7 +58,7 @@ def failed_pairs(evidence: Evidence) -> set[Pair]:
 def latency(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """A warning where even the quickest connect is slow, and where connects are unsteady on machines that have nothing else to do."""
     best = _milliseconds(evidence, "latency_ms")
-    failed = failed_pairs(evidence)
+    failed = failed_pairs(evidence) | {(link.source, link.target) for link in evidence.links if wires.is_lossy(evidence, (link.source, link.target))}
     slow = {pair for pair, value_ms in best.items() if value_ms > SLOW_MS and pair not in failed}
     for node, pairs in blame(slow, evidence.head).items():
         worst = max(best[pair] for pair in pairs)
@@ -105,7 +133,8 @@ def _unreachable(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
         message = f"it cannot open connections to {some(outgoing)}: {error}"
         look = quote_words(["ip", "route", "get", address_of(evidence, outgoing[0])])
         route = on_node(evidence.cluster.node(node), look)
-        return Problem("fail", message, f"{opening(evidence, node).hint}; its route: {route}")
+        how = letting_out(evidence, node)
+        return Problem("fail", message, f"{how.hint}; its route: {route}", how.fix)
     both = " in both directions" if outgoing and set(incoming) == set(outgoing) else ""
     message = f"no connection from {some(incoming)}{both} {_ports(bad, dials)}: {error}"
     if behind is not None:
@@ -126,5 +155,5 @@ def _ports(bad: list[Link], dials: list[Link]) -> str:
     if all(link.is_rendezvous for link in bad):
         return f"on the rendezvous port {numbers[0]}"
     if not any(link.is_rendezvous for link in bad):
-        return "on ephemeral ports, which NCCL and gloo need,"
+        return "on ephemeral ports (NCCL and gloo need them)"
     return f"on ports {listed(map(str, numbers))}"

@@ -111,6 +111,7 @@ SUBJECT = Subject(
         Check("network.nat", "no translated address stands between the node and the others (WSL2, port forwarding)", "fail", "network", of_node=nat.judge),
         Check("network.reach", "every node opens connections to every other one, on the rendezvous port and on ephemeral ones", "fail", "dials", of_cluster=links.reach),
         Check("network.port", "the rendezvous port is free on the head", "fail", "network", of_node=port),
+        Check("network.loss", "no packets are lost on the way between two nodes, in either direction", "fail", "dials", of_cluster=wires.loss),
         Check("network.path_mtu", "packets of full size arrive, in both directions of every pair", "fail", "dials", of_cluster=wires.path_mtu),
         Check("network.throughput", "bytes arrive at about the same speed between all nodes", "fail", "dials", of_cluster=wires.throughput),
         Check("network.latency", "connections between the nodes open quickly and steadily", "warn", "dials", of_cluster=links.latency),

@@ -68,6 +68,9 @@ def _judge_subject(subject: Subject, evidence: Evidence, skip: Collection[str]) 
                 yield from check.judge(evidence)
     found = [finding for check in wanted for finding in judge_one(check, evidence)]
     found.sort(key=lambda finding: finding.level != "fail")  # stable: the most pressing thing of each cell comes first
+    if subject.id == ssh.SUBJECT.id:  # where no node is reached, this machine comes first
+        yield from (finding for finding in found if not finding.node)
+        found = [finding for finding in found if finding.node]
     troubled = {finding.node for finding in found}
     for node in evidence.cluster.nodes:
         yield from (finding for finding in found if finding.node == node.name)

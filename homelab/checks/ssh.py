@@ -8,13 +8,21 @@ from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.commands import listed, on_node
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
+from homelab.errors import SilentError
 from homelab.facts import Facts
 
+# A server greets at once. After so long the login is given up (`homelab.remote.connect`); before, a warning says that it is late.
+GREETING_LIMIT_S = 10.0
+LATE_GREETING_S = 4.0
 SLOW_ANSWER_S = 15.0  # an answer takes 0.2 s; with torch's import for the matmul on a cold GPU up to ten
 
 
 def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """fail with the error's own words and hint for a node without facts."""
+    """fail with the error's own words and hint for a node without facts; first of all, where no node can be reached, for this machine."""
+    names = [node.name for node in evidence.cluster.nodes]
+    if len(names) > 1 and all(isinstance(evidence.unreachable.get(name), SilentError) for name in names):
+        message = "not one of the nodes can be reached: it may be this machine that is off the network, and not they"
+        yield "", Problem("fail", message, "is its own cable in, is its Wi-Fi or VPN on? ip -br address; ip route")
     for node in evidence.cluster.nodes:
         if node.name in evidence.facts:
             continue
@@ -34,7 +42,12 @@ def probes(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 def slow(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """warn for a node that took very long to answer."""
+    """warn for a node that took very long to answer, or whose SSH server nearly took too long to greet."""
+    greeting_s = evidence.greetings_s.get(node.name, 0.0)
+    if greeting_s > LATE_GREETING_S:
+        message = f"its SSH server answers late: it greeted after {greeting_s:.0f} s, and logins are given up after {GREETING_LIMIT_S:.0f} s"
+        hint = f"is it busy, or does its SSH server wait for a name server (UseDNS in sshd_config)? {on_node(node, 'time true; uptime')}"
+        yield Problem("warn", message, hint)
     seconds = evidence.answer_seconds.get(node.name)
     if seconds is not None and seconds > SLOW_ANSWER_S:
         hint = f"is it busy, or does its shell do much on login? {on_node(node, 'time true; uptime')}"
@@ -52,7 +65,7 @@ SUBJECT = Subject(
     (
         LOGIN,
         Check("ssh.probes", "everything on the node could be looked at", "warn", "login", of_node=probes),
-        Check("ssh.slow", f"the node answers within {SLOW_ANSWER_S:.0f} s", "warn", "login", of_node=slow),
+        Check("ssh.slow", f"the node greets within {LATE_GREETING_S:.0f} s and answers within {SLOW_ANSWER_S:.0f}", "warn", "login", of_node=slow),
     ),
     _summary,
 )

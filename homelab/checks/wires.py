@@ -1,4 +1,4 @@
-"""What goes through between the nodes: whether large packets arrive, and how many bytes per second."""
+"""What goes through between the nodes: whether packets arrive, small and large ones, and how many bytes per second."""
 
 from __future__ import annotations
 
@@ -15,11 +15,39 @@ SLOW_AGAINST_BEST = 3.0
 FLOOR_BYTES_PER_S = 3e6  # 10 Mbit/s carry 1.2 MB/s: where no pair has more, there is nothing to compare with
 GRADIENT_BYTES = 17e6  # LoRA r=16 of a 7B model in bf16
 ETHERNET_MTU = 1500
+FAIL_LOSS = 0.1  # connections no longer open reliably; with less the training runs, and waits
+
+
+def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """Where packets of any size are lost on the way: fail for one in ten and more, else a warning."""
+    losses = evidence.losses
+    for node, pairs in blame(losses, evidence.head).items():
+        shares = [losses[pair] for pair in pairs]
+        least, most = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+        share = f"{most} %" if least == most else f"{least} to {most} %"
+        back = "" if any((target, source) in losses for source, target in pairs) else ", and none the other way"
+        message = f"{share} of the packets {_direction(node, pairs)} are lost on the way, small ones too{back}: each one lost makes all nodes wait"
+        look = ["ip", "-s", "link", "show", "dev", evidence.lan[node][1] if node in evidence.lan else "eth0"]
+        hint = (
+            "change its cable, then its port of the switch, or is it on Wi-Fi, a VPN or a power-line adapter? What its card counts: "
+            f"{on_node(evidence.cluster.node(node), quote_words(look))}"
+        )
+        yield node, Problem("fail" if max(shares) >= FAIL_LOSS else "warn", message, hint)
+
+
+def is_lossy(evidence: Evidence, pair: Pair) -> bool:
+    """Whether packets are lost between these two, in any direction: then a packet that is missing proves nothing else."""
+    losses = evidence.losses
+    return pair in losses or (pair[1], pair[0]) in losses
 
 
 def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where large packets vanish between two nodes although connections open: the first gradient would hang."""
-    lost = {(link.source, link.target): link for link in evidence.links if link.lost_bytes is not None}
+    lost = {
+        (link.source, link.target): link
+        for link in evidence.links
+        if link.lost_bytes is not None and not is_lossy(evidence, (link.source, link.target))
+    }
     for node, pairs in blame(lost, evidence.head).items():
         size = max(lost[pair].lost_bytes or 0 for pair in pairs)
         carried = min((lost[pair].carried_bytes or 0 for pair in pairs), default=0)
@@ -31,7 +59,7 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     stalled = {
         (link.source, link.target): link.stalled
         for link in evidence.links
-        if link.stalled and link.carried_bytes is None and (link.source, link.target) not in lost
+        if link.stalled and link.carried_bytes is None and link.lost_bytes is None and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
         message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
@@ -72,12 +100,13 @@ def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     stalled = {
         (link.source, link.target): link.stalled
         for link in evidence.links
-        if link.stalled and link.carried_bytes is not None and link.lost_bytes is None
+        if link.stalled and link.carried_bytes is not None and link.lost_bytes is None and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
         message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}"
         yield node, Problem("fail", message, _offload(evidence, node))
-    for node, pairs in blame(thin(evidence.throughputs), evidence.head).items():
+    slow = {pair for pair in thin(evidence.throughputs) if not is_lossy(evidence, pair)}
+    for node, pairs in blame(slow, evidence.head).items():
         yield node, _slow_wire(evidence, node, pairs)
     best = max(evidence.throughputs.values(), default=0.0)
     if 0 < best < FLOOR_BYTES_PER_S:

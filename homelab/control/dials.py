@@ -1,4 +1,5 @@
-"""The dials between the nodes: every ordered pair, connects first, then packets of full size, then bytes. One process per node."""
+"""The dials between the nodes: every ordered pair, connects first, then packets of full size and of small
+ones, then bytes. One process per node."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from homelab.checks import wires
 from homelab.checks.blame import Pair, blame
 from homelab.checks.evidence import NOT_DIALLED, Evidence, Link
+from homelab.control import losses
 from homelab.errors import HomelabError
 from homelab.remote import answers
 from homelab.remote.fanout import Fleet, on_all
@@ -27,11 +29,13 @@ _SEND_S_OF_NODE, _SEND_S_LEAST, _SEND_S_MOST = 2.0, 0.08, 0.2
 _AT_ONCE = (
     8  # nodes that send at the same time: more would measure this machine's switch, or its CPU where nodes share one
 )
+_MANY = 8  # nodes: of more, each pair is looked at less closely
 _SECOND_LOOKS = 4  # pairs of a node that are measured again before it is called slow
 
 
 def between(fleet: Fleet, seen: Evidence, *, measure_wire: bool) -> tuple[Link, ...]:
-    """Every ordered pair of the nodes with a place on the LAN: the rendezvous port on the head where it is free, and two ephemeral ports.
+    """Every ordered pair of the nodes with a place on the LAN: the rendezvous port on the head where it is free, and ephemeral
+    ones.
 
     Raises nothing for a node that fails: its links say why it was `NOT_DIALLED`. `measure_wire` False: without throughput.
     """
@@ -40,6 +44,8 @@ def between(fleet: Fleet, seen: Evidence, *, measure_wire: bool) -> tuple[Link, 
     meeting = _Meeting(fleet, seen, head)
     try:
         links = meeting.dial()
+        places = {name: (seen.lan[name][0], ready["burst"]) for name, ready in meeting.ready.items() if ready["burst"]}
+        links = losses.with_losses(meeting.said, links, meeting.bursts, places)
         return _with_throughput(meeting, links) if measure_wire else links
     finally:
         meeting.close()
@@ -54,11 +60,16 @@ class _Meeting:
         opened, self.silent = on_all(self.names, lambda name: _open(fleet, seen, name, head))
         self.streams = {name: stream for name, (stream, _) in opened.items()}
         self.ready = {name: ready for name, (_, ready) in opened.items()}
+        self.bursts: dict[Pair, losses.Burst] = {}
 
     def close(self) -> None:
         on_all(self.streams, lambda name: self.streams[name].close())
 
     def ask(self, name: str, request: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """One line to this node's process and the links of its answer. Raises HomelabError."""
+        return [entry.model_dump(exclude_none=True) for entry in self.said(name, request, timeout_s).links]
+
+    def said(self, name: str, request: Mapping[str, Any], timeout_s: float) -> answers.Dials:
         """One line to this node's process and its answer. Raises HomelabError."""
         stream = self.streams[name]
         try:
@@ -69,7 +80,7 @@ class _Meeting:
         fault = answers.fault("meet", answer)
         if fault:
             raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
-        return [entry.model_dump(exclude_none=True) for entry in answers.Dials.model_validate(answer).links]
+        return answers.Dials.model_validate(answer)
 
     def dial(self) -> tuple[Link, ...]:
         """The links of all pairs."""
@@ -86,18 +97,30 @@ class _Meeting:
 
     def _dial_from(self, source: str) -> list[Link]:
         # The kernel's own time of each handshake is taken, so a few are enough.
-        often = 5 if len(self.names) <= 8 else 3
-        targets = []
+        is_many = len(self.names) > _MANY
+        often = 3 if is_many else 5
+        targets: list[dict[str, Any]] = []
+        tokens: dict[str, str] = {}
         for target, ready in self.ready.items():
             if target != source:
-                ports = {str(port): often if number == 0 else 1 for number, port in enumerate(ready["ports"])}
+                first, *others = ready["ports"]
+                # Where they are many, each dials another one of the other ports: together they dial them all.
+                others = others[(turn := self.names.index(source) % len(others)) : turn + 1] if is_many and others else others
+                ports = {str(port): often if port == first else 1 for port in (first, *others)}
                 if ready["rendezvous"]:
                     ports[str(ready["rendezvous"])] = 1
                 targets.append({
                     "node": target, "address": self.seen.lan[target][0], "ports": ports,
                     "udp": ready["udp"], "packet_bytes": _packet_bytes(self.seen, source, target),
                 })  # fmt: skip
-        asked = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S}, _ANSWER_S)
+                if ready["burst"]:
+                    tokens[target] = losses.token()
+                    targets[-1]["burst"] = {"port": ready["burst"], "token": tokens[target]}
+        count = losses.PACKETS_OF_MANY if is_many else losses.PACKETS
+        asked = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S, "packets": count}, _ANSWER_S)
+        for entry in asked:
+            if entry.get("sent") and entry["node"] in tokens:
+                self.bursts[source, entry["node"]] = losses.Burst(tokens[entry["node"]], entry["sent"])
         return [self._link(source, entry) for entry in asked if entry["node"] in self.ready]
 
     def _link(self, source: str, entry: Mapping[str, Any]) -> Link:
@@ -107,6 +130,7 @@ class _Meeting:
             is_rendezvous=port == self.ready[target]["rendezvous"], error=entry.get("error"),
             latency_ms=entry.get("latency_ms"), median_ms=entry.get("median_ms"), worst_ms=entry.get("worst_ms"),
             carried_bytes=entry.get("carried_bytes"), lost_bytes=entry.get("lost_bytes"),
+            repeats=entry.get("repeats", 0),
         )  # fmt: skip
 
 
@@ -119,8 +143,8 @@ def _open(fleet: Fleet, seen: Evidence, name: str, head: str | None) -> tuple[St
         if not ready["ports"]:
             raise ValueError(plain_lines(str(ready["error"] or "no port is free")))
         ports = [int(number) for number in ready["ports"]]
-        rendezvous, udp = (ready[field] and int(ready[field]) for field in ("rendezvous", "udp"))
-        return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp}
+        rendezvous, udp, burst = (ready.get(field) and int(ready[field]) for field in ("rendezvous", "udp", "burst"))
+        return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp, "burst": burst}
     except (ValueError, KeyError, TypeError, TimeoutError, OSError, EOFError) as error:
         stream.close()
         raise _broken(name, f"it could not listen on {address}: {_why(error)}") from error
@@ -156,8 +180,8 @@ def _with_throughput(meeting: _Meeting, links: tuple[Link, ...]) -> tuple[Link, 
     """
     failed = {(link.source, link.target) for link in links if link.error is not None and not link.is_rendezvous}
     first = {(link.source, link.target): link for link in reversed(links) if not link.is_rendezvous}
-    # Where full packets vanish, sending would only take its time until it is given up.
-    lost = {(link.source, link.target) for link in links if link.lost_bytes is not None}
+    # Where full packets vanish, or many of all, sending would only take its time until it is given up.
+    lost = {(link.source, link.target) for link in links if link.lost_bytes is not None or (link.loss or 0.0) >= wires.FAIL_LOSS}
     good = {pair: link for pair, link in first.items() if pair not in failed | lost}
     names = list(meeting.streams)
     in_turn = {
@@ -214,7 +238,7 @@ def _second_look(
         for pair, entry in measured.items()
         if "throughput_bytes_per_s" in entry
     }
-    for pairs in blame(wires.thin(rates), meeting.seen.head).values():
+    for pairs in blame({pair for pair in wires.thin(rates) if not good[pair].loss}, meeting.seen.head).values():
         chosen = _spread(pairs)
         for source, target in chosen:
             again = _measure(meeting, {source: [good[source, target]]}, at_once=1).get((source, target), {})

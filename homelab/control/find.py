@@ -270,9 +270,13 @@ def _judge(row: dict[str, Any]) -> None:
     seen = row.pop("seen")
     if not seen:
         return
-    row["attempt"] = max(entry["attempt"] for entry in seen)
+    newest = max(entry["attempt"] for entry in seen)
+    if newest < row["attempt"] and row["state"] in FINISHED:  # who took part in the end is off now
+        return
+    row["attempt"] = newest
     current = [entry for entry in seen if entry["attempt"] == row["attempt"]]
-    if any(entry["alive"] for entry in current):
+    # As `homelab status` has it: once its end is written down an attempt is over, whatever somebody has started by hand since.
+    if any(entry["alive"] and not entry["exit"] for entry in current):
         row["state"] = "running"
     elif any(entry["final"] for entry in seen) or all(_ended_well(entry) for entry in current):
         row["state"] = "done"

@@ -42,9 +42,10 @@ def facts(
     answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep)
     well = [node.name for node in cluster.nodes if node.name in answers]
     latencies, _ = on_all(well, lambda name: _round_trip_ms(fleet, name))
+    greetings = {name: getattr(fleet.agent(name).session, "greeting_s", 0.0) for name in latencies}
     return Evidence(
         cluster=cluster, head=well[0] if well else cluster.nodes[0].name, master_port=port, code_hash=ship.archive()[0],
-        facts=answers, unreachable=unreachable, clock_offsets_s=offsets, latencies_ms=latencies, answer_seconds=took,
+        facts=answers, unreachable=unreachable, clock_offsets_s=offsets, latencies_ms=latencies, answer_seconds=took, greetings_s=greetings,
         lan=addresses.lan_of_all(cluster, answers), recipe=recipe, data=on_node,
     )  # fmt: skip
 

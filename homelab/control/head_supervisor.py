@@ -35,7 +35,7 @@ OLDEST_PYTHON = (3, 11)
 KNOWN_HOSTS = "known_hosts"
 END_GRACE_S = 20.0
 # What belongs to a supervisor on this machine, and what a supervisor gathers again by itself.
-_NOT_SENT = ("supervisor.json", "supervisor.lock", "supervisor.log", "supervised.json", "metrics.jsonl")
+_NOT_SENT = ("supervisor.json", "supervisor.lock", "supervisor.log", "supervised.json", "metrics.jsonl", ".metrics.lock")
 _KEY = "~/.ssh/id_ed25519"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import homelab
+from homelab.checks import ssh
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
@@ -96,7 +97,10 @@ def refuse_on_failure(prepared: Prepared) -> None:
     if failed:
         first = failed[0]
         more = f" (and {len(failed) - 1} more, in the table above)" if len(failed) > 1 else ""
-        error = prepared.evidence.unreachable.get(first.node)
+        unreachable = prepared.evidence.unreachable
+        error = unreachable.get(first.node)
+        if error is None and not first.node and first.check == ssh.LOGIN.id:  # said of this machine, where no node is reached
+            error = next(iter(unreachable.values()), None)
         raise (type(error) if error else HomelabError)(
             f"preflight failed: {first.message}{more}",
             where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",

@@ -11,6 +11,7 @@ from homelab.errors import HomelabError, InputError
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import reply as replies
+from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.state import FINISHED, newest_attempt, run_state
 
@@ -132,7 +133,8 @@ def _look(
                     "stdout": list(entry.log_tail.stdout),
                     "stderr": list(entry.log_tail.stderr),
                 }
-    state = run_state(names, heard, errors)
+    kept: Any = store.state_of(paths, number)
+    state = run_state(names, heard, errors, kept=kept)
     return found, number < newest or state in FINISHED
 
 

@@ -19,6 +19,7 @@ from homelab.control.material import Material, sha256
 from homelab.diagnose import endings
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError, InputError, StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.plain import plain_lines
 from homelab.planning import report
 from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
@@ -184,6 +185,7 @@ def resume(
     plan = plan.model_copy(update={
         "resume_digest": halted.digest,
         "left_out": (*plan.left_out, *sorted(set(gone) & was)),
+        "left_out_because": {name: plain_lines(why) for name, why in sorted(gone.items())},
         "warnings": (*plan.warnings, *halted.notes, *(f"{name} is left out: {why}" for name, why in gone.items() if name in was)),
     })  # fmt: skip
     if step:
@@ -216,8 +218,15 @@ def resume(
             nodes=[node.name for node in plan.nodes],
             left_out=list(plan.left_out),
         )
+        for line in left_out_lines(attempt, was, gone):
+            store.event(paths, line)
         announce(plan)
     return plan
+
+
+def left_out_lines(attempt: int, was: Collection[str], gone: Mapping[str, str]) -> list[str]:
+    """An event for each node of the attempt before that is not in this one, with the reason: behind other details a narrow screen cuts it."""
+    return [f"{name} is left out of attempt {attempt}: {plain_lines(why)}" for name, why in sorted(gone.items()) if name in was]
 
 
 def _lowered(rank: RankPlan, halvings: int) -> RankPlan:

@@ -153,6 +153,11 @@ def keep(paths: RunPaths, fleet: Fleet, plan: Plan, plan_text: str) -> None:
     store.write_text(paths.plan_txt, plan_text)
     targets = {node.name: f"{node.user + '@' if node.user else ''}{node.host}" for node in fleet.cluster.nodes}
     head = f"#!/bin/sh\n# {plan.run}, attempt {plan.attempt}: what was executed on each node. Start them all within a few minutes of each other.\n\n"
+    if plan.resume_step:
+        head += (
+            f"# It goes on from checkpoints/step-{plan.resume_step:08d}. Newer checkpoints have taken its place in the end ([checkpoint] keep); then either\n"
+            f"# homelab recover {plan.run}, or by hand: set resume_step in attempts/{plan.attempt}/plan.json on every node to a step that they hold.\n\n"
+        )
     store.write_text(
         paths.commands_sh, head + "\n".join(by_hand(node, targets.get(node.name, node.name)) for node in plan.nodes)
     )

@@ -214,7 +214,7 @@ class Supervisor:
     def _examine(self, fleet: Fleet, plan: Plan, verdict: Verdict, left_out: frozenset[str], followers: Followers) -> Examination:
         if verdict.kind in ("hang", "frozen-rank", "silent-node"):
             stacks.keep(fleet, self._paths, plan, [node.name for node in plan.nodes if verdict.kind != "silent-node" or node.name not in verdict.nodes])
-        silent = dict.fromkeys(left_out, "it was left out, and is not well yet")
+        silent = {name: plan.left_out_because.get(name, "it was left out, and is not well yet") for name in left_out}
         silent |= dict.fromkeys(verdict.nodes, verdict.because) if verdict.kind == "silent-node" else {}
         found = recover.examine_failure(
             fleet, self._paths, plan, silent=silent, silent_ranks=_suspects(verdict), has_failed=verdict.is_trouble,

@@ -57,6 +57,7 @@ class Watcher:
             plan = find.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
+        kept = store.state_of(self._paths, plan.attempt)
         on_nodes = self._supervisors_on_nodes()
         self._gather_events(on_nodes)
         for name, reply in self.replies.items():
@@ -73,6 +74,7 @@ class Watcher:
             events=store.events(self._paths),
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             is_script=self._is_script,
+            kept=kept,  # type: ignore[arg-type]
             supervisor=self._supervisor(on_nodes),
             options=self._options,
         )
@@ -80,7 +82,8 @@ class Watcher:
         following = snapshots.next_commands(seen.state, seen.run, self._options, told)
         seen = seen.model_copy(update={"diagnosis": told, "next_commands": following})
         self.without_supervisor = self._without_supervisor(seen, plan)
-        seen = seen.model_copy(update={"notes": (*seen.notes, *self.without_supervisor)})
+        outliving = unattended.outliving(self.replies, seen.attempt, f"homelab stop {seen.run}{self._options}")
+        seen = seen.model_copy(update={"notes": (*seen.notes, *self._off(seen, kept), *self.without_supervisor, *outliving)})
         if seen.state != before:
             store.set_state(self._paths, seen.state, seen.attempt)
             self._tell(seen.state if seen.diagnosis is None else f"{seen.state}: {seen.diagnosis.title}")
@@ -99,6 +102,13 @@ class Watcher:
         if seen.state == "failed":
             return diagnosed.keep(self._paths, seen.attempt, found, self.unreachable).diagnosis
         return diagnosed.better(self._paths, seen.attempt, found, self.unreachable).diagnosis if seen.state == "lost" else found
+
+    def _off(self, seen: Snapshot, kept: str | None) -> tuple[str, ...]:
+        """What to say of the nodes of a run that is known to have ended, where they cannot be asked any more."""
+        if not self.unreachable or seen.state != kept or seen.state not in FINISHED:
+            return ()
+        are = "it is" if len(self.unreachable) == 1 else "they are"
+        return (f"{seen.state}, as was seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -169,7 +179,7 @@ class Watcher:
         """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
         if not resume_step:
             return False
-        lines = self._gathered.lines
+        lines = [line for line in self._gathered.lines if line.get("rank") == 0]
         done = {line.get("step") for line in lines if line.get("kind") == "train"}
         evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
         return not (done >= set(range(1, resume_step + 1)) and 0 in evaluated)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from homelab.dashboard import eta
+from homelab.dashboard import eta, pace
 from homelab.diagnose.cause import Diagnosis
 from homelab.planning.model import Frozen, Plan, Shown
 from homelab.runs.reply import Heartbeat, Metric, RankReply, Reply, plain_lines
@@ -21,6 +21,15 @@ class GpuRow(Shown):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
+class LeftOut(Shown):
+    """A node of the cluster that takes no part in this attempt, and why, as far as that was written down."""
+
+    name: str
+    because: str = ""
 
 
 class NodeRow(Shown):
@@ -39,7 +48,10 @@ class NodeRow(Shown):
 
 
 class RankRow(Shown):
-    """One worker process. Seconds and tokens are of its newest step; `heartbeat_age_s` by its node's own clock."""
+    """One worker process. Seconds are of its newest step, `tokens_per_s` of the last ones; `heartbeat_age_s` by its node's own clock.
+
+    `memory_bytes`: the most it ever held, on its card or in the machine.
+    """
 
     rank: int
     node: str
@@ -52,6 +64,7 @@ class RankRow(Shown):
     compute_s: float | None = None
     communication_s: float | None = None
     heartbeat_age_s: float | None = None
+    memory_bytes: int | None = None
     log_tail: tuple[str, ...] = ()
 
 
@@ -79,7 +92,8 @@ class NextCommand(Shown):
 class Snapshot(Shown):
     """A run at one moment. `eta_s` is None while nobody can know; `started_at` is that of the attempt, by the clock of a node.
 
-    `running_s`: for how long the attempt has been under way by the clock of its nodes, None where that cannot be told.
+    `running_s`: for how long the attempt has been under way by the clock of its nodes, None where that cannot be told. `step_s` is that of
+    the last steps of all together. Efficiencies are fractions of the sum of the ranks' speeds alone: what is reached, what the plan promised.
     """
 
     run: str
@@ -89,6 +103,13 @@ class Snapshot(Shown):
     started_at: float | None
     now: float
     running_s: float | None = None
+    step_s: float | None = None
+    epoch: float | None = None
+    efficiency: float | None = None
+    planned_efficiency: float | None = None
+    checkpoint_age_s: float | None = None
+    restarts: int = 0
+    left_out: tuple[LeftOut, ...] = ()
     total_steps: int | None
     step: int
     loss: float | None
@@ -121,6 +142,7 @@ def build(
     total_steps: int | None = None,
     intent: State | None = None,
     is_script: bool = False,
+    kept: State | None = None,
     diagnosis: Diagnosis | None = None,
     supervisor: str = "",
     options: str = "",
@@ -129,13 +151,13 @@ def build(
     """The Snapshot of a run from the nodes' answers.
 
     `expected_nodes` default to the plan's. `metrics` are lines gathered before (the answers may carry only newer ones,
-    of the newest attempt); `events` are the lines of events.jsonl. `intent` and `is_script` as for `run_state`, `options` as
-    for `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
+    of the newest attempt); `events` are the lines of events.jsonl. `intent`, `kept` and `is_script` as for `run_state`, `options` as for
+    `next_commands`. `recipe` is the name of its file, as run.json has it: somebody may have spoilt that.
     """
     expected = tuple(expected_nodes) or (tuple(node.name for node in plan.nodes) if plan else ())
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
-    state = run_state(expected, replies, unreachable, intent=intent, is_script=is_script)
+    state = run_state(expected, replies, unreachable, intent=intent, kept=kept, is_script=is_script)
     lines = _merged([*metrics, *(line for reply in replies.values() for line in _metrics_of(reply))])
     train = [line for line in lines if line.kind == "train"]
     history = _history(train)
@@ -145,8 +167,12 @@ def build(
     # An attempt that has done no step yet is where it goes on from: the last lines of the one before may never have come here.
     begins = plan.resume_step if plan and not any(line.attempt == attempt for line in train) else 0
     step = begins or (history[-1].step if history else max([0, *(beat.step for beat in beats)]))
-    latest = {line.rank: line for line in train if line.attempt == attempt}
-    rates = [line.tokens_per_s for line in latest.values() if line.tokens_per_s is not None]
+    of_rank: dict[int, list[Metric]] = {}
+    for line in train:
+        if line.attempt == attempt:
+            of_rank.setdefault(line.rank, []).append(line)
+    rates = [rate for its in of_rank.values() if (rate := pace.tokens_per_s(its)) is not None]
+    reached, planned = pace.efficiency(plan, sum(rates) if rates else None)
     checkpoints = {number for reply in replies.values() if reply.run for number in reply.run.checkpoints}
     started = [(reply, reply.run.started_at) for reply in replies.values() if reply.run and reply.run.attempt == attempt and reply.run.started_at]
     ages = [age_s for reply, at in started if (age_s := _age_s(reply, at)) is not None]
@@ -158,6 +184,13 @@ def build(
         started_at=min((at for _, at in started), default=None),
         now=now,
         running_s=max(ages, default=None),
+        step_s=pace.step_s(train, attempt),
+        epoch=max((line.epoch for its in of_rank.values() for line in its[-1:] if line.epoch is not None), default=None),
+        efficiency=reached if state == "running" else None,
+        planned_efficiency=planned,
+        checkpoint_age_s=pace.checkpoint_age_s(max(checkpoints), lines, replies) if checkpoints else None,
+        restarts=max(0, attempt - 1),
+        left_out=_left_out(plan),
         total_steps=total,
         step=step,
         loss=history[-1].loss if history else None,
@@ -166,7 +199,7 @@ def build(
         tokens_per_s=sum(rates) if rates else None,
         loss_history=history,
         nodes=tuple(_node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
-        ranks=_rank_rows(replies, plan, attempt, latest, log_lines),
+        ranks=_rank_rows(replies, plan, attempt, of_rank, log_lines),
         events=_events(events, lines),
         notes=(*dict.fromkeys(line.message for line in lines if line.kind == "note" and line.message), *_not_asked(state, run, unreachable, options)),
         checkpoint_steps=tuple(sorted(checkpoints)),
@@ -278,6 +311,8 @@ def _node_row(
                 memory_used_bytes=gpu.memory_used_bytes,
                 memory_total_bytes=gpu.memory_total_bytes,
                 temperature_c=gpu.temperature_c,
+                power_w=gpu.power_w,
+                power_limit_w=gpu.power_limit_w,
             )
             for gpu in reply.gpus
         ),
@@ -286,15 +321,22 @@ def _node_row(
     )
 
 
+def _left_out(plan: Plan | None) -> tuple[LeftOut, ...]:
+    """With the reasons first that were written down; plans of before had none."""
+    names = dict.fromkeys((*plan.left_out_because, *plan.left_out)) if plan else {}
+    return tuple(LeftOut(name=name, because=plan.left_out_because.get(name, "")) for name in names) if plan else ()
+
+
 def _rank_rows(
-    replies: Mapping[str, Reply], plan: Plan | None, attempt: int, latest: Mapping[int, Metric], log_lines: int
+    replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_rank: Mapping[int, Sequence[Metric]], log_lines: int
 ) -> tuple[RankRow, ...]:
     found = {number: (node, rank) for (node, number), rank in _ranks_of(replies, attempt).items()}
     planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
     rows = []
     for number in sorted(set(found) | set(planned)):
         node, reply = found.get(number, (planned[number].node if number in planned else "", None))
-        beat, line = reply.heartbeat if reply else None, latest.get(number)
+        its = of_rank.get(number, ())
+        beat, line = reply.heartbeat if reply else None, its[-1] if its else None
         own = planned.get(number)
         log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
         rows.append(
@@ -305,11 +347,12 @@ def _rank_rows(
                 phase=_phase(beat) if beat else "",
                 step=line.step if line else (beat.step if beat else None),
                 loss=line.loss if line else None,
-                tokens_per_s=line.tokens_per_s if line else None,
+                tokens_per_s=pace.tokens_per_s(its),
                 share=line.share if line and line.share is not None else (own.share if own else None),
                 compute_s=line.compute_s if line else None,
                 communication_s=line.communication_s if line else None,
                 heartbeat_age_s=_age_s(replies[node], beat.time) if beat else None,
+                memory_bytes=max((entry.memory_bytes for entry in its if entry.memory_bytes), default=None),
                 log_tail=log[-log_lines:],
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -9,15 +10,17 @@ from rich.text import Text
 from homelab.dashboard import words
 from homelab.dashboard.columns import Column, lay
 from homelab.dashboard.sections import Section
-from homelab.dashboard.snapshot import NodeRow, RankRow
+from homelab.dashboard.snapshot import LeftOut, NodeRow, RankRow
 
 _STALE_S = 60.0  # a training rank that was silent for so long is worth a look
+_CONTINUED = "   "  # how the second line of a row begins
 _HOT_C = 87.0  # where consumer cards begin to slow down
 
 
-def nodes(rows: Sequence[NodeRow], width: int, importance: int) -> Section:
-    """One line per card; a node that cannot be asked has one line with the reason."""
+def nodes(rows: Sequence[NodeRow], width: int, importance: int, left_out: Sequence[LeftOut] = ()) -> Section:
+    """One line per card; a node that cannot be asked, or that takes no part, has one with the reason."""
     cells = [(row.needs_action, _node_cells(row, number)) for row in rows for number in range(max(1, len(row.gpus)))]
+    cells += [(False, [line]) for node in left_out for line in _left_out(node, width)]
     return _table(_NODE_COLUMNS, cells, width, "nodes", importance)
 
 
@@ -26,16 +29,25 @@ def ranks(rows: Sequence[RankRow], width: int, importance: int) -> Section:
     return _table(_RANK_COLUMNS, [(_is_stale(row), _rank_cells(row)) for row in rows], width, "ranks", importance)
 
 
+def _left_out(node: LeftOut, width: int) -> list[Text]:
+    """Why it takes no part, in at most two lines."""
+    said = f"{node.name}  left out{': ' if node.because else ''}{' '.join(node.because.split())}"
+    wrapped = textwrap.wrap(said, max(20, width - 2), max_lines=2, placeholder=" …", subsequent_indent=_CONTINUED)
+    return [Text(line, style="dim") for line in wrapped]
+
+
 _NODE_COLUMNS = (
     Column("node"),
     Column("torchrun"),
     Column("address", importance=6),
-    Column("cpu", "right", importance=4),
-    Column("memory", "right", importance=5),
+    # Of the whole machine, whatever else runs there.
+    Column("host cpu", "right", importance=4),
+    Column("host memory", "right", importance=5),
     Column("gpu", importance=3),
     Column("busy", "right", importance=1),
     Column("vram", "right", importance=1),
     Column("temp", "right", importance=2),
+    Column("power", "right", importance=7),
 )
 
 
@@ -59,7 +71,7 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
     if number:
         own = [Text() for _ in own]
     if gpu is None:
-        return [*own, Text("–", style="dim"), Text(), Text(), Text()]
+        return [*own, Text("–", style="dim"), Text(), Text(), Text(), Text()]
     is_hot = gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C
     temperature = words.NOTHING if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
     return [
@@ -68,6 +80,7 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
         Text(words.percent(gpu.utilisation_percent)),
         Text(words.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
         Text(temperature, style="yellow" if is_hot else ""),
+        Text(words.watts(gpu.power_w, gpu.power_limit_w)),
     ]
 
 
@@ -82,6 +95,7 @@ _RANK_COLUMNS = (
     Column("tokens/s", "right", importance=1),
     Column("compute ━ ┄ wait", importance=1),
     Column("seconds", "right", importance=4),
+    Column("peak memory", "right", importance=7),
     Column("heard", "right", importance=2),
 )
 _BAR_CELLS = 16
@@ -106,6 +120,7 @@ def _rank_cells(row: RankRow) -> list[Text]:
         Text(words.count(row.tokens_per_s)),
         Text(compute).append(wait, style="dim"),
         Text(both),
+        Text("" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f} GB"),
         Text(heard, style="yellow" if _is_stale(row) else "dim"),
     ]
 
@@ -122,7 +137,9 @@ def _table(
             shown = sorted(urgent_first[: max(0, room - 2)])
         content = lay(columns, [rows[number][1] for number in shown], width)
         if len(shown) < len(rows):
-            content.append(Text(f" … {len(rows) - len(shown)} more {name}", style="dim"))
+            hidden = [cells for number, (_, cells) in enumerate(rows) if number not in shown]
+            more = sum(not cells[0].plain.startswith(_CONTINUED) for cells in hidden)
+            content.append(Text(f" … {more} more {name}" if more else " …", style="dim"))
         return content[:room]
 
     most = len(rows) + 1 if rows else 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import time
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from homelab.dashboard import tables, words
+from homelab.dashboard import chart, tables, words
 from homelab.dashboard.columns import clip, ends
 from homelab.dashboard.sections import Section, fitted, fixed, joined
 from homelab.dashboard.snapshot import Snapshot
@@ -32,6 +33,9 @@ _EVENTS = 6
 _EVIDENCE = 4
 _TALL = 34  # from here on three lines for commands are not missed elsewhere
 _CURVE_LEAST, _CURVE_MOST = 8, 60
+_LARGE = 30  # lines from which on there is room for more than what everybody needs
+_CURVE_FROM, _CURVE_LINES = 38, 14
+_HARMLESS = "hostname of the client socket cannot be retrieved"
 
 
 def render(snapshot: Snapshot, width: int, height: int | None) -> RenderableType:
@@ -42,15 +46,16 @@ def render(snapshot: Snapshot, width: int, height: int | None) -> RenderableType
 def lines(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
     """The same as lines, for a terminal of at least 40 x 8."""
     head = _header(snapshot, width)
-    progress = _progress(snapshot, width)
+    progress = _progress(snapshot, width, is_large=height is None or height >= _LARGE)
     foot = _footer(snapshot, width, height)
     cause = _cause(snapshot, width)
     sections = [
         fixed(head, 0),
         fixed(progress, 2),
         *([cause] if cause else []),
-        tables.nodes(snapshot.nodes, width, 3),
+        tables.nodes(snapshot.nodes, width, 3, snapshot.left_out),
         tables.ranks(snapshot.ranks, width, 4),
+        _curve(snapshot, width, height),
         _events(snapshot, width),
         _logs(snapshot, width, bounded=height is not None),
     ]
@@ -100,16 +105,23 @@ def _header(snapshot: Snapshot, width: int) -> list[Text]:
     ]
 
 
-def _progress(snapshot: Snapshot, width: int) -> list[Text]:
+def _progress(snapshot: Snapshot, width: int, *, is_large: bool) -> list[Text]:
     content = [_bar(snapshot, width)]
     if snapshot.loss is not None:
         content.append(_losses(snapshot, snapshot.loss, width))
-    facts = Text("   ").join(
-        Text.assemble((f"{label} " if label else "", "dim"), value) for label, value in _facts(snapshot)
-    )
-    if facts.plain:
-        content.append(clip(Text(" ").append_text(facts), width))
-    return content
+    facts = _facts(snapshot) + (_more_facts(snapshot) if is_large else [])
+    return content + _side_by_side([Text.assemble((f"{label} " if label else "", "dim"), value) for label, value in facts], width)
+
+
+def _side_by_side(pieces: list[Text], width: int) -> list[Text]:
+    """As many to a line as fit; none is cut that would fit into a line of its own."""
+    content: list[Text] = []
+    for piece in pieces:
+        if content and cell_len(content[-1].plain) + 3 + cell_len(piece.plain) <= width:
+            content[-1].append("   ").append_text(piece)
+        else:
+            content.append(Text(" ").append_text(piece))
+    return [clip(line, width) for line in content]
 
 
 def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
@@ -139,6 +151,22 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         found.append(("ETA", eta))
     if snapshot.checkpoint_steps:
         found.append(("newest checkpoint", f"step {snapshot.checkpoint_steps[-1]}"))
+    return found
+
+
+def _more_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """What is worth a look where there is room."""
+    found = []
+    if snapshot.checkpoint_age_s is not None:
+        found.append(("saved", f"{words.duration(snapshot.checkpoint_age_s)} ago"))
+    if snapshot.step_s is not None and snapshot.state in ("running", "stopping"):
+        found.append(("", f"{words.seconds(snapshot.step_s)} s per step"))
+    if snapshot.epoch is not None:
+        found.append(("epoch", f"{snapshot.epoch:.2f}"))
+    if snapshot.efficiency is not None and snapshot.planned_efficiency is not None:
+        found.append(("efficiency", f"{snapshot.efficiency:.2f}, planned {snapshot.planned_efficiency:.2f}"))
+    if snapshot.restarts:
+        found.append(("restarts", str(snapshot.restarts)))
     return found
 
 
@@ -186,9 +214,22 @@ def _events(snapshot: Snapshot, width: int) -> Section:
     return Section(lambda room: content[-room:], min(1, len(content)), len(content), 5, is_optional=True)
 
 
+def _curve(snapshot: Snapshot, width: int, height: int | None) -> Section:
+    """The loss with its axes: from the lines that a tall terminal has over what all else needs."""
+    most = min(_CURVE_LINES, (height or 0) - _CURVE_FROM)
+    content = chart.lines(snapshot.loss_history, snapshot.eval_losses, width, most)
+    return Section(lambda room: chart.lines(snapshot.loss_history, snapshot.eval_losses, width, room), chart.LEAST_LINES, len(content), 6, is_optional=True)
+
+
+def _is_told_elsewhere(line: str, snapshot: Snapshot) -> bool:
+    """A note stands in the panel above; what gloo says of a name that it does not need means nothing."""
+    return line.removeprefix("note: ") in snapshot.notes or _HARMLESS in line
+
+
 def _logs(snapshot: Snapshot, width: int, *, bounded: bool) -> Section:
-    """The last lines of every rank that said something, as many of each as there is room for."""
-    rows = [row for row in snapshot.ranks if row.log_tail]
+    """The last lines of every rank that said something new, as many of each as there is room for."""
+    tails = {row.rank: tuple(line for line in row.log_tail if not _is_told_elsewhere(line, snapshot)) for row in snapshot.ranks}
+    rows = [row.model_copy(update={"log_tail": tails[row.rank]}) for row in snapshot.ranks if tails[row.rank]]
     most = sum(1 + len(row.log_tail[-(10_000 if bounded else _LOG_LINES_UNBOUNDED) :]) for row in rows)
 
     def draw(room: int) -> list[Text]:
@@ -203,7 +244,7 @@ def _logs(snapshot: Snapshot, width: int, *, bounded: bool) -> Section:
             left -= 1 + len(tail)
         return content
 
-    return Section(draw, min(2, most), most, 6, is_optional=True)
+    return Section(draw, min(2, most), most, 7, is_optional=True)
 
 
 def _footer(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:

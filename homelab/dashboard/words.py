@@ -59,6 +59,13 @@ def used_of(used_bytes: int | None, total_bytes: int | None) -> str:
     return f"{used_bytes / 2**30:.1f}/{total_bytes / 2**30:.0f} GB"
 
 
+def watts(used: float | None, limit: float | None) -> str:
+    """212/300 W; nothing where the card does not say."""
+    if used is None or not math.isfinite(used):
+        return ""
+    return f"{used:.0f} W" if limit is None or not math.isfinite(limit) else f"{used:.0f}/{limit:.0f} W"
+
+
 def seconds(number: float | None) -> str:
     """0.81, 12.4"""
     return (

@@ -203,6 +203,14 @@ RULES: tuple[Rule, ...] = (
             r"(?:nan|inf) loss",
         ),
     ),
+    Rule(
+        "checkpoint-set-aside",
+        "the newest checkpoint on {node} is whole and cannot be loaded; it was set aside",
+        RECOVER + " goes on from the one before",
+        True,
+        95,
+        re.compile(r"of the checkpoint cannot be loaded: .*; it was set aside"),
+    ),
     # --- what others' failures look like from here ------------------------------------------------------------------
     Rule(
         "timeout",

@@ -46,12 +46,32 @@ TOPICS: tuple[Topic, ...] = (
         "enough: every node must let every other one in, on all ports. On a home LAN that means to trust the LAN's addresses.",
         (
             "homelab preflight --fix shows the line for the firewall this node has, asks, and runs it",
-            "by hand with ufw, on the node: sudo ufw allow from 192.168.1.0/24 (your LAN's network)",
+            "by hand with ufw, on the node: sudo ufw allow from 192.168.1.0/24 (your LAN's network); where it stops what leaves: sudo ufw "
+            "allow out to 192.168.1.0/24",
             "then: homelab preflight --only network.reach",
         ),
         checks=("network.reach",),
         checks_too=("collective.works",),
         words=("ufw", "firewalld", "nftables", "iptables", "ports", "29500", "23456"),
+    ),
+    Topic(
+        "packet-loss",
+        "Packets are lost between two nodes",
+        (
+            "connections open at once, or after one second, or not at all, as it pleases",
+            "steps stall for 0.2 s or more now and then; the speed of a cable changes from look to look",
+        ),
+        "A plug that is not quite in, a bent cable, a tired port of a switch, Wi-Fi or power-line: some packets never arrive, small ones as "
+        "well as large ones. TCP sends them again, after waiting, and every step waits for the slowest link. By turns it looks like a "
+        "firewall, a wrong MTU or a slow cable, and a mend for one of these seems to help once.",
+        (
+            "homelab preflight --only network.loss counts packets in both directions of every pair and names the node and the direction",
+            "change the cable of the node that is named, then its port of the switch, then its network card",
+            "once more: homelab preflight --only network",
+        ),
+        checks=("network.loss",),
+        checks_too=("network.reach", "network.throughput"),
+        words=("packet", "loss", "drop", "retransmit", "retransmission", "unsteady", "plug"),
     ),
     Topic(
         "own-name",

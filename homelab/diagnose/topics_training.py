@@ -105,6 +105,7 @@ TOPICS: tuple[Topic, ...] = (
         ),
         checks_too=("disk.room",),
         words=("resume", "corrupt", "manifest", "truncated", "safetensors", "from-scratch", "epoch"),
+        rules=("checkpoint-set-aside",),
         says=r"\bcheckpoint\b(?!.*cannot be written)",
     ),
     Topic(

@@ -1,4 +1,4 @@
-"""`python -m homelab.node VERB`: one request (a JSON line on stdin), one answer (a JSON line on stdout).
+"""`python -m homelab.node VERB [MARK]`: one request (a JSON line on stdin), one answer (a JSON line on stdout).
 
 A refusal is {"error": {"message", "kind"}} and exit code 1; nothing here prints a traceback for a request that cannot be.
 Verbs with a body (receive-*) read it from stdin after the request line; send-* write raw bytes to stdout.
@@ -30,6 +30,9 @@ def main():
 
         watch.watch(sys.argv[2])
         return 0
+    if len(sys.argv) > 2:  # a line to begin with: what this Python itself has printed on start (sitecustomize) comes before it
+        sys.stdout.write(sys.argv[2] + "\n")
+        sys.stdout.flush()
     if sys.version_info < (3, 9):  # noqa: UP036  (a node may have any)
         version = "%d.%d" % tuple(sys.version_info[:2])
         _refuse(

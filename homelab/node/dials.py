@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from homelab.node import packets, wire
+from homelab.node import bursts, packets, wire
 from homelab.node.listener import GREETING, Listener
 
 _ANSWER_S = 6.0  # for a listener that is there and slow: the connection stands, so no packet was dropped
@@ -24,11 +24,13 @@ _RTT, _TOTAL_RETRANSMITS = 8 + 15, 8 + 23
 def meet(request):
     """Listen on `address` (and `port` where given) for `seconds` at most, and answer each line of stdin with one of stdout.
 
-    First line out: {"ports": [...], "rendezvous": port or null, "udp": port or null, "error"}. Lines in: {"dial": [target, ...],
-    "timeout_s"} (see `dial`) and {"send": [target, ...], "bytes", "seconds"} (see `homelab.node.wire.send_all`). Ends with stdin.
+    First line out: {"ports": [...], "rendezvous": port or null, "udp": port or null, "burst": port or null, "error"}. Lines in:
+    {"dial": [target, ...], "timeout_s", "packets"} (see `dial`; each target with "burst" is sent so many small packets, too),
+    {"burst": [target, ...], "packets"} (these alone), {"counted": {token: packets}} (see `homelab.node.bursts`), and
+    {"send": [target, ...], "bytes", "seconds"} (see `homelab.node.wire.send_all`). Ends with stdin.
     """
     here = Listener(request["address"], request.get("port") and int(request["port"]))
-    _say({"ports": here.ports, "rendezvous": here.rendezvous, "udp": here.udp, "error": here.error})
+    _say({"ports": here.ports, "rendezvous": here.rendezvous, "udp": here.udp, "burst": here.burst, "error": here.error})
     limit = threading.Timer(float(request.get("seconds", 60)), os._exit, (0,))
     limit.daemon = True
     limit.start()
@@ -37,10 +39,25 @@ def meet(request):
         if "dial" in asked:
             links = dial(asked["dial"], float(asked.get("timeout_s", 2.0)))
             packets.probe(asked["dial"], links)
+            _burst(asked["dial"], asked, links)
+        elif "burst" in asked:
+            links = [{"node": target["node"], "address": target["address"], "port": 0} for target in asked["burst"]]
+            _burst(asked["burst"], asked, links)
+        elif "counted" in asked:
+            _say(here.counter.counted(asked["counted"]))
+            continue
         else:
             links = wire.send_all(asked["send"], int(asked["bytes"]), float(asked["seconds"]))
         _say({"links": links})
     limit.cancel()
+
+
+def _burst(targets, asked, links):
+    """Adds "sent" to the first link of each target that was sent packets to be counted."""
+    for target, sent in zip(targets, bursts.send(targets, int(asked.get("packets", 0)))):
+        link = next((entry for entry in links if entry["node"] == target["node"]), None)
+        if sent is not None and link is not None:
+            link["sent"] = sent
 
 
 def _say(answer):
@@ -51,7 +68,8 @@ def _say(answer):
 def dial(targets, timeout_s):
     """Connect to all ports of all targets at once: [{"node", "address", "ports": {port: how often}}].
 
-    Answers {"node", "address", "port", "error"} for each port, with latency_ms (the best), median_ms and worst_ms.
+    Answers {"node", "address", "port", "error"} for each port, with latency_ms (the best), median_ms and worst_ms, and "repeats":
+    how many packets of these handshakes had to be sent again.
     """
     attempts = [
         _Attempts(target, int(port), int(count)) for target in targets for port, count in target["ports"].items()
@@ -80,7 +98,7 @@ class _Attempts:
 
     def __init__(self, target, port, count):
         self.target, self.port, self.left = target, port, count
-        self.samples_ms, self.error, self.deadline = [], None, 0.0
+        self.samples_ms, self.repeats, self.error, self.deadline = [], 0, None, 0.0
         self._socket, self._started, self._is_connected = None, 0.0, False
 
     def start(self, selector, timeout_s):
@@ -108,6 +126,7 @@ class _Attempts:
         if not self._is_connected:
             self._is_connected = True
             self.samples_ms.append(_latency_ms(self._socket, self._started))
+            self.repeats += _repeats(self._socket)
             self.deadline = time.monotonic() + _ANSWER_S
             selector.modify(self._socket, selectors.EVENT_READ, self)
             return True
@@ -142,6 +161,7 @@ class _Attempts:
             "address": self.target["address"],
             "port": self.port,
             "error": self.error,
+            "repeats": self.repeats,
         }
         if self.samples_ms:
             answer["latency_ms"] = min(self.samples_ms)
@@ -153,10 +173,19 @@ class _Attempts:
 def _latency_ms(connection, started):
     """Of the handshake, as the kernel saw it: it answers while processes wait for a CPU. By the clock where a packet was lost."""
     by_clock = round((time.perf_counter() - started) * 1000, 3)
-    try:
-        info = _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-    except (OSError, AttributeError, struct.error):
-        return by_clock
-    if info[_TOTAL_RETRANSMITS] or not info[_RTT]:
+    info = _tcp_info(connection)
+    if info is None or info[_TOTAL_RETRANSMITS] or not info[_RTT]:
         return by_clock
     return min(by_clock, round(info[_RTT] / 1000.0, 3))
+
+
+def _repeats(connection):
+    info = _tcp_info(connection)
+    return info[_TOTAL_RETRANSMITS] if info else 0
+
+
+def _tcp_info(connection):
+    try:
+        return _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    except (OSError, AttributeError, struct.error):
+        return None

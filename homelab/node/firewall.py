@@ -12,13 +12,21 @@ _DROPS = re.compile(r"\b(?:drop|reject)\b")
 
 
 def look():
-    """{"firewall": "ufw" | "firewalld" | "nftables" | None, "firewall_chains": [...]}; files first, programs only for root."""
+    """{"firewall": "ufw" | "firewalld" | "nftables" | None, "firewall_chains": [...]}; files first, programs only for root.
+
+    "firewall_out" and "firewall_out_chains": the same of what leaves the node, None where nothing is seen that can stop it.
+    "firewall_seen": the rules at work could be read, so what is not among them is not there.
+    """
+    ruleset = _ruleset() if os.geteuid() == 0 else None
+    rules = _nftables_conf() if ruleset is None else ruleset
+    out = parse_nft(rules, "output")
+    seen = {"firewall_seen": ruleset is not None, "firewall_out": "nftables" if out else None, "firewall_out_chains": out}
     if _ufw_is_enabled():
-        return {"firewall": "ufw", "firewall_chains": []}
+        return dict(seen, firewall="ufw", firewall_chains=[], firewall_out="ufw" if out or _ufw_stops_out() else None, firewall_out_chains=[])
     if _is_alive("/run/firewalld.pid"):
-        return {"firewall": "firewalld", "firewall_chains": []}
-    chains = parse_nft(_ruleset() if os.geteuid() == 0 else _nftables_conf())
-    return {"firewall": "nftables" if chains else None, "firewall_chains": chains}
+        return dict(seen, firewall="firewalld", firewall_chains=[])
+    chains = parse_nft(rules)
+    return dict(seen, firewall="nftables" if chains else None, firewall_chains=chains)
 
 
 def _ufw_is_enabled(path="/etc/ufw/ufw.conf"):
@@ -27,6 +35,15 @@ def _ufw_is_enabled(path="/etc/ufw/ufw.conf"):
             return any(line.replace(" ", "").strip().lower() == "enabled=yes" for line in stream)
     except OSError:
         return False
+
+
+def _ufw_stops_out(path="/etc/default/ufw"):
+    try:
+        with open(path) as stream:
+            text = stream.read()
+    except OSError:
+        return False
+    return re.search(r'(?m)^DEFAULT_OUTPUT_POLICY="?(?:DROP|REJECT)', text) is not None
 
 
 def _is_alive(pid_file):
@@ -38,17 +55,17 @@ def _is_alive(pid_file):
 
 
 def _ruleset():
-    """The rules as `nft` prints them, for root where nft is installed; "" otherwise."""
+    """The rules as `nft` prints them, for root where nft is installed; None otherwise."""
     program = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if program is None:
-        return ""
+        return None
     try:
         done = subprocess.run(
             [program, "-n", "list", "ruleset"], capture_output=True, text=True, errors="replace", timeout=3
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _nftables_conf(etc="/etc"):
@@ -62,8 +79,8 @@ def _nftables_conf(etc="/etc"):
         return ""
 
 
-def parse_nft(text):
-    """["inet filter input", ...] from `nft list ruleset` or nftables.conf: the chains of the input hook that can drop a packet, by themselves or
+def parse_nft(text, hook="input"):
+    """["inet filter input", ...] from `nft list ruleset` or nftables.conf: the chains of this hook that can drop a packet, by themselves or
     by a chain they jump to. An `accept` is needed in each of them."""
     rules, hooked, table, chain = {}, [], None, None
     for line in text.splitlines():
@@ -76,8 +93,10 @@ def parse_nft(text):
             chain = None
         elif chain is not None:
             rules[chain].append(re.sub(r'"[^"]*"', '""', line).split("#")[0])
-            if re.search(r"\bhook input\b", line):
+            if re.search(r"\bhook %s\b" % hook, line):
                 hooked.append(chain)
+    # firewalld's own chain stops nothing that leaves but addresses of IPv6 that nobody has.
+    hooked = [chain for chain in hooked if hook == "input" or chain[1] != "firewalld"]
     return [" ".join(chain) for chain in hooked if chain[0] in ("ip", "inet") and _can_drop(chain, rules, set())]
 
 

@@ -7,20 +7,23 @@ import struct
 import threading
 import time
 
+from homelab.node.bursts import Counter
+
 GREETING = b"!"  # "connected"
 READY = b">"  # "now send, I count"
 _FIRST_BYTES_S = 0.7  # TCP repeats a lost segment after 0.2 and 0.6 s: who has nothing then gets nothing
+PORTS = 8  # of two, a firewall that closes a part of the ephemeral ports is met by luck
 PROBE = struct.Struct("!8sHH")  # token of the prober, number of the target, bytes of the whole IP packet
 
 
 class Listener:
-    """TCP on `port` where given and on two ephemeral ports, UDP on one; served by one thread, and one more per measurement."""
+    """TCP on `port` where given and on eight ephemeral ports, UDP on one that echoes and one that counts; served by one thread, and one more per measurement."""
 
     def __init__(self, address, port=None):
-        self.ports, self.rendezvous, self.udp, self.error = [], None, None, None
+        self.ports, self.rendezvous, self.udp, self.burst, self.error = [], None, None, None, None
         self._selector = selectors.DefaultSelector()
         self._one_at_a_time = threading.Lock()
-        for number in [port, 0, 0] if port else [0, 0]:
+        for number in [*([port] if port else []), *[0] * PORTS]:
             listener = self._bind(socket.SOCK_STREAM, address, number)
             if listener is None:
                 continue
@@ -34,6 +37,11 @@ class Listener:
         if echo is not None:
             self.udp = echo.getsockname()[1]
             self._selector.register(echo, selectors.EVENT_READ, _echo)
+        receiver = self._bind(socket.SOCK_DGRAM, address, 0)
+        if receiver is not None:
+            self.burst = receiver.getsockname()[1]
+            self.counter = Counter(receiver)
+            self._selector.register(receiver, selectors.EVENT_READ, self.counter.take)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _bind(self, kind, address, port):

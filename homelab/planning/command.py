@@ -13,7 +13,9 @@ from homelab.planning.model import NodePlan
 RENDEZVOUS_TIMEOUT_S = 300
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY")
 ANSWER_MARK = "homelab-answer-begins-here"
-"""The agent's output begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
+"""The node's Python begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
+AGENT_MARK = "homelab-agent-answers-here"
+"""And the agent's answer after this one, which it prints itself: what a Python prints on start (sitecustomize) comes before it."""
 
 
 def quote_path(path: str) -> str:
@@ -61,14 +63,14 @@ def in_sh(script: str) -> str:
 def agent_command(python: str, code_dir: str, verb: str) -> str:
     """Shell text that runs one verb of the shipped agent; exit code 97 when the code is not there yet, 98 without any Python.
 
-    What the agent prints comes after ANSWER_MARK. Its Python is in UTF-8 mode: file names mean the same in every locale.
+    What the agent's Python prints comes after ANSWER_MARK, what the agent itself prints after AGENT_MARK. Its Python is in UTF-8 mode: file names mean the same in every locale.
     Falls back to `python3` where the configured Python is missing, so that the other checks can still speak; the facts then
     name the interpreter that answered, and the Python check fails.
     """
     code, configured = quote_path(code_dir), quote_path(python)
     return in_sh(
         f'test -e {code}/complete || exit 97; p={configured}; test -f "$p" -a -x "$p" || p=$(command -v python3) || exit 98; '
-        f'echo {ANSWER_MARK}; PYTHONUTF8=1 PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)}'
+        f'echo {ANSWER_MARK}; PYTHONUTF8=1 PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)} {AGENT_MARK}'
     )
 
 

@@ -161,7 +161,7 @@ class TimeEstimate(Frozen):
 
 
 class Plan(Frozen):
-    """Who does what in one attempt of a run."""
+    """Who does what in one attempt of a run. `left_out_because`: why a node of the cluster is not in it, where a recovery left it out."""
 
     run: str
     attempt: int
@@ -181,6 +181,7 @@ class Plan(Frozen):
     choices: tuple[Choice, ...] = ()
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    left_out_because: dict[str, str] = {}
     balance: str = "fixed"  # measured | fixed
     time: TimeEstimate | None = None
 

@@ -10,12 +10,13 @@ from typing import Any, BinaryIO, cast
 from homelab.checks.commands import on_node, path_word
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError
-from homelab.planning.command import ANSWER_MARK, agent_command, unpack_command
+from homelab.planning.command import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.remote import answers, ship
 from homelab.remote.session import Completed, Session, Stream
 from homelab.runs.reply import plain, plain_lines
 
 _MARK = ANSWER_MARK.encode() + b"\n"
+_AGENT_MARK = AGENT_MARK.encode() + b"\n"
 _OPEN_TIMEOUT_S = 20.0
 _MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ranks, has some hundred kilobytes
 # A run's own file, which must not change; texts that whoever shows them makes harmless (`homelab.runs.reply`).
@@ -67,7 +68,7 @@ class Agent:
         stream = self.session.open(self._command(verb), stdin=self._request(request))
         try:
             while line := stream.readline(_OPEN_TIMEOUT_S):
-                if line.endswith(ANSWER_MARK.encode()):
+                if line.endswith(AGENT_MARK.encode()):
                     return stream
         except (TimeoutError, OSError):
             pass
@@ -129,11 +130,12 @@ class Agent:
             raise self._error("no Python", done)
         if _MARK not in done.stdout and done.returncode >= 0:
             raise self._not_begun(done)
-        # A shell that greets on start has printed before the mark.
+        # A shell that greets on start has printed before the first mark, a Python that does so before the second.
+        said = done.stdout.partition(_MARK)[2]
         try:
-            answer = json.loads(done.stdout.partition(_MARK)[2])
+            answer = json.loads(said.partition(_AGENT_MARK)[2] if _AGENT_MARK in said else said)
         except (ValueError, RecursionError):
-            raise self._error(f"it gave no answer to '{verb}' (exit code {done.returncode})", done) from None
+            raise self._error(f"it gave no answer to '{verb}' (exit code {done.returncode})", done, said) from None
         refusal = answer.get("error") if isinstance(answer, dict) else None
         if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
             raise self._refusal(refusal)
@@ -182,9 +184,11 @@ class Agent:
             hint=f"{on_node(self.node, f'rm -r {path_word(ship.code_dir(self.node.workdir))}')} (it is shipped anew then)",
         )  # fmt: skip
 
-    def _error(self, message: str, done: Completed) -> HomelabError:
+    def _error(self, message: str, done: Completed, said: bytes = b"") -> HomelabError:
+        """`said`: what came on stdout where an answer should be. Its words are shown where stderr has none."""
         text = plain_lines(done.stderr.decode("utf-8", "replace"))
-        last = text.splitlines()[-1][:300] if text else "it said nothing"
+        words = text or plain_lines(said[-2000:].decode("utf-8", "replace").replace(AGENT_MARK, ""))
+        last = ([line for line in words.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
         if done.returncode == _PYTHON_MISSING:
             return HomelabError(
                 f"there is no Python at {self.node.python}, and no python3 either",
@@ -216,7 +220,11 @@ class Agent:
                 where=f"{self._where()}, workdir = {self.node.workdir}",
                 hint=f"{self._on_node('ls -ld')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
             )
-        return HomelabError(f"{message}: {last}", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}")
+        by_hand = f"by hand: {on_node(self.node, 'true')}"
+        if said and not text:
+            python = on_node(self.node, f"{path_word(self.node.python)} -c pass")
+            by_hand = f"this must print nothing: {python}; else look at its sitecustomize and .pth files"
+        return HomelabError(f"{message}: {last}", where=self._where(), hint=by_hand)
 
     def _where(self) -> str:
         return f"node {self.node.name} ({self.node.host})"
@@ -254,7 +262,7 @@ class _AtMost:
 
 
 class _AfterMark:
-    """Passes on what comes after the mark: raw bytes must not begin with a shell's greeting."""
+    """Passes on what comes after the agent's mark: raw bytes must not begin with a greeting of the shell or of Python."""
 
     def __init__(self, into: BinaryIO) -> None:
         self._into = into
@@ -265,7 +273,7 @@ class _AfterMark:
         if self._before is None:
             return self._into.write(block)
         self._before += block
-        _, mark, rest = bytes(self._before).partition(_MARK)
+        _, mark, rest = bytes(self._before).partition(_AGENT_MARK)
         if mark:
             self._before = None
             self._into.write(rest)

@@ -97,6 +97,8 @@ class Dial(Loose):
     stalled: Line | None = None
     carried_bytes: int | None = None
     lost_bytes: int | None = None
+    repeats: Annotated[int, Field(ge=0)] = 0
+    sent: Annotated[int, Field(ge=0)] | None = None
     error: Line | None = None
 
 
@@ -104,6 +106,8 @@ class Dials(Loose):
     """A line of `meet`."""
 
     links: tuple[Dial, ...]
+    counted: dict[str, Annotated[int, Field(ge=0)]] = {}
+    dropped: Annotated[int, Field(ge=0)] = 0
 
 
 class HasFile(Loose):

@@ -7,11 +7,13 @@ Measured on fabric 3.2: it sets AutoAddPolicy and loads no known_hosts; paramiko
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import shlex
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +24,24 @@ import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from homelab.checks.commands import known_hosts_option, on_node
+from homelab.checks.ssh import GREETING_LIMIT_S
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import UnreachableError
+from homelab.errors import SilentError, UnreachableError
 from homelab.planning.command import quote_words
 from homelab.remote import hostkeys
 
 # paramiko's threads log a traceback for every connection that fails; the error itself comes to us as an exception.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = GREETING_LIMIT_S
 # Until the node's kernel has answered, which is never busy; the first packet is sent again after 1 and 3 s (tcp(7), tcp_syn_retries).
 _TCP_TIMEOUT_S = 5.0
 _UNACKNOWLEDGED_MS = 20_000
 # How paramiko says that nothing came after the connection, before or after the server's greeting.
-_SILENT = ("protocol banner", "No existing session")
+_NO_WORDS = ("protocol banner", "No existing session")
+# The kernel's words for a machine that is not there (it asked the LAN for three seconds), and for a network that this machine is not on.
+_NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
+_NO_NETWORK_HERE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 # How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
 _KEY_FILE_ERRORS = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 
@@ -83,9 +89,12 @@ def resolve(node: Node) -> Address:
     )
 
 
-def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.Connection:
-    """An open connection to a node, its host key verified. Raises UnreachableError with the cause in words and what mends it."""
-    gateway = None
+def login(cluster: Cluster, node: Node, address: Address, where: str) -> tuple[fabric.Connection, float]:
+    """An open connection to a node, its host key verified, and the seconds until its server greeted (0 through a jump host).
+
+    Raises UnreachableError with the cause in words and what mends it; SilentError where nothing came back at all.
+    """
+    gateway, greeting_s = None, 0.0
     if address.proxy_jump:
         gateway = _gateway(cluster, address.proxy_jump, where)
     config = fabric.Config(overrides={"load_ssh_configs": False, "timeouts": {"connect": CONNECT_TIMEOUT_S}})
@@ -109,7 +118,9 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
     hostkeys.load(connection.client, cluster)
     try:
         if gateway is None:
-            connection.connect_kwargs["sock"] = socket.create_connection((address.host, address.port), timeout=_TCP_TIMEOUT_S)
+            wire = socket.create_connection((address.host, address.port), timeout=_TCP_TIMEOUT_S)
+            connection.connect_kwargs["sock"] = wire
+            greeting_s = _greeting_s(wire)
         connection.open()
     except paramiko.BadHostKeyException as error:
         raise _changed(cluster, node, address, where, error.key, error.expected_key) from error
@@ -139,11 +150,12 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
             raise UnreachableError(
                 "the host key of this node is not known yet", where=where, hint=f"homelab trust {node.name}"
             ) from error
-        if any(words in str(error) for words in _SILENT):
+        if any(words in str(error) for words in _NO_WORDS):
             raise UnreachableError(
-                f"no SSH session: port {address.port} is open, and no SSH server answers there: the machine hangs, starts or is under heavy load, or something else listens",
+                f"no SSH session: port {address.port} is open, and no SSH server has greeted there within {GREETING_LIMIT_S:.0f} s: the machine "
+                "hangs, starts or is under heavy load, its server answers late, or something else listens",
                 where=where,
-                hint=f"look at its screen, or start it anew, then: {_by_hand(node)}",
+                hint=f"does it answer if you wait? {_by_hand(node)}; else look at its screen, or start it anew",
             ) from error
         if any(words in str(error) for words in _KEY_FILE_ERRORS):
             raise UnreachableError(
@@ -153,18 +165,32 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
             ) from error
         raise UnreachableError(f"no SSH session: {error}", where=where, hint=_by_hand(node)) from error
     except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:  # no name server was asked successfully: nothing is known of the name
+            raise SilentError(
+                f'the name "{address.host}" could not be looked up from this machine: {error.strerror}',
+                where=where,
+                hint=f"is this machine on the network? {quote_words(['getent', 'hosts', address.host])}; or edit host = ... in cluster.toml (an address always works)",
+            ) from error
         raise UnreachableError(
             f'no machine is known by the name "{address.host}"',
             where=where,
             hint="edit host = ... in cluster.toml (an address always works)",
         ) from error
-    except TimeoutError as error:
-        raise UnreachableError(
-            f"no answer within {_TCP_TIMEOUT_S:.0f} s: it is off, asleep, unplugged, or its firewall drops port {address.port}",
-            where=where,
-            hint=f"wake it, then: {_by_hand(node)}",
-        ) from error
     except (OSError, EOFError) as error:
+        number = getattr(error, "errno", None)
+        if isinstance(error, TimeoutError) or number in _NOT_THERE:
+            seen = f" ({_reason(error)})" if number in _NOT_THERE else f" within {_TCP_TIMEOUT_S:.0f} s"
+            raise SilentError(
+                f"no answer{seen}: it is off, asleep, unplugged, or its firewall drops port {address.port}",
+                where=where,
+                hint=f"wake it, then: {_by_hand(node)}",
+            ) from error
+        if number in _NO_NETWORK_HERE:
+            raise SilentError(
+                f"this machine has no way to {address.host}: {_reason(error)}",
+                where=where,
+                hint=f"is the cable of this machine in, is its Wi-Fi or VPN on? {quote_words(['ip', 'route', 'get', address.host])}; then: {_by_hand(node)}",
+            ) from error
         raise UnreachableError(
             f"nothing answers on port {address.port}: {_reason(error)}",
             where=where,
@@ -175,7 +201,22 @@ def login(cluster: Cluster, node: Node, address: Address, where: str) -> fabric.
         with contextlib.suppress(AttributeError, OSError):  # Linux alone; through a jump host there is no socket of ours
             # A node that lost its power acknowledges nothing: the kernel would try for a quarter of an hour.
             connection.transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-    return connection
+    return connection, greeting_s
+
+
+def _greeting_s(wire: socket.socket) -> float:
+    """Seconds until the server's first byte. Raises SSHException, as paramiko would, where it says nothing for too long."""
+    started = time.monotonic()
+    wire.settimeout(GREETING_LIMIT_S)
+    try:
+        wire.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        wire.close()
+        raise paramiko.SSHException(_NO_WORDS[0]) from None
+    except OSError:
+        pass  # paramiko meets it again, and has words for it
+    wire.settimeout(_TCP_TIMEOUT_S)
+    return time.monotonic() - started
 
 
 def _gateway(cluster: Cluster, jump: str, where: str) -> fabric.Connection:
@@ -184,7 +225,7 @@ def _gateway(cluster: Cluster, jump: str, where: str) -> fabric.Connection:
     user, _, rest = first.rpartition("@")
     host, _, port = rest.partition(":")
     node = Node(name="jump", host=host, user=user or None, port=int(port or 22))
-    return login(cluster, node, resolve(node), f"{where}, by way of {host}")
+    return login(cluster, node, resolve(node), f"{where}, by way of {host}")[0]
 
 
 def _reason(error: OSError | EOFError) -> str:

@@ -30,7 +30,7 @@ class SshSession:
         self.node = node.name
         self._address = connect.resolve(node)
         self._where = f"node {node.name} ({self._address.user or ''}{'@' if self._address.user else ''}{self._address.host}:{self._address.port})"
-        self._connection = connect.login(cluster, node, self._address, self._where)
+        self._connection, self.greeting_s = connect.login(cluster, node, self._address, self._where)
         self._asking = threading.Lock()  # paramiko waits for one answer at a time
 
     def run(

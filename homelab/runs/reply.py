@@ -64,6 +64,7 @@ class Metric(Loose):
     attempt: Number = 0
     rank: Number = 0
     step: Number = 0
+    epoch: Finite = None
     loss: float | None = None  # not finite where the training has diverged
     eval_loss: float | None = None
     tokens: Number | None = None
@@ -137,6 +138,7 @@ class RunReply(Loose):
     attempt: int = 0
     agent_alive: bool = False
     torchrun_alive: bool = False
+    processes: int = 0
     exit: Exit | None = None
     started_at: Moment | None = None
     rebooted: bool | None = None  # the machine was started anew since; None where nobody knows

@@ -79,12 +79,14 @@ def run_state(
     *,
     intent: State | None = None,
     is_script: bool = False,
+    kept: State | None = None,
 ) -> State:
     """The state of the newest attempt. A [script] gives no signs of its steps: it runs once it has printed something.
 
     `expected_nodes` are those of the plan (empty: all that know the run). `intent` is what the controller last wrote,
     where there is one: only it knows that code is being shipped or that a stop is under way. "failed" was asked and has
-    failed; "lost" could not be asked.
+    failed; "lost" could not be asked. `kept` is the state of this attempt as it was seen last: one that had ended stays so when its
+    nodes are switched off.
     """
     expected = list(expected_nodes) or [node for node, reply in replies.items() if reply.run] + list(unreachable)
     attempt = newest_attempt(replies)
@@ -92,7 +94,7 @@ def run_state(
     asked = {node: replies[node] for node in expected if node in replies}
     missing = [node for node in expected if node not in replies]
     if not asked and missing:
-        return "lost"
+        return kept if kept in FINISHED else "lost"
     parts = {node: node_part(reply.run, attempt) for node, reply in asked.items()}
     present = set(parts.values())
     is_alive = "alive" in present
@@ -110,7 +112,7 @@ def run_state(
     if missing:
         fresh = [run for reply in asked.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
         if not fresh:
-            return "lost"
+            return kept if kept in FINISHED and not is_alive else "lost"
         return "running" if any(is_running(run) for run in fresh) else "starting"
     if is_alive:
         return "running" if any(is_running(run) for run in started) else "starting"

@@ -219,6 +219,13 @@ def intent_of(paths: RunPaths, attempt: int) -> str | None:
     return found.get("intent") if found.get("attempt") == attempt else None
 
 
+def state_of(paths: RunPaths, attempt: int) -> str | None:
+    """The state in which this attempt was seen last; None when nothing was written down about it."""
+    found = read_object(paths.state_json)
+    state = found.get("state")
+    return state if found.get("attempt") == attempt and isinstance(state, str) else None
+
+
 def new_name(label: str, now: float, taken: set[str]) -> str:
     """`2026-11-21-1405-llama7b-lora`, with -2, -3 ... when that is taken. The label loses whatever is no good in a folder name."""
     slug = re.sub(r"[^\w.-]+", "-", label).strip("-.")[:40] or "run"

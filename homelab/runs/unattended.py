@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homelab.runs.reply import plain
+from homelab.runs.reply import Reply, plain
 from homelab.runs.state import State
 from homelab.runs.watchdog import Verdict
+
+
+def outliving(replies: Mapping[str, Reply], attempt: int, stop: str) -> tuple[str, ...]:
+    """A line where processes of a run are alive on nodes on which its newest attempt has ended. `stop`: the command that ends them."""
+    found = {
+        name: run.processes - run.agent_alive
+        for name, reply in replies.items()
+        if (run := reply.run) and run.attempt == attempt and run.exit is not None and run.processes > run.agent_alive
+    }
+    if not found:
+        return ()
+    where = ", ".join(f"{name} ({count})" for name, count in found.items())
+    return (f"processes of this run are alive on {where}, though its attempt {attempt} has ended: somebody typed its commands once more; {stop} ends them",)
 
 
 def notes(

@@ -16,6 +16,8 @@ from homelab.worker.sampler import Limits
 from homelab.worker.speed import Speed
 
 WORTH_TELLING = 0.05  # ranks that would finish further apart than this by the speeds last told are an event
+NOISE_FACTOR = 3.0  # beside so many standard errors: it is asked after every step, and of every rank
+HOLD_S = 5.0  # of work: rows that were just moved stay for so long, or what comes and goes would send them back and forth
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Balance:
         self.guessed = len(known) < len(shares)
         self.speeds = tuple(from_share(share) for share in shares) if self.guessed else tuple(known)
         self.told = self.speeds  # as the last event, or the plan, says
+        self._is_own = False  # the speeds were measured in this run
+        self._since_s = math.inf  # work of the slowest rank since rows were last moved
 
     def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
         """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""
@@ -90,23 +94,30 @@ class Balance:
         """Believe what was measured, from the next step on; the Change where it is one worth telling.
 
         Small corrections come with every step. A Change is when the ranks would finish further apart by the speeds last told than
-        noise explains; a slowdown that all ranks share is none. Speeds of an earlier run are believed until every rank has measured
-        more than a step or two of its own.
+        noise explains, and not right after another; a slowdown that all ranks share is none. Speeds of an earlier run are believed
+        until every rank has measured more than a step or two of its own.
         """
         told = [report for report in reports if report is not None]
         if not self.measured or len(told) < len(self.speeds):
             return None
+        self._since_s += max(report.measured_s for report in told)
+        speeds = tuple(report.speed for report in told)
         if not self.guessed and any(math.isinf(report.noise) for report in told):
+            self.speeds = speeds if self._is_own else self.speeds
             return None
-        self.speeds = tuple(report.speed for report in told)
         ratios = [report.measured_s / report.told_s for report in told]
         common = sum(report.measured_s for report in told) / sum(report.told_s for report in told)
         apart = max(
-            abs(ratio / common - 1) - (0 if self.guessed else 2 * report.noise)
+            abs(ratio / common - 1) - (0 if self.guessed else NOISE_FACTOR * report.noise)
             for ratio, report in zip(ratios, told, strict=True)
         )
-        if not self.guessed and apart < WORTH_TELLING:
-            return None
+        if not self.guessed:
+            if apart >= WORTH_TELLING and self._since_s < HOLD_S:
+                return None
+            self._is_own, self.speeds = True, speeds
+            if apart < WORTH_TELLING:
+                return None
+            self._since_s = 0.0
         if self.guessed:
             because = "the speeds are measured now"
         else:
@@ -114,7 +125,7 @@ class Balance:
             changed = max(range(len(ratios)), key=lambda rank: (abs(math.log(ratios[rank])), -rank))
             ratio = ratios[changed]
             because = f"{self.names[changed]} is {max(ratio, 1 / ratio):.2f} times as {'slow' if ratio > 1 else 'fast'} as believed"
-        self.told = self.speeds
+        self._is_own, self.speeds, self.told = True, speeds, speeds
         self.guessed = False
         rates = [report.tokens / report.measured_s for report in told]
         return Change(because, self.speeds, tuple(rate / sum(rates) for rate in rates))

@@ -142,6 +142,14 @@ def verify(folder: Path, recipe_hash: str) -> dict[str, Any]:
     """The manifest of a checkpoint that may be loaded. Raises WorkerError naming the file when anything is missing, cut short or
     altered, and when it belongs to another recipe or other data."""
     hint = f"remove the folder {folder} on this node and run `homelab recover`: it takes the newest good checkpoint of any node"
+    if not folder.exists():
+        there = complete_steps(folder.parent)
+        raise WorkerError(
+            "the checkpoint to go on from is not on this node any more: [checkpoint] keep removes old ones as new ones are saved",
+            where=str(folder),
+            hint=f"`homelab recover` goes on from the newest of any node; by hand: set resume_step in this attempt's plan.json on every node to"
+            f" one of those here: {', '.join(map(str, there)) or 'none is left'}",
+        )
     if not (folder / MANIFEST).is_file():
         raise WorkerError("the checkpoint is not complete: it has no manifest", where=str(folder / MANIFEST), hint=hint)
     try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from homelab.worker.speed import Speed
 
+LEAST_S = 1.0  # of work: whatever else runs on a shared machine comes and goes in tenths of a second, so shorter steps are taken together
 WINDOW_STEPS = 20  # long enough to average the noise of a busy machine
 RECENT_STEPS = 3  # long enough not to believe a single slow step
 CHANGED = 0.15  # a pace that differs so much from the window's, and more than its noise explains, is another pace
@@ -28,8 +29,17 @@ Pass = tuple[int, float]  # tokens (padding included), seconds
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """An optimizer step; or as many short ones as make up LEAST_S of work. `rest_s` is of each."""
+
     passes: tuple[Pass, ...]
-    rest_s: float
+    rest_s: tuple[float, ...]
+
+    @property
+    def work_s(self) -> float:
+        return sum(seconds for _, seconds in self.passes)
+
+    def and_then(self, later: _Step) -> _Step:
+        return _Step(self.passes + later.passes, self.rest_s + later.rest_s)
 
     def pace(self, pass_tokens: float) -> float:
         """Seconds per token, where a pass counts as `pass_tokens` more."""
@@ -44,6 +54,7 @@ class Meter:
         self._believed_pass_tokens = self.pass_tokens
         self._memory: deque[Pass] = deque(maxlen=_MEMORY_PASSES)  # seconds divided by the pace of their step
         self._steps: deque[_Step] = deque(maxlen=WINDOW_STEPS)
+        self._open: _Step | None = None  # short ones that are not LEAST_S together yet
         self._seen = 0
 
     def observe(self, passes: Sequence[Pass], rest_s: float) -> None:
@@ -51,11 +62,15 @@ class Meter:
         self._seen += 1
         if self._seen <= SETTLING_STEPS or not passes or not all(0 < seconds < math.inf for _, seconds in passes):
             return
-        step = _Step(tuple(passes), max(0.0, rest_s))
-        self._steps.append(step)
+        step = _Step(tuple(passes), (max(0.0, rest_s),))
         pace = step.pace(self.pass_tokens)
         self._memory.extend((tokens, seconds / pace) for tokens, seconds in passes)
         self.pass_tokens = pass_tokens(self._memory, self._believed_pass_tokens)
+        self._open = step if self._open is None else self._open.and_then(step)
+        if self._open.work_s < LEAST_S:
+            return
+        self._steps.append(self._open)
+        self._open = None
         before, recent = list(self._steps)[:-RECENT_STEPS], list(self._steps)[-RECENT_STEPS:]
         if len(before) >= RECENT_STEPS and self._is_another_pace(before, recent):
             self._steps = deque(recent, maxlen=WINDOW_STEPS)
@@ -72,11 +87,12 @@ class Meter:
     @property
     def speed(self) -> Speed | None:
         """What the last steps say; None before there is one."""
-        if not self._steps:
+        steps = self._steps or ([self._open] if self._open else [])
+        if not steps:
             return None
         # The mean, not the median: what disturbs a rank is part of how fast it is.
-        pace = statistics.fmean(step.pace(self.pass_tokens) for step in self._steps)
-        return Speed(statistics.median(step.rest_s for step in self._steps), pace * self.pass_tokens, pace)
+        pace = statistics.fmean(step.pace(self.pass_tokens) for step in steps)
+        return Speed(statistics.median(rest_s for step in steps for rest_s in step.rest_s), pace * self.pass_tokens, pace)
 
     @property
     def noise(self) -> float:

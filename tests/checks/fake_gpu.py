@@ -22,7 +22,7 @@ from homelab.node.probes import nvidia
 REPLIES = Path(__file__).parent / "recorded" / "replies"
 # All that the agent asks: in a poll the first (drivers before 510 refuse it, then the second), for facts the third.
 POLL = f"--query-gpu={','.join(load._GPU_FIELDS)} --format=csv,noheader,nounits"
-POLL_OLD = f"--query-gpu={','.join(load._GPU_FIELDS[:-1])} --format=csv,noheader,nounits"
+POLL_OLD = f"--query-gpu={','.join(load._GPU_FIELDS[:-2])} --format=csv,noheader,nounits"
 FACTS = "-q -x"
 
 
@@ -41,7 +41,7 @@ def nvidia_smi(folder: Path, xml: str, *, compute_capability: str = "8.6") -> Pa
         {
             FACTS: xml,
             POLL: "".join(f"{row}\n" for row in rows),
-            POLL_OLD: "".join(f"{row.rpartition(', ')[0]}\n" for row in rows),
+            POLL_OLD: "".join(f"{row.rsplit(', ', 2)[0]}\n" for row in rows),
         },
     )
 
@@ -112,7 +112,7 @@ def _row(card: Mapping[str, Any], compute_capability: str) -> str:
     return ", ".join(
         [
             str(card["index"]), card["name"], mebibytes("memory_total_bytes"), mebibytes("memory_used_bytes"), number("temperature_c"),
-            number("utilization_percent"), number("power_w", 2), compute_capability,
+            number("utilization_percent"), number("power_w", 2), compute_capability, number("power_limit_w", 2),
         ]
     )  # fmt: skip
 

@@ -301,6 +301,11 @@ def test_it_is_not_run_where_it_would_only_hang() -> None:
     assert judges.SUBJECT.needs(healthy.cpu(names=("tower",))) == "not needed: one node"
     assert judges.SUBJECT.needs(replace(healthy.cpu(), collective=result())) is None
     assert judges.blocked(healthy.cut(healthy.cpu(), ("tower", "laptop")))
+    for problem in ("Read-only file system", "Permission denied"):
+        unwritable = healthy.with_facts(healthy.cpu(), "laptop", workdir_writable=False, workdir_problem=problem)
+        assert judges.blocked(unwritable) and not judges.wanted(unwritable, (), "always")
+    assert not judges.blocked(unwritable, skip=("disk.writable",)) and judges.blocked(unwritable, skip=("disk.readonly",))
+    assert not judges.blocked(healthy.with_facts(healthy.cpu(), "laptop", disk_free_bytes=10)), "no room for a run is room for a test"
 
 
 def test_a_record_that_is_something_else_is_none() -> None:

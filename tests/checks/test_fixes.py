@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.checks import fixes
+from homelab.checks import fixes, registry
 from homelab.checks.evidence import Finding
+from tests.checks.healthy import cpu, with_facts
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -39,3 +40,12 @@ def test_what_no_command_can_mend_is_left_for_the_hands() -> None:
 )
 def test_sudo_is_never_hidden(command: str, needs_root: bool) -> None:
     assert fixes.Fix(command, ()).needs_root is needs_root
+
+
+def test_a_smaller_mtu_is_not_undone_by_a_command_and_a_larger_one_is() -> None:
+    """It may be the mend of network.path_mtu: `--fix --yes` would take it back, find that packets vanish, and lower it again."""
+    for size, commands in ((1400, 0), (9000, 1)):
+        interface = {"name": "eth1", "addresses": ["192.168.1.101/24"], "mtu": size}
+        found = [finding for finding in registry.judge_all(with_facts(cpu(), "laptop", interfaces=[interface])) if finding.check == "network.mtu"]
+        assert [(finding.node, finding.level) for finding in found] == [("laptop", "warn")]
+        assert len(fixes.offered(found)) == commands and len(fixes.by_hand(found)) == 1 - commands and "mtu 1500" in found[0].hint

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from homelab.checks import registry
 from homelab.checks.check import Check, OfCluster, Problem
 from homelab.checks.evidence import Evidence, Finding
-from homelab.errors import InputError, UnreachableError
-from tests.checks.healthy import bad, cpu, unreachable, with_facts
+from homelab.control import launch
+from homelab.errors import InputError, SilentError, UnreachableError
+from tests.checks.healthy import NAMES, bad, cpu, unreachable, with_facts
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -107,3 +111,24 @@ def test_a_hint_is_the_fix_where_there_is_no_other() -> None:
 
     (found,) = Check("disk.room", "", "fail", "room", of_cluster=judge).judge(cpu())
     assert (found.hint, found.fix) == ("rm x", "rm x")
+
+
+def test_where_no_node_can_be_reached_this_machine_comes_first() -> None:
+    away = SilentError("no answer within 5 s", hint="wake it")
+    nobody = replace(cpu(), facts={}, links=(), lan={}, unreachable=dict.fromkeys(NAMES, away))
+    first, *others = bad(registry.judge_all(nobody))
+    assert (first.check, first.node, first.level) == ("ssh.login", "", "fail")
+    assert "it may be this machine" in first.message and "ip route" in first.hint
+    assert [finding.node for finding in others] == list(NAMES)
+    refused = UnreachableError("the login was refused", hint="ssh-copy-id")
+    for one_is_there in (unreachable(cpu(), "laptop", away), replace(nobody, unreachable=nobody.unreachable | {"laptop": refused})):
+        assert not [finding for finding in bad(registry.judge_all(one_is_there)) if not finding.node]
+
+
+def test_launch_says_of_a_machine_without_a_network_that_it_may_be_this_one() -> None:
+    away = SilentError("no answer within 5 s", hint="wake it")
+    nobody = replace(cpu(), facts={}, links=(), lan={}, unreachable=dict.fromkeys(NAMES, away))
+    prepared = cast(Any, SimpleNamespace(findings=registry.judge_all(nobody), refused=None, evidence=nobody))
+    with pytest.raises(UnreachableError, match="it may be this machine") as caught:
+        launch.refuse_on_failure(prepared)
+    assert "--skip" not in caught.value.hint

@@ -56,7 +56,7 @@ def quiet_desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def complaint(desk: Desk, *arguments: str, code: int, as_json: bool = True, timeout_s: float = 60) -> dict[str, Any]:
+def complaint(desk: Desk, *arguments: str, code: int, as_json: bool = True, timeout_s: float = 120) -> dict[str, Any]:
     """The one error of a command, said to people and to programs alike: three parts, this exit code."""
     said = desk.homelab(*arguments, code=code, timeout_s=timeout_s).stderr
     lines = [line for line in said.splitlines() if not line.startswith(". ")]

@@ -10,7 +10,7 @@ import pytest
 from homelab.cli.main import run
 from homelab.diagnose import topics
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(200)
 Said = Callable[..., tuple[str, str]]
 
 

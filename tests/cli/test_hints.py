@@ -14,7 +14,7 @@ from homelab.cli.commands import app
 from homelab.cli.main import run
 from tests.cli.conftest import SCRIPT
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)
 Said = Callable[..., tuple[str, str]]
 
 

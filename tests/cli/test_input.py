@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import LAW, complaint
 from tests.e2e.desk import COMMAND, Desk
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)
 ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"
 
 

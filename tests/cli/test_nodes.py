@@ -19,7 +19,7 @@ from homelab.lab import Lab
 from tests.cli.conftest import LAW, complaint
 from tests.e2e.desk import Desk, copy_of_cluster, wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def edit(desk: Desk, node: str, **keys: Any) -> None:

@@ -14,7 +14,7 @@ from homelab.config.load import load_cluster
 from tests.cli.conftest import LAW
 from tests.e2e.desk import Desk
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def remember(desk: Desk, **changes: Any) -> list[Path]:

@@ -18,7 +18,7 @@ from homelab.lab import Lab
 from tests.cli.conftest import complaint
 from tests.e2e.desk import Desk
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_json_says_what_was_judged_and_what_was_not(desk: Desk) -> None:

@@ -19,7 +19,7 @@ from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
 from tests.e2e.desk import Desk, wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 VERBS = [["status"], ["logs"], ["stop"], ["recover"], ["chat", "--prompt", "x"]]
 ODD = "$(touch pwned) '\"; ../..\n\x1b[31m"
 

@@ -13,7 +13,7 @@ import pytest
 from homelab.control import interrupts
 from tests.e2e.desk import COMMAND, Desk
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)
 
 
 def shell(desk: Desk, redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -139,6 +139,18 @@ def test_nobody_answers() -> None:
     assert state_of(dict.fromkeys(NODES, "no route to host")) == "lost"
 
 
+def test_what_has_ended_stays_so_when_its_nodes_are_off() -> None:
+    off = dict.fromkeys(NODES, "no route to host")
+    for kept in FINISHED:
+        assert run_state(NODES, {}, off, kept=kept) == kept
+    assert run_state(NODES, {}, off, kept="running") == "lost"
+    ended_well = parse_replies({node: sample.raw_reply(node, 1, 3, **ended(OK)) for node in NODES[1:]})
+    assert run_state(NODES, ended_well, {"tower": "off"}) == "lost", "nobody who answers has the result"
+    assert run_state(NODES, ended_well, {"tower": "off"}, kept="done") == "done"
+    alive = parse_replies({node: sample.raw_reply(node, 1, 3, ranks=beating(1000)) for node in NODES[1:]})
+    assert run_state(NODES, alive, {"tower": "off"}, kept="stopped") == "lost", "its ranks live"
+
+
 def test_a_new_attempt_is_not_judged_by_the_old_one() -> None:
     newer = {"attempt": 2}
     assert state_of(tower=newer, laptop=newer, old=ended(BAD)) == "running"

@@ -46,6 +46,7 @@ LINES = [
     ("port-in-use", "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."),
     ("nan-loss", "TrainingError: the loss is not a number at step 12"),
     ("nan-loss", "ValueError: loss became nan"),
+    ("checkpoint-set-aside", "optimizer.pt of the checkpoint cannot be loaded: Weights only load failed. (the checkpoint of step 40 on node1, whole by its manifest); it was set aside"),
     ("timeout", "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before timing out."),
     ("timeout", "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"),
     ("timeout", "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/2"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.lab import Lab, procfs
+from tests.e2e import ready
 
 COMMAND = [sys.executable, "-m", "homelab"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,18 +30,15 @@ class Desk:
         self.supervise = supervise
         self.cluster = cluster or lab.cluster_file
 
-    def homelab(self, *arguments: str, code: int | None = 0, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def homelab(self, *arguments: str, code: int | None = 0, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run one command to its end. Fails the test when it leaves with another exit code than `code` (None: any)."""
-        done = subprocess.run(
-            [*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        done = ready.run(arguments, cwd=self.folder, env=self._environment(), timeout_s=timeout_s)
         said = f"homelab {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr, said  # stdout may quote a worker's
         return done
 
-    def json(self, *arguments: str, code: int | None = 0, timeout_s: float = 60) -> Any:
+    def json(self, *arguments: str, code: int | None = 0, timeout_s: float = 120) -> Any:
         """The JSON document a command prints with --json."""
         return json.loads(self.homelab(*arguments, "--json", code=code, timeout_s=timeout_s).stdout)
 

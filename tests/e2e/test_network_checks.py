@@ -14,6 +14,7 @@ from homelab.checks.evidence import Evidence, Finding
 from homelab.config.load import load_cluster
 from homelab.control import gather
 from homelab.lab import Lab, network
+from homelab.lab.flaws import wires
 from homelab.remote.fanout import Fleet
 from tests.lab.conftest import namespaces_missing
 
@@ -42,11 +43,11 @@ def found_in(lab: Lab) -> list[Finding]:
 
 
 @contextmanager
-def rule(lab: Lab, node: str, text: str) -> Iterator[None]:
-    """A rule of nftables on what comes in."""
+def rule(lab: Lab, node: str, text: str, hook: str = "input") -> Iterator[None]:
+    """A rule of nftables on what comes in, or goes out."""
     space = str(network.NAMESPACES / lab.state.node(node).network_namespace)
     nft = ["nsenter", f"--net={space}", "nft"]
-    table = f"table inet fault {{\n chain input {{\n type filter hook input priority 0;\n {text}\n }}\n}}\n"
+    table = f"table inet fault {{\n chain {hook} {{\n type filter hook {hook} priority 0;\n {text}\n }}\n}}\n"
     subprocess.run([*nft, "-f", "-"], input=table, text=True, check=True)
     try:
         yield
@@ -63,7 +64,7 @@ def test_healthy_nodes_are_measured_in_every_direction_and_nothing_is_found(lab:
     assert len(pairs) == 6 and set(evidence.throughputs) == pairs
     assert {(link.source, link.target) for link in evidence.links if link.carried_bytes == 1500} == pairs
     assert {link.port for link in evidence.links if link.is_rendezvous} == {29500}
-    assert len(evidence.links) == 2 * 6 + 2
+    assert len(evidence.links) == 8 * 6 + 2
     # 1 Gbit/s are 125 MB/s. A node that gets no CPU time for a moment counts less, or more of what has gathered meanwhile.
     rounds = [evidence.throughputs]
     while not all(any(20e6 < rates[pair] < 160e6 for rates in rounds) for pair in pairs) and len(rounds) < 5:
@@ -83,6 +84,25 @@ def test_a_firewall_on_ephemeral_ports_is_found_in_seconds_and_the_line_for_it_m
         )
         subprocess.run(["sh", "-c", finding.fix], check=True, timeout=20)
         assert found_in(lab) == []
+
+
+def test_a_firewall_on_the_way_out_is_found_on_the_node_that_has_it_and_the_line_for_it_mends_it(lab: Lab) -> None:
+    peer = lab.state.node("node3").host
+    with rule(lab, "node2", f"ip daddr {peer} tcp dport != 22 ct state new reject with tcp reset", "output"):
+        (finding,) = found_in(lab)
+        assert (finding.check, finding.node, finding.level) == ("network.reach", "node2", "fail")
+        assert "it cannot open connections to node3" in finding.message and "nft insert rule inet fault output ip daddr" in finding.fix
+        subprocess.run(["sh", "-c", finding.fix], check=True, timeout=20)
+        assert found_in(lab) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("percent", "level"), [(5, "warn"), (20, "fail")])
+def test_packets_that_are_lost_are_called_so_and_nothing_else_is_blamed(lab: Lab, percent: int, level: str) -> None:
+    with wires.losing(lab, "node2", percent, to="node1"):
+        (finding,) = found_in(lab)
+    assert (finding.check, finding.node, finding.level) == ("network.loss", "node1", level)
+    assert "of the packets from node2 are lost" in finding.message
 
 
 def test_large_packets_that_vanish_are_found_and_a_smaller_mtu_mends_it(lab: Lab) -> None:

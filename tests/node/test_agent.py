@@ -261,6 +261,11 @@ def test_poll_gives_only_new_lines_and_the_ends_of_logs(workdir: Path) -> None:
 
     assert [line["step"] for line in looked()["metrics"]] == [1, 2, 3, 4, 5], "neither what is no object nor what is being written"
     assert [line["step"] for line in looked(after_lines={"0": 5})["metrics"]] == [5]
+    assert looked(after_lines={"0": 1 << 60})["metrics"] == []
+    anew = looked(after_lines={"0": 900}, lines_of_attempt=1)["metrics"]
+    assert len(anew) == 5, "its commands were typed once more: who has counted the lines of before gets all of them"
+    (rank / "curves.jsonl").write_text(lines[0] + "\n")
+    assert looked()["before"] == [] and [line["step"] for line in looked(before=True)["before"]] == [1]
     assert looked(tail_lines=2)["log_tail"]["stdout"] == ["line 99998 \ufffd", "line 99999 \ufffd"]
     assert looked(tail_lines=0)["log_tail"] == {"stdout": [], "stderr": []}
     assert len(json.dumps(looked(tail_lines=10**6))) < 200_000, "an answer stays small"

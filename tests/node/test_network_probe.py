@@ -81,6 +81,27 @@ def test_ufw_by_its_file(tmp_path: Path) -> None:
     assert not firewall._ufw_is_enabled(str(tmp_path / "none"))
 
 
+def test_ufw_that_stops_what_leaves(tmp_path: Path) -> None:
+    file = tmp_path / "ufw"
+    for policy, stops in (("ACCEPT", False), ("DROP", True), ("REJECT", True)):
+        file.write_text(f'IPV6=yes\nDEFAULT_INPUT_POLICY="DROP"\nDEFAULT_OUTPUT_POLICY="{policy}"\n')
+        assert firewall._ufw_stops_out(str(file)) is stops
+    assert not firewall._ufw_stops_out(str(tmp_path / "none"))
+
+
+def test_what_leaves_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ruleset = "table inet hb {\n\tchain c {\n\t\ttype filter hook output priority 0; policy accept;\n\t\treject\n\t}\n}\n"
+    monkeypatch.setattr(firewall.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(firewall, "_ufw_is_enabled", lambda: False)
+    monkeypatch.setattr(firewall, "_is_alive", lambda pid_file: False)
+    for rules, out, is_seen in ((ruleset, ["inet hb c"], True), ("", [], True), (None, [], False)):
+        monkeypatch.setattr(firewall, "_ruleset", lambda rules=rules: rules)
+        monkeypatch.setattr(firewall, "_nftables_conf", lambda: "")
+        assert firewall.look() == {
+            "firewall": None, "firewall_chains": [], "firewall_out": "nftables" if out else None, "firewall_out_chains": out, "firewall_seen": is_seen,
+        }  # fmt: skip
+
+
 def test_nftables_of_a_login_that_may_not_ask(tmp_path: Path) -> None:
     """Debian's file, with a policy of drop; it counts where the service loads it."""
     (tmp_path / "nftables.conf").write_text(
@@ -100,5 +121,9 @@ def test_chains_of_nftables() -> None:
         "\tchain b {\n\t\tjump a\n\t\tgoto c\n\t}\n\n\tchain c {\n\t\ttcp dport 1 reject\n\t}\n}\n"
     )
     assert firewall.parse_nft(jumps) == ["inet fw a"]
+    assert firewall.parse_nft(jumps, "output") == []
+    out = jumps.replace("hook input", "hook output")
+    assert firewall.parse_nft(out, "output") == ["inet fw a"] and firewall.parse_nft(out) == []
+    assert firewall.parse_nft(out.replace("table inet fw", "table inet firewalld"), "output") == []
     assert firewall.parse_nft(jumps.replace("reject", 'accept comment "no drop"')) == []
     assert firewall.parse_nft("") == firewall.parse_nft("Error: Operation not permitted\n") == []

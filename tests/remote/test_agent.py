@@ -45,7 +45,7 @@ def ask_everything(agent: Agent) -> None:
     """The three ways to talk with an agent: a question, raw bytes, and a verb that stays."""
     assert agent.ask("facts", {"peers": []})["node"] == agent.node.name
     stream = agent.open("meet", {"address": "127.0.0.1", "seconds": 5})
-    assert len(json.loads(stream.readline(10))["ports"]) == 2
+    assert len(json.loads(stream.readline(10))["ports"]) == 8
     stream.close()
     run = "2026-01-01-0000-raw"
     folder = Path(agent.ask("facts", {"peers": []})["workdir"]) / "runs" / run / "final"
@@ -77,6 +77,25 @@ def test_a_shell_that_prints_on_start(cluster: Cluster, remote_lab: Lab, greetin
             ask_everything(agent)
     finally:
         file.unlink()
+
+
+def test_a_python_that_prints_on_start(cluster: Cluster, remote_lab: Lab) -> None:
+    """A company's sitecustomize, a line of a .pth file: before every answer, also before raw bytes and before streams."""
+    site = home(remote_lab, "node1") / "greets"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text('print("Welcome to", __name__)\nprint("no end of line", end="")\n')
+    python = python_at(
+        home(remote_lab, "node1"), f'#!/bin/sh\nPYTHONPATH={site}:$PYTHONPATH exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    with agent_of(cluster, python=python) as agent:
+        assert b"Welcome" in agent.session.run(f"{shlex.quote(python)} -c ''", timeout_s=10).stdout, "the greeting is really there"
+        ask_everything(agent)
+
+
+def test_a_python_that_prints_and_says_nothing_else(cluster: Cluster, remote_lab: Lab) -> None:
+    error = error_of(cluster, python=python_at(home(remote_lab, "node1"), answering("Welcome")))
+    assert "gave no answer" in error.message and error.message.endswith(": Welcome")
+    assert "-c pass" in error.hint and "sitecustomize" in error.hint
 
 
 def test_the_agent_reads_and_writes_utf8_in_every_locale(cluster: Cluster, remote_lab: Lab) -> None:

@@ -172,6 +172,7 @@ def test_a_busy_minute_does_not_stay_in_the_figures(rate: float, pairs_left: int
 class _Link:
     def __init__(self, pair: tuple[str, str]) -> None:
         self.source, self.target = pair
+        self.loss = None
 
 
 def _again(rate: float) -> Any:

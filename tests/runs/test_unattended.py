@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from homelab.runs import unattended
+from homelab.runs.reply import parse_replies
 from homelab.runs.state import State
 from homelab.runs.watchdog import Verdict
 
@@ -40,3 +41,19 @@ def test_what_is_said(state: State, known: dict[str, Any], place: str, still: Ve
 def test_nothing_is_missed_while_the_command_lives_that_is_to_leave_a_supervisor() -> None:
     known = {"doing": "launching", "wanted": True}
     assert unattended.notes("running", known, "", None, recover="RECOVER", supervise="SUPERVISE", is_pending=True) == ()
+
+
+def test_processes_that_outlive_their_attempt_are_told_with_the_command_that_ends_them() -> None:
+    """Somebody has typed the attempt's commands once more: `runs` and `status` call it done, and it is said that something runs."""
+    ended = {"name": "r", "attempt": 2, "exit": {"returncode": 0}, "processes": 3}
+    part = {name: {"node": name, "time": 1.0, "run": ended | more} for name, more in PARTS.items()}
+    (said,) = unattended.outliving(parse_replies(part), 2, "homelab stop r")
+    assert "alive on node1 (3), though its attempt 2 has ended" in said and said.endswith("homelab stop r ends them")
+    assert unattended.outliving(parse_replies({"node2": part["node2"]}), 2, "homelab stop r") == ()
+
+
+PARTS: dict[str, dict[str, object]] = {
+    "node1": {},
+    "node2": {"processes": 1, "agent_alive": True},  # the agent that has just written the end down
+    "node3": {"exit": None, "agent_alive": True, "processes": 4},
+}

@@ -92,6 +92,68 @@ def test_a_throttled_rank_gives_its_rows_to_the_others_within_a_few_steps() -> N
     assert min(together[8:]) > 0.9 and "rank 0 is" in cluster.changes[0] and "as fast as believed" in cluster.changes[0]
 
 
+SHORT = [speed.slower(1 / 30) for speed in TRUE]  # steps of tens of milliseconds
+FEW = [30, 60, 90, 120, 20, 40, 50, 70, 80, 100, 110, 64]
+
+
+@pytest.mark.parametrize("last_steps", [4, 12])
+def test_what_comes_and_goes_on_a_busy_machine_moves_no_rows(last_steps: int) -> None:
+    """Other programs take a rank's core for some short steps; over seconds all are as fast as ever."""
+    cluster, draw = Cluster(SHORT, noise=0.1), random.Random(8)
+    until = [0, 0, 0]
+    for step in range(240):
+        for rank, speed in enumerate(SHORT):
+            if step >= until[rank]:
+                cluster.true[rank] = speed
+                if draw.random() < 0.04:
+                    until[rank] = step + draw.randint(1, last_steps)
+                    cluster.true[rank] = speed.slower(draw.uniform(1.5, 3.0))
+        cluster.step(FEW)
+    assert len(cluster.changes) <= 6, cluster.changes
+
+
+def test_steps_of_milliseconds_answer_a_slowed_rank_within_seconds() -> None:
+    quick = [speed.slower(1 / 10) for speed in TRUE]
+    cluster = Cluster(quick, noise=0.05)
+    for _ in range(150):
+        cluster.step(FEW)
+    cluster.true[0] = quick[0].slower(3)
+    cluster.changes.clear()
+    passed_s, steps = 0.0, 0
+    while not cluster.changes:
+        before = cluster.balance.speeds[0]
+        tokens = [FEW[row] for row in cluster.balance.rows_of(FEW, 0)]
+        passed_s += 3 * before.seconds(tokens)
+        steps += 1
+        assert passed_s < 8.0, f"no answer after {steps} steps"
+        cluster.step(FEW)
+    assert cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
+
+
+def test_rows_that_were_moved_stay_for_a_while() -> None:
+    balance = Balance([4, 4], [Limits(100)] * 2, ["a", "b"], [None, None], measured=True)
+    even = [Report(TRUE[0], 100, 1.0, 1.0, 0.01), Report(TRUE[0], 100, 1.0, 1.0, 0.01)]
+    slow = [Report(TRUE[0].slower(2), 100, 1.0, 2.0, 0.01), even[1]]
+    assert balance.update(even) is not None
+    assert balance.update(slow) is not None and balance.speeds[0] == TRUE[0].slower(2), "the first measurement holds nothing back"
+    back = [Report(TRUE[0], 100, 2.0, 1.0, 0.01), even[1]]
+    told = [balance.update(back) is not None for _ in range(6)]
+    assert told[:4] == [False] * 4 and sum(told) >= 1
+    assert balance.speeds[0] == TRUE[0]
+
+
+def test_short_steps_are_measured_together() -> None:
+    meter = Meter(None)
+    for step in range(202):
+        meter.observe([(100, 0.1 if 100 <= step < 106 else 0.04)], 0.01)
+    assert meter.speed is not None and math.isfinite(meter.noise)
+    assert meter.speed.seconds([100]) == pytest.approx(0.05 + 0.06 * 6 / 200, rel=0.03), "6 steps of 200 are no pace"
+    few = Meter(None)
+    for _ in range(5):
+        few.observe([(100, 0.04)], 0.01)
+    assert few.speed is not None and math.isinf(few.noise), "a first guess, and nothing to judge others by"
+
+
 def test_a_slowdown_of_all_ranks_moves_nothing() -> None:
     cluster, draw = Cluster(TRUE, noise=0.0), random.Random(4)
     for _ in range(30):

@@ -56,6 +56,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         checkpoint.verify(folder, "r1")
 
 
+def test_one_that_was_removed_since_is_not_told_as_damaged(tmp_path: Path) -> None:
+    """Whoever types the commands of a recovered run by hand after its end finds newer ones alone."""
+    for step in (1060, 1070):
+        save(tmp_path, step)
+    with pytest.raises(WorkerError, match=r"not on this node any more: \[checkpoint\] keep") as caught:
+        checkpoint.verify(tmp_path / "step-00000250", "r1")
+    assert "set resume_step" in caught.value.hint and caught.value.hint.endswith("1060, 1070") and "remove the folder" not in caught.value.hint
+
+
 def test_another_recipe_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 20, recipe_hash="r1")
     with pytest.raises(WorkerError, match="another recipe") as caught:

@@ -15,7 +15,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.task import load_task
 from tests.worker import harness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path: Path, model: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_plan_that_does_not_fit_the_command_is_refused(tmp_path: Path, model: 
 def ask(run: Path, **question: object) -> tuple[int, str]:
     command = [sys.executable, "-m", "homelab.worker.chat"]
     text = json.dumps({"run_dir": str(run), "prompt": "say it", "max_new_tokens": 8, **question})
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=harness.REPOSITORY)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=150, cwd=harness.REPOSITORY)
     return done.returncode, done.stdout or done.stderr
 
 

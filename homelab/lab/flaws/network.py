@@ -94,6 +94,28 @@ def pair_one_way(lab: Lab, node: str) -> Iterator[None]:
         yield
 
 
+@flaw("reject-out-pair", "a node's own firewall rejects what goes to one other", "network.reach")
+def reject_out_pair(lab: Lab, node: str) -> Iterator[None]:
+    """The other node has no firewall at all."""
+    peer = lab.state.node(peer_of(lab, node)).host
+    with firewall(lab, node, "output", f"ip daddr {peer} tcp dport != 22 ct state new reject with tcp reset"):
+        yield
+
+
+@flaw("reject-out-all", "a node's own firewall rejects all that goes out to ephemeral ports", "network.reach")
+def reject_out_all(lab: Lab, node: str) -> Iterator[None]:
+    """What is opened must be the way out, not the way in."""
+    with firewall(lab, node, "output", f"tcp dport {EPHEMERAL} ct state new reject with icmpx admin-prohibited"):
+        yield
+
+
+@flaw("half-ephemeral", "a firewall closes half of the ephemeral ports", "network.reach")
+def half_ephemeral(lab: Lab, node: str) -> Iterator[None]:
+    """Of two ports that are tried, both are open in one look of four."""
+    with firewall(lab, node, "input", "tcp dport 32768-46883 ct state new drop"):
+        yield
+
+
 @flaw(
     "docker0", "cluster.toml names docker0 as the node's interface", "network.virtual", "network.place", "network.reach"
 )

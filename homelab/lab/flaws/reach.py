@@ -168,3 +168,14 @@ def broken_python(lab: Lab, node: str) -> Iterator[None]:
         file.chmod(0o755)
         with cluster_says(lab, node, python=f'"{file}"'):
             yield
+
+
+@flaw("python-only-greets", "the Python of cluster.toml prints a welcome and does nothing else", "ssh.login")
+def python_only_greets(lab: Lab, node: str) -> Iterator[None]:
+    """A wrapper of a company, or of a module system, that was made for people."""
+    with own_folder(lab, node) as folder:
+        file = folder / "python"
+        file.write_text("#!/bin/sh\necho Welcome\n")
+        file.chmod(0o755)
+        with cluster_says(lab, node, python=f'"{file}"'):
+            yield

@@ -11,7 +11,7 @@ from pathlib import Path
 from homelab.errors import HomelabError
 from homelab.lab import network, sshd
 from homelab.lab.flaws import relay
-from homelab.lab.flaws.flaw import NotInjectable, flaw
+from homelab.lab.flaws.flaw import NotInjectable, flaw, peer_of
 from homelab.lab.flaws.inside import cluster_says, inside, needs
 from homelab.lab.lab import Lab
 from homelab.lab.network import INTERFACE
@@ -70,16 +70,23 @@ def mtu(lab: Lab, node: str) -> Iterator[None]:
 )  # fmt: skip
 def big_packets_vanish(lab: Lab, node: str) -> Iterator[None]:
     """Every interface says 1500, a connect works, and the first large message never arrives."""
-    needs("nft", package="nftables")
     port = network.switch_port(lab.state.node(node))
     # What comes from the controller is let through: it is nearer.
-    rules = "\n".join(
+    with forwarding(lab, *(
         f"iifname {come} oifname {leave} meta length > {SMALL_PACKET} drop"
         for come, leave in ((f'"{port}"', '!= "uplink"'), ('!= "uplink"', f'"{port}"'))
-    )
+    )):  # fmt: skip
+        yield
+
+
+@contextlib.contextmanager
+def forwarding(lab: Lab, *rules: str) -> Iterator[None]:
+    """The switch has these rules of nft for what it passes on."""
+    needs("nft", package="nftables")
+    chain = "\n".join(rules)
     try:
         on_switch(
-            lab, "nft", f"table bridge {_TABLE} {{\nchain flaw {{\ntype filter hook forward priority 0\n{rules}\n}}\n}}"
+            lab, "nft", f"table bridge {_TABLE} {{\nchain flaw {{\ntype filter hook forward priority 0\n{chain}\n}}\n}}"
         )
     except HomelabError as error:
         raise NotInjectable(
@@ -89,6 +96,34 @@ def big_packets_vanish(lab: Lab, node: str) -> Iterator[None]:
         yield
     finally:
         on_switch(lab, "nft", "delete", "table", "bridge", _TABLE)
+
+
+def losing(lab: Lab, node: str, percent: int, *, to: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """So many of a hundred packets of any size that leave the node are lost in the switch; with `to`, on the way to that node alone."""
+    come = network.switch_port(lab.state.node(node))
+    leave = f'oifname "{network.switch_port(lab.state.node(to))}"' if to else 'oifname != "uplink"'
+    return forwarding(lab, f'iifname "{come}" {leave} numgen random mod 100 < {percent} drop')
+
+
+@flaw("loss-5", "5 % of the packets from one node to another are lost", "network.loss", pair=True)
+def loss_5(lab: Lab, node: str) -> Iterator[None]:
+    """A plug that is not quite in. Connections open, and wait now and then."""
+    with losing(lab, node, 5, to=peer_of(lab, node)):
+        yield
+
+
+@flaw("loss-20", "20 % of the packets from one node to another are lost", "network.loss", pair=True)
+def loss_20(lab: Lab, node: str) -> Iterator[None]:
+    """Looks by turns like a firewall, a wrong MTU and a slow cable."""
+    with losing(lab, node, 20, to=peer_of(lab, node)):
+        yield
+
+
+@flaw("loss-all-ways", "8 % of all packets from one node are lost", "network.loss")
+def loss_all_ways(lab: Lab, node: str) -> Iterator[None]:
+    """Its cable: whoever it talks to."""
+    with losing(lab, node, 8):
+        yield
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import deaths, disks, outside, throttles
+from benchmarks.faults import deaths, disks, outside, throttles, told
 from benchmarks.faults.scene import Case
 
-ALL: tuple[Case, ...] = (*deaths.CASES, *outside.CASES, *disks.CASES, *throttles.CASES)
+ALL: tuple[Case, ...] = (*deaths.CASES, *outside.CASES, *disks.CASES, *throttles.CASES, *told.CASES)
 
 # The most telling ones, a quarter of a minute each: for every change of the code.
 FAST = ("worker-killed", "power-cut", "worker-frozen", "checkpoint-bit", "two-at-once", "out-of-memory")
