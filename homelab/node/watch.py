@@ -187,8 +187,13 @@ def stop(request):
     outcome = _stop(request)
     made_in = request.get("made_in")
     if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):
-        there = _stop(dict(request, workdir=made_in))
-        return {key: there[key] + value for key, value in outcome.items()}
+        moved = dict(request, workdir=made_in)
+        if os.path.isdir(paths.run_dir(made_in, request["run"])):
+            with contextlib.suppress(OSError):
+                mark_stop(moved)
+        there = _stop(moved)
+        sums = {key: there[key] + value for key, value in outcome.items()}
+        return dict(sums, as_nodes=outcome["as_nodes"] or there["as_nodes"])  # who is known here is not somebody else there, too
     return outcome
 
 

@@ -173,6 +173,19 @@ def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:
     assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs_alive"]
 
 
+def test_a_run_is_found_where_its_workdir_was_at_the_launch(workdir: Path) -> None:
+    ask("start", request(workdir, "import time; time.sleep(60)"))
+    moved = {"node": NODE, "workdir": str(workdir.parent / "moved"), "run": RUN}
+    assert ask("stop", moved)["as_nodes"] == []
+    outcome = ask("stop", moved | {"made_in": str(workdir)})
+    assert outcome["asked"] >= 2 and outcome["as_nodes"] == [NODE] and ended(workdir)["stopped"] is True
+    other = workdir.parent / "moved/runs" / RUN / "attempts/1"
+    (other / "nodes/node9").mkdir(parents=True)
+    for name in ("plan.json", f"nodes/{NODE}/start.json"):
+        (other / name.replace(NODE, "node9")).write_text((workdir / "runs" / RUN / "attempts/1" / name).read_text())
+    assert ask("stop", moved | {"made_in": str(workdir)})["as_nodes"] == ["node9"], "where two nodes see one disk"
+
+
 def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path) -> None:
     ask("start", request(workdir, "import time; time.sleep(60)"))
     renamed = {"node": f"{NODE}-renamed", "workdir": str(workdir)}
