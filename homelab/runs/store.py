@@ -247,12 +247,15 @@ def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
                 return name
             except FileExistsError:
                 taken = taken | {name}
+            except FileNotFoundError:  # somebody else has just given back the only name in it
+                continue
 
 
 def give_back(folder: Path, name: str) -> None:
-    """A name of which nothing has come."""
+    """A name of which nothing has come: its folder, and that of all runs where it is the only one."""
     with contextlib.suppress(OSError):
         os.rmdir(folder / name)
+        os.rmdir(folder)
 
 
 def runs_in(folder: Path) -> list[RunPaths]:
