@@ -58,7 +58,7 @@ def home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="homelab-ordinary-"))
     source = Path(homelab.__file__).parent
     (folder / "homelab").mkdir()
-    for name in ("__init__.py", "errors.py", "plain.py", "lab"):
+    for name in ("__init__.py", "errors.py", "plain.py", "secrecy.py", "lab"):
         entry = source / name
         if entry.is_dir():
             shutil.copytree(entry, folder / "homelab" / name, ignore=shutil.ignore_patterns("__pycache__"))
