@@ -74,6 +74,10 @@ def controller(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
         )
 
 
+# What listens on a node's ports while another command looks at its network (`homelab.node.dials`): nobody has to end it.
+_OWN_LISTENER = "-m homelab.node meet"
+
+
 def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the rendezvous port is held on the head."""
     if node.name != evidence.head or facts.port is None or facts.port.free:
@@ -84,6 +88,9 @@ def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if facts.port.holder_run:
         holder = f"run {facts.port.holder_run}" + (f" (pid {facts.port.holder_pid})" if facts.port.holder_pid else "")
         hint = fix = quote_words(["homelab", "stop", facts.port.holder_run])
+    elif _OWN_LISTENER in (facts.port.holder or ""):
+        holder = f"another homelab command, which tries it just now (pid {facts.port.holder_pid})"
+        hint = "wait until that preflight, launch or recovery has looked at the network, half a minute at most, then the same command again"
     elif facts.port.holder_pid:  # only root and the process's own user see the pid
         holder = f"{facts.port.holder or 'a process'} (pid {facts.port.holder_pid})"
         fix = on_node(node, f"kill {facts.port.holder_pid}")
