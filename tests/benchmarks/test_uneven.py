@@ -99,7 +99,7 @@ def test_cpu_time_of_a_process_and_of_the_machine() -> None:
     tick = 1 / os.sysconf("SC_CLK_TCK")
     stat = "12 (a) b) S 1 12 12 0 -1 4194560 9 9 9 9 100 20 3 1 20 0 1 0 777 1 1"
     assert meter.spent(stat) == (777, pytest.approx(124 * tick))
-    assert meter.busy_s("cpu  10 1 20 5000 300 2 3 4 0 0\ncpu0 1\n") == pytest.approx(40 * tick)
+    assert meter.stolen_s("cpu  10 1 20 5000 300 2 3 4 0 0\ncpu0 1\n") == pytest.approx(4 * tick)
 
 
 class _Lab:
@@ -128,7 +128,7 @@ def test_a_node_s_time_is_its_own_and_a_supervisor_s_is_ours(tmp_path: Path) -> 
         process.stdin.flush()
         process.stdout.readline()
 
-    with start() as node, start(HOMELAB_CLUSTER=str(tmp_path / "cluster.toml")) as supervisor:
+    with start() as node, start(HOMELAB_CLUSTER=str(tmp_path / "cluster.toml")) as supervisor, start(HOMELAB_CLUSTER="") as neighbour:
         compute(node)
         watch = meter.Meter(_Lab(node.pid, tmp_path / "cluster.toml"))  # type: ignore[arg-type]
         watch.limited({"node1": 1.0})
@@ -137,12 +137,15 @@ def test_a_node_s_time_is_its_own_and_a_supervisor_s_is_ours(tmp_path: Path) -> 
         watch.limited({"node1": 0.0})
         compute(supervisor)
         found = watch.account()
-        for process in (node, supervisor):
+        compute(neighbour)
+        with_neighbour = watch.account()
+        for process in (node, supervisor, neighbour):
             assert process.stdin
             process.stdin.close()
     used, allowed = found.nodes["node1"]
     assert 0.15 < used < 0.35 and 0.15 < allowed < found.seconds
-    assert found.ours >= 0.15 and found.busy >= used
+    assert found.ours >= 0.15 and found.busy >= used + 0.15
+    assert with_neighbour.busy >= found.busy + 0.15
 
 
 def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
