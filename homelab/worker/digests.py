@@ -64,13 +64,18 @@ def base(model: Any) -> tuple[str, str]:
     tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
     held = each(tensors)
     read = dict(held)
-    for module_name, module in model.named_modules():
-        source = getattr(getattr(getattr(module, "weight", None), "quant_state", None), SOURCE, None)
+    for module_name, module in quantised(model).items():
+        source = getattr(module.weight.quant_state, SOURCE, None)
         if source is not None:
             weight = f"{module_name}.weight"
             read = {name: value for name, value in read.items() if name != weight and not name.startswith(f"{weight}.")}
             read[weight] = source
     return joined(read), joined(held)
+
+
+def quantised(model: Any) -> dict[str, Any]:
+    """The layers whose matrix is held in 4 bits, by name."""
+    return {name: part for name, part in model.named_modules() if getattr(getattr(part, "weight", None), "quant_state", None) is not None}
 
 
 @contextlib.contextmanager

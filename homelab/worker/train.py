@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import math
 import os
@@ -101,7 +100,7 @@ class Run:
         per_epoch = sampler.steps_per_epoch(len(data.train), int(task.section("train")["global_batch"]))
         recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
         ranks.claim_device(task)
-        with digests.noting_sources() if task.world_size > 1 else contextlib.nullcontext():
+        with digests.noting_sources():
             model = load_model(task, path, recorder.note)
         ranks.connect(task)
         resume = spread.bring(task, fault, recorder)
