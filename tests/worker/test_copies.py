@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from homelab.diagnose import topics
-from homelab.worker import copies, ranks, replicas
+from homelab.worker import copies, ranks
 from homelab.worker.errors import TrainingError
 from tests.worker import harness
 from tests.worker.test_digests import quantised

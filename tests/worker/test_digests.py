@@ -53,7 +53,7 @@ def test_every_bit_counts_and_its_place() -> None:
 
 
 def test_where_it_lies_does_not_count() -> None:
-    whole = torch.arange(20_000_001, dtype=torch.int32).view(torch.uint8)[:-2]
+    whole = torch.arange(2_500_001, dtype=torch.int32).view(torch.uint8)[:-2]
     assert digest(whole) == digest(whole.clone())
     for start in range(1, 4):  # a slice of a file that is mapped into memory
         assert digest(whole[start:]) == digest(whole[start:].clone())
