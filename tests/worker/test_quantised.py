@@ -93,7 +93,9 @@ def test_another_source_is_another_base(node: Node) -> None:
     first = node.load()
     assert "kept for the next start" in node.said[0] and len(node.kept) == 1 and node.kept != before, "the old one is gone"
     node.task.precision = "bf16"
-    assert digests.base(node.load()) != digests.base(first)
+    halved = node.load()
+    assert digests.base(halved) != digests.base(first) and digests.base(node.load()) == digests.base(halved)
+    assert "read from" in node.said[0]
     assert quantised.folder_of(node.task, str(node.source), torch.bfloat16) == node.kept[0]
 
 
