@@ -109,7 +109,7 @@ def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
     """(bytes below which it fails, bytes below which it is tight, words for what needs them).
 
     Checkpoints are 3 x the trained weights in fp32 (weights, two moments); `keep` of them lie there while one more is written, and
-    at the end the trained weights once more. A hub model that is not there yet is downloaded, perhaps to the same disk: tight only.
+    at the end the trained weights once more. A hub model that is not there yet is downloaded, perhaps to the same disk, and a quantised base is kept: tight only.
     """
     if recipe is None:
         return FLOOR_BYTES, FLOOR_BYTES + MARGIN_BYTES, "a small run needs"
@@ -120,7 +120,9 @@ def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
         return 2 * _GB, 10 * _GB, "a model of unknown size may need"
     must = FLOOR_BYTES + (recipe.checkpoint.keep + 1) * size.checkpoint_bytes + 4 * size.trainable_parameters
     download = _download_bytes(recipe, facts) if facts.cache_free_bytes is None else 0
-    return must, must + MARGIN_BYTES + download, "this recipe needs"
+    # Quantised weights are kept for the next start where there is room for them (homelab/worker/quantised.py).
+    kept = size.weights_bytes if recipe.method is not None and recipe.method.kind == "qlora" else 0
+    return must, must + MARGIN_BYTES + download + kept, "this recipe needs"
 
 
 def _download_bytes(recipe: Recipe | None, facts: Facts) -> int:

@@ -109,16 +109,17 @@ TOPICS: tuple[Topic, ...] = (
         (
             "the model cannot be loaded; the tokenizer cannot be loaded",
             "weights, config or tokenizer differ between nodes by digest",
+            "the ranks do not hold the same base model: rank 2 (laptop) has another than rank 0 (tower), rank 1 (mini)",
         ),
-        "A download that broke off, a copy that did not finish, or another revision. Ranks that begin with different weights never train one "
+        "A download that broke off, a copy that did not finish, or another revision; rarely memory that loses bits. Ranks that begin with different weights never train one "
         "model, whatever is added up; with another shape, NCCL fails or hangs.",
         (
-            "homelab preflight RECIPE --only model compares every file by its digest and names the nodes",
+            "homelab preflight RECIPE --deep --only model compares every file by its digest and names the nodes (without --deep: large files by samples)",
             "rsync -a --checksum MODEL/ NODE:MODEL/ from a node that has the right one; of the Hub: [model] revision in the recipe",
         ),
         checks=("model.same", "model.files", "model.tokenizer"),
         words=("weights", "revision", "safetensors", "RuntimeError: NCCL error", "tokenizer", "digest"),
-        says=r"model cannot be loaded|the model folder|tokenizer cannot be loaded",
+        says=r"model cannot be loaded|the model folder|tokenizer cannot be loaded|do not hold the same base",
     ),
     Topic(
         "chat-template",

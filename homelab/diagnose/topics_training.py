@@ -48,6 +48,7 @@ TOPICS: tuple[Topic, ...] = (
             "a common seed does not replace the exchange of gradients, and none is needed with the built-in worker",
         ),
         checks_too=("collective.right", "model.same"),
+        says=r"do not start from the same weights",
         words=(
             "synchronizing",
             "gradients",

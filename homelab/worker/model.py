@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from homelab.worker import fused_loss
+from homelab.worker import fused_loss, quantised
 from homelab.worker.errors import WorkerError
 from homelab.worker.task import Task
 
@@ -56,7 +56,7 @@ def load_model(task: Task, path: str, note: Note) -> Any:
                 note("fused_loss: unsloth computes the loss in its own way")
             return _load_unsloth(task, path, note)
         note("backend unsloth needs a CUDA GPU and the package unsloth; this run uses transformers")
-    model = _load_base(task, path, method["kind"])
+    model = _load_base(task, path, method["kind"], note)
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
@@ -75,10 +75,16 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     return model
 
 
-def _load_base(task: Task, path: str, kind: str) -> Any:
+def _load_base(task: Task, path: str, kind: str, note: Note) -> Any:
     card = task.local_rank if task.device == "cuda" else None
     dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
-    model = load_base(path, task.section("model").get("revision"), kind, dtype, card, f"node {task.node}")
+    where = f"node {task.node}"
+    stored = quantised.folder_of(task, path, dtype) if kind == "qlora" else None
+    model = quantised.load(stored, lambda: load_base(str(stored), None, kind, dtype, card, where), note) if stored else None
+    if model is None:
+        model = load_base(path, task.section("model").get("revision"), kind, dtype, card, where)
+        if stored:
+            quantised.keep(model, stored, task, note)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
     model.config.use_cache = False
     return model
@@ -96,12 +102,13 @@ def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int 
         if importlib.util.find_spec("bitsandbytes") is None:
             hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora"'
             raise WorkerError("qlora needs the package bitsandbytes", where=where, hint=hint)
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-        )
+        if not quantised.is_stored(path):
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            )
     if card is not None:  # straight to the GPU: the host may have less memory than the model
         options["device_map"] = {"": card}
     elif kind == "qlora":

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.worker import checkpoint, fence, imports, sampler
@@ -78,7 +77,7 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import copies, ranks, spread
+        from homelab.worker import copies, digests, ranks, spread
         from homelab.worker.batches import StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
@@ -100,17 +99,13 @@ class Run:
         per_epoch = sampler.steps_per_epoch(len(data.train), int(task.section("train")["global_batch"]))
         recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
         ranks.claim_device(task)
-        model = load_model(task, path, recorder.note)
+        with digests.noting_sources():
+            model = load_model(task, path, recorder.note)
         ranks.connect(task)
         resume = spread.bring(task, fault, recorder)
         self.curves = Curves.carried_by(resume, task)
         keep_before(task, self.curves)
         self.compare = copies.Comparison(task).look
-
-        def load_equal(model: Any, folder: Path) -> None:
-            load_weights(model, folder)
-            # Here: wrapping the model makes the weights equal, and leaves each rank the optimizer of its own copy.
-            copies.refuse_unequal(model, task, f"node {task.node}, {folder}")
 
         batches = StepBatches(
             data.train,
@@ -132,7 +127,7 @@ class Run:
             before_first=self._before_first,
             after_step=self._after_step,
             after_pass=recorder.sign,
-            load_weights=load_equal,
+            load_weights=load_weights,
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
@@ -144,8 +139,9 @@ class Run:
         from homelab.worker import copies
 
         begin = self.task.resume_step
-        if begin == 0:
-            copies.refuse_unequal(trainer.model, self.task, f"node {self.task.node}, {self.task.section('model')['name']}")
+        told = copies.refuse_unequal(trainer.model, self.task, f"step {begin}, seen on node {self.task.node}")
+        if told:
+            self.recorder.note(told)
         # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
             self.evaluate_s = _timed(lambda: self._evaluate(trainer, begin))

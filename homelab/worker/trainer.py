@@ -34,6 +34,7 @@ from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.interval import NUMBERS, Interval
 from homelab.worker.meter import Meter
 from homelab.worker.task import Task
+from homelab.worker.wrapping import Wrapping
 
 
 def training_arguments(task: Task, steps: int, note: Callable[[str], None]) -> TrainingArguments:
@@ -132,6 +133,7 @@ class ShareTrainer(Trainer):
         if self.accelerator.ddp_handler is not None:
             # Gradients live in DDP's buckets instead of beside them: one copy of the gradient less.
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
+            self.accelerator.ddp_handler = Wrapping.of(self.accelerator.ddp_handler)
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=1, shuffle=False, collate_fn=_single, num_workers=0)

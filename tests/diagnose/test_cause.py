@@ -139,6 +139,15 @@ def test_the_workers_own_account_comes_first() -> None:
     assert not diagnosis.retryable
 
 
+def test_a_base_that_differs_on_one_node_is_not_tried_again() -> None:
+    """As `homelab.worker.copies` says it, on every rank alike."""
+    message = "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
+    own = {"message": message, "where": "mini: /models/m", "hint": "homelab preflight RECIPE --deep --only model.files ...; then: homelab recover r"}
+    diagnosis = found(*(node(name, rank, error=own) for rank, name in enumerate(("tower", "mini", "laptop"))), options=" --cluster c.toml")
+    assert (diagnosis.title, diagnosis.where, diagnosis.topic, diagnosis.retryable) == (message, own["where"], "model-differs", False)
+    assert diagnosis.hint.endswith("then: homelab recover r --cluster c.toml")
+
+
 def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> None:
     own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate"}
     diagnosis = found(node("mini", 1, error=own))

@@ -81,7 +81,8 @@ def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machi
 
 def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> None:
     torch = pytest.importorskip("torch")
-    from homelab.worker.copies import digest, marks
+    from homelab.worker.copies import marks
+    from homelab.worker.digests import trained as digest
 
     model = torch.nn.Linear(300, 200)
     other = torch.nn.Linear(300, 200)
