@@ -297,7 +297,7 @@ class Facts(Loose):
     driver_version: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes
+    gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes; "not_asked": by these runs in use
     nvidia_on_bus: NvidiaOnBus | None = None  # looked for only where nvidia-smi shows no card
     amd_gpus: tuple[AmdGpu, ...] = ()
     xids: tuple[Xid, ...] | None = None  # None: the kernel log cannot be read

@@ -16,10 +16,12 @@ from typing import Any
 
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
+from homelab.facts import Facts
 from homelab.planning import memory
 from homelab.planning.architecture import Architecture
 from homelab.planning.attention import repeats_keys
 from homelab.planning.model import Plan
+from homelab.planning.wsl import without_paging
 
 _GB = 1e9
 _MOST_EDITS = 4
@@ -41,13 +43,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the memory of every rank depends on, beside the recipe. `places` are those whose memory is known."""
+    """What the memory of every rank depends on, beside the recipe. `places` are those whose memory is known. `pages`: every card can (`wsl`)."""
 
     shape: Architecture
     precision: str
     device: str
     world_size: int
     places: tuple[Place, ...]
+    pages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def _listed(lacking: Sequence[tuple[int, Place]]) -> str:
     )
 
 
-def of_plan(plan: Plan, shape: Architecture) -> Situation | None:
+def of_plan(plan: Plan, shape: Architecture, facts: Mapping[str, Facts]) -> Situation | None:
     """The situation that a plan was made for; None where no rank's memory is known."""
     places = []
     for rank in plan.ranks:
@@ -181,7 +184,8 @@ def of_plan(plan: Plan, shape: Architecture) -> Situation | None:
             repeats = repeats_keys(plan.device, plan.precision, rank.device_name)
             held = items.get(memory.HELD, 0)
             places.append(Place(rank.rank, rank.node, rank.memory.available_bytes, held, repeats, beside))
-    return Situation(shape, plan.precision, plan.device, plan.world_size, tuple(places)) if places else None
+    pages = not without_paging((rank.node for rank in plan.ranks), facts)
+    return Situation(shape, plan.precision, plan.device, plan.world_size, tuple(places), pages) if places else None
 
 
 def mendings(recipe: Recipe, situation: Situation) -> tuple[Mending, ...]:
@@ -242,7 +246,7 @@ def _candidates(recipe: Recipe, situation: Situation) -> Iterator[Edit]:
         yield Edit("train", "fused_loss", True, False, False)
     if train.optimizer == "adamw":
         yield Edit("train", "optimizer", "adamw_8bit", "adamw", True)
-    if train.optimizer != "paged_adamw_8bit" and situation.device == "cuda":
+    if train.optimizer != "paged_adamw_8bit" and situation.device == "cuda" and situation.pages:
         yield Edit("train", "optimizer", "paged_adamw_8bit", train.optimizer, True)
     if method.kind == "lora":
         yield Edit("method", "kind", "qlora", "lora", True)

@@ -15,6 +15,7 @@ from homelab.planning.measured import Measured
 from homelab.planning.model import Choice, MemoryEstimate, RankPlan, RankSpeed
 from homelab.planning.outlook import Outlook
 from homelab.planning.speeds import Belief
+from homelab.planning.wsl import without_paging
 
 _CPU_MICRO_BATCH = 4  # on a CPU larger batches gain little (measured: 135M parameters, two cores) and cost memory
 
@@ -117,7 +118,8 @@ def situation_of(
             repeats = repeats_keys(device, precision, _device_name(node, local, facts, device))
             beside = _beside_torch(files.get(node.name), local)
             places.append(Place(rank, node.name, available, held, repeats, beside))
-    return Situation(shape, precision, device, len(slots), tuple(places)) if shape is not None and places else None
+    pages = not without_paging((node.name for node, _ in slots), facts)
+    return Situation(shape, precision, device, len(slots), tuple(places), pages) if shape is not None and places else None
 
 
 def _token_caps(recipe: Recipe, situation: Situation, world_size: int, warnings: list[str]) -> dict[int, int]:
