@@ -3,13 +3,14 @@
 The items add up to the peak. Their formulas stand at the functions below; T is the tokens of one micro-batch (rows x seq_len),
 b the bytes of an activation (2 in bf16 and fp16, 4 in fp32), h the hidden size, r the LoRA rank. Sources: the model files of
 `transformers`, `peft` and `bitsandbytes`, and "measured": live storages followed through forward and backward of small
-Llama models on a CPU (tests/planning/test_memory_live.py does it again). Not measured yet, and therefore replaceable by
-`measured`: CUDA context, NCCL's buffers, the allocator's rounding.
+Llama models on a CPU (tests/planning/test_memory_live.py does it again). CUDA's context and
+NCCL's buffers are guesses until a run has measured them on the card (homelab/worker/card_memory.py); the allocator's rounding is one
+always.
 
 Assumed of the worker: base weights of lora in the training precision, everything trainable in fp32 with autocast around the
 forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attention matrix (SDPA), gradients that live in DDP's
-buckets (gradient_as_bucket_view=True; with torch's default the buckets would be a second copy of them). A dry run of the real model
-on a node (homelab/worker/dryrun.py) knows more, and its items replace these.
+buckets from the first pass on (homelab/worker/gradients.py; with torch's default the buckets would be a second copy of them). A dry
+run of the real model on a node (homelab/worker/dryrun.py) knows more, and its items replace these.
 """
 
 from __future__ import annotations
@@ -193,8 +194,8 @@ def optimizer_bytes(architecture: Architecture, method: Method, train: Train, de
 
     adamw: two fp32 moments, 8 bytes per trainable parameter. 8-bit: 2 bytes and one fp32 scale per block of 256 for each
     moment, but 8 bytes in tensors of fewer than 4096 elements. Paged, on CUDA: tensors of 100,000 elements or more live in
-    memory that may leave the card and count nothing here; most LoRA tensors are smaller and stay. (bitsandbytes,
-    optim/optimizer.py: min_8bit_size, get_state_buffer.)
+    memory that may leave the card and count nothing here, after a recovery too (homelab/worker/optimizer_state.py); most LoRA tensors
+    are smaller and stay. (bitsandbytes, optim/optimizer.py: min_8bit_size, get_state_buffer.)
     """
     total = 0.0
     for elements, count in _trainable_tensors(architecture, method):
