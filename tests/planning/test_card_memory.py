@@ -21,6 +21,10 @@ from tests.planning.test_speeds import gpu_file, with_file
 MIB = healthy.MIB
 
 
+def gpu(*names: str) -> Evidence:
+    return healthy.gpu(healthy.recipe(), names or healthy.NAMES)
+
+
 def planned(seen: Evidence, recipe: Recipe | None = None) -> Plan:
     return planning.make(
         seen.cluster, recipe or healthy.recipe(), seen.facts, run="r", attempt=1, port=29500, resume_step=0,
@@ -50,14 +54,14 @@ def recorded(seen: Evidence, node: str, name: str) -> Evidence:
     ],
 )
 def test_what_the_driver_keeps_is_not_free(name: str, held_mib: int, total_mib: int) -> None:
-    rank = rank_of(planned(recorded(healthy.gpu(), "laptop", name)), "laptop")
+    rank = rank_of(planned(recorded(gpu(), "laptop", name)), "laptop")
     assert rank.memory and rank.memory.available_bytes == total_mib * MIB
     assert item(rank, memory.HELD) == held_mib * MIB
 
 
 def test_without_the_word_free_the_reserve_is_taken_off() -> None:
     card = {"memory_total_bytes": 8188 * MIB, "memory_used_bytes": 18 * MIB, "memory_reserved_bytes": 390 * MIB}
-    rank = rank_of(planned(healthy.card(healthy.gpu(), "laptop", **card)), "laptop")
+    rank = rank_of(planned(healthy.card(gpu(), "laptop", **card)), "laptop")
     assert item(rank, memory.HELD) == 408 * MIB
 
 
@@ -71,16 +75,16 @@ def ranks(beside: int | None) -> list[dict[str, Any]]:
 
 
 def test_what_a_run_has_measured_beside_torch_replaces_both_guesses() -> None:
-    guessed = rank_of(planned(healthy.gpu()), "tower")
+    guessed = rank_of(planned(gpu()), "tower")
     assert (item(guessed, memory.CONTEXT), item(guessed, memory.COMMUNICATOR)) == (memory.CONTEXT_BYTES, memory.COMMUNICATOR_BYTES)
-    seen = with_file(healthy.gpu(), "tower", gpu_file("tower", ranks=ranks(612 * MIB)))
+    seen = with_file(gpu(), "tower", gpu_file("tower", ranks=ranks(612 * MIB)))
     made = planned(seen)
     rank = rank_of(made, "tower")
     assert (item(rank, memory.CONTEXT), item(rank, memory.COMMUNICATOR)) == (612 * MIB, 0), "NCCL's part is in it"
     assert item(rank_of(made, "laptop"), memory.CONTEXT) == memory.CONTEXT_BYTES, "of another node nothing is known"
-    alone = planned(with_file(healthy.gpu(), "tower", gpu_file("tower", ranks=ranks(612 * MIB), world_size=1)))
+    alone = planned(with_file(gpu(), "tower", gpu_file("tower", ranks=ranks(612 * MIB), world_size=1)))
     assert item(rank_of(alone, "tower"), memory.COMMUNICATOR) == memory.COMMUNICATOR_BYTES
-    older = planned(with_file(healthy.gpu(), "tower", gpu_file("tower", ranks=ranks(None))))
+    older = planned(with_file(gpu(), "tower", gpu_file("tower", ranks=ranks(None))))
     assert item(rank_of(older, "tower"), memory.CONTEXT) == memory.CONTEXT_BYTES
 
     shape, recipe = from_config(healthy.LLAMA), healthy.recipe()
@@ -95,7 +99,7 @@ def test_what_a_run_has_measured_beside_torch_replaces_both_guesses() -> None:
 
 def test_measured_memory_decides_the_micro_batch() -> None:
     card = {"memory_total_bytes": 4 * healthy.GIB, "memory_used_bytes": 0}
-    guessed = healthy.card(healthy.gpu(names=("tower",)), "tower", **card)
+    guessed = healthy.card(gpu("tower"), "tower", **card)
     measured = with_file(guessed, "tower", gpu_file("tower", ranks=ranks(1800 * MIB), world_size=1))
     assert rank_of(planned(measured), "tower").micro_batch < rank_of(planned(guessed), "tower").micro_batch
 
@@ -109,10 +113,8 @@ def test_on_turing_keys_are_repeated_and_counted() -> None:
         for repeats in (False, True)
     )
     more = 2 * 2 * (576 - 192) * recipe.train.seq_len  # k and v of one layer, as wide as q
-    head = sum(found.get(memory.LOGITS, 0) + found[memory.WORKING_SET] for found in (repeated,))
     assert repeated[memory.WORKING_SET] - plain[memory.WORKING_SET] == more
-    assert head >= plain[memory.WORKING_SET] + more
-    made = planned(healthy.card(healthy.gpu(), "oldtower", name="NVIDIA GeForce RTX 2060 Super"))
+    made = planned(healthy.card(gpu(), "oldtower", name="NVIDIA GeForce RTX 2060 Super"))
     assert made.precision == "fp16"
     wanted = {rank.node: dry_run.wanted_of(made, recipe, rank).repeats_keys for rank in made.ranks}
     assert wanted == {"tower": False, "laptop": False, "oldtower": True}
@@ -125,27 +127,27 @@ def paged(**train: Any) -> Recipe:
 
 
 def test_paged_state_is_refused_inside_of_wsl() -> None:
-    seen = healthy.with_facts(healthy.gpu(), "laptop", wsl="mirrored")
+    seen = healthy.with_facts(gpu(), "laptop", wsl="mirrored")
     with pytest.raises(InputError, match="paged_adamw_8bit cannot page on laptop") as refused:
         planned(seen, paged())
     assert "adamw_8bit" in refused.value.hint and "optimizer" in refused.value.where
-    assert planned(healthy.gpu(), paged()).ranks
-    assert planned(healthy.with_facts(healthy.cpu(), "laptop", wsl="mirrored"), paged()).ranks, "a CPU pages nothing"
+    assert planned(gpu(), paged()).ranks
+    assert planned(healthy.with_facts(healthy.cpu(healthy.recipe()), "laptop", wsl="mirrored"), paged()).ranks, "a CPU pages nothing"
     shape = from_config(healthy.LLAMA)
     assert shape
-    for facts, offered in ((healthy.gpu().facts, True), (seen.facts, False)):
-        situation = fit.of_plan(planned(healthy.gpu()), shape, facts)
+    for facts, offered in ((gpu().facts, True), (seen.facts, False)):
+        situation = fit.of_plan(planned(gpu()), shape, facts)
         assert situation and any(edit.value == "paged_adamw_8bit" for edit in fit._candidates(healthy.recipe(), situation)) is offered
 
 
 def test_inside_of_wsl_a_full_card_spills_without_a_word() -> None:
     tight = healthy.recipe(parallel={"micro_batch": 1})
-    need = rank_of(planned(healthy.gpu(), tight), "laptop").memory
+    need = rank_of(planned(gpu(), tight), "laptop").memory
     assert need
-    seen = healthy.card(healthy.gpu(), "laptop", memory_total_bytes=round(need.total_bytes / 0.9), memory_used_bytes=300 * MIB)
+    seen = healthy.card(gpu(), "laptop", memory_total_bytes=round(need.total_bytes / 0.9), memory_used_bytes=300 * MIB)
     assert not [text for text in planned(seen, tight).warnings if "Sysmem" in text]
     seen = healthy.with_facts(seen, "laptop", wsl="mirrored")
     (text,) = [text for text in planned(seen, tight).warnings if "Sysmem" in text]
     assert "rank 1 on laptop fills 90% of its card" in text and "Prefer No Sysmem Fallback" in text
-    roomy = healthy.with_facts(healthy.gpu(), "laptop", wsl="mirrored")
+    roomy = healthy.with_facts(gpu(), "laptop", wsl="mirrored")
     assert not [text for text in planned(roomy, tight).warnings if "Sysmem" in text]

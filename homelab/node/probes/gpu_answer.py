@@ -5,6 +5,7 @@ hides cards, the files of torch and bitsandbytes, the question itself. Kept is o
 as somebody may have mended it.
 """
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -33,10 +34,8 @@ def answer(request, told, question, ask):
         return {"not_asked": runs}
     found = ask(with_four_bit)
     if path and _is_well(found, with_four_bit):
-        try:
+        with contextlib.suppress(OSError):  # the next one asks again; whether the disk can be written is another probe's business
             files.write_json(path, {"mark": mark, "answer": found})
-        except OSError:
-            pass  # the next one asks again; whether the disk can be written is another probe's business
     return found
 
 
