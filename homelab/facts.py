@@ -98,6 +98,8 @@ class GpuFacts(Loose):
     bus_id: str | None = None  # "00000000:01:00.0"
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None  # by the driver; since 510 not part of `used`
+    memory_free_bytes: int | None = None
     temperature_c: float | None = None
     utilization_percent: float | None = None
     power_w: float | None = None
@@ -110,6 +112,7 @@ class GpuFacts(Loose):
     pcie_width_max: int | None = None
     mig: bool = False
     mig_bytes: tuple[int, ...] = ()  # memory of each MIG instance
+    mig_free_bytes: tuple[int | None, ...] = ()  # of the same
     recovery_action: str | None = None  # what the driver asks for: "Reset", "Reboot", ...
     errors_now: int | None = None  # uncorrected memory errors since the driver was loaded
     errors_ever: int | None = None  # uncorrected memory errors of the card's life
@@ -117,6 +120,13 @@ class GpuFacts(Loose):
     repair_pending: bool = False
     repair_failed: bool = False
     holders: tuple[GpuHolder, ...] = ()
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What a new process can have of the card; None where nvidia-smi does not tell."""
+        if self.memory_free_bytes is not None or self.memory_total_bytes is None or self.memory_used_bytes is None:
+            return self.memory_free_bytes
+        return self.memory_total_bytes - self.memory_used_bytes - (self.memory_reserved_bytes or 0)
 
 
 class AmdGpu(Loose):
@@ -287,7 +297,7 @@ class Facts(Loose):
     driver_version: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes
+    gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes; "not_asked": by these runs in use
     nvidia_on_bus: NvidiaOnBus | None = None  # looked for only where nvidia-smi shows no card
     amd_gpus: tuple[AmdGpu, ...] = ()
     xids: tuple[Xid, ...] | None = None  # None: the kernel log cannot be read

@@ -65,7 +65,7 @@ def _mending(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert evidence.recipe is not None
     shape = shape_of(evidence.recipe.model.name, evidence.facts) if evidence.recipe.model else None
-    situation = fit.of_plan(plan, shape) if shape is not None else None
+    situation = fit.of_plan(plan, shape, evidence.facts) if shape is not None else None
     ways = fit.mendings(evidence.recipe, situation) if situation is not None else ()
     if ways:
         return f"homelab plan RECIPE --fit writes a recipe that fits. Least: {ways[0]}; or {without}"

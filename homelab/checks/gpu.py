@@ -139,8 +139,7 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
         return f"CPU node ({listed(others)} is not used: training needs CUDA)" if others else "CPU node"
     shown = []
     for card in facts.gpus:
-        total, used = card.memory_total_bytes, card.memory_used_bytes
-        free = "" if total is None or used is None else f", {binary_size(total - used)} free"
+        free = "" if card.free_bytes is None else f", {binary_size(card.free_bytes)} free"
         shown.append(f"{_short(card.name)}{free}")
     return "; ".join(shown)
 

@@ -42,7 +42,7 @@ def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         )
     elif "couldn't communicate" in said.lower():
         load = as_root(node, facts, "modprobe nvidia")
-        hint = f"{load} (its error says why: no module for this kernel, or Secure Boot); to install it anew: {install_driver(node, facts)}"
+        hint = f"{_switched_on(node, facts)}{load} (its error says why: no module for this kernel, or Secure Boot); to install it anew: {install_driver(node, facts)}"
         yield Problem("fail", "nvidia-smi cannot reach the driver: its kernel module is not loaded", hint)
     else:
         restart = as_root(node, facts, "reboot")
@@ -82,6 +82,14 @@ def _not_installed(node: Node, facts: Facts) -> Problem:
     if bus is not None and bus.driver not in (None, "nvidia"):
         message += f" ({bus.driver} has {'it' if bus.cards == 1 else f'{bus.cards} cards'})"
     return Problem("fail", message, install_driver(node, facts))
+
+
+def _switched_on(node: Node, facts: Facts) -> str:
+    """For a laptop, whose card may be switched off in favour of the processor's graphics: prime-select intel, envycontrol -s integrated."""
+    if facts.power is None:  # no battery
+        return ""
+    on = as_root(node, facts, "prime-select nvidia")
+    return f"a laptop's card may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; else "
 
 
 def _is_mismatch(facts: Facts) -> bool:

@@ -28,10 +28,10 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         return
     for card in facts.gpus:
         total, used = card.memory_total_bytes, card.memory_used_bytes
-        if total is None or used is None:
+        free = card.free_bytes
+        if total is None or used is None or free is None:
             yield from _unknown(node, card)
             continue
-        free = total - used
         if used <= max(DESKTOP_BYTES, DESKTOP_SHARE * total) and free >= FEW_FREE_BYTES:
             continue
         by = f" by {_said(card)}" if card.holders else ""

@@ -37,6 +37,8 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
         message = "torch did not answer when it was asked for the GPUs"
         yield TORCH, Problem("fail", message, on_node(node, question))
         return
+    if probe.get("not_asked"):
+        return  # a run of ours computes there: the cards are well, and have no room for a question
     devices: list[dict[str, Any]] = list(probe.get("devices") or [])
     found = list(_kernels(node, facts, probe, devices))
     failed = [device for device in devices if not device.get("matmul_ok")]

@@ -41,7 +41,7 @@ def write(
         )
     try:
         shape = shape_of(recipe.model.name, facts)
-        situation = fit.of_plan(make(), shape) if shape else None
+        situation = fit.of_plan(make(), shape, facts) if shape else None
     except fit.DoesNotFit as error:
         situation = error.situation
     if situation is None:

@@ -21,6 +21,8 @@ TOPICS: tuple[Topic, ...] = (
             "[parallel] micro_batch = 1, or [train] seq_len halved, or [train] fused_loss = true (no logits are built)",
             '[train] gradient_checkpointing = true (the default); [method] kind = "qlora" instead of "lora"',
             "what else is on the card: ssh NODE nvidia-smi; a stale run of ours: homelab stop RUN",
+            "inside of WSL2 there may be no error but a run ten times slower, as Windows lends the card the machine's memory: NVIDIA Control "
+            "Panel, Manage 3D settings, CUDA - Sysmem Fallback Policy = Prefer No Sysmem Fallback",
             "then: homelab recover RUN",
         ),
         checks=("gpu.memory", "fit.memory"),
@@ -33,6 +35,8 @@ TOPICS: tuple[Topic, ...] = (
             "gradient checkpointing",
             "max_seq_length",
             "unsloth",
+            "wsl",
+            "sysmem",
         ),
     ),
     Topic(
@@ -66,13 +70,14 @@ TOPICS: tuple[Topic, ...] = (
         "needs, or the torch on the node is a build for CPUs.",
         (
             "ssh NODE nvidia-smi; where it complains of versions: ssh -t NODE sudo reboot",
+            "a laptop whose card was switched off to save power: sudo prime-select nvidia (or envycontrol -s nvidia), then restart it",
             "homelab preflight --only gpu says which of these it is, and offers the command (--fix)",
             "keep upgrades away from a training: homelab preflight --only power.updates",
         ),
         checks=("gpu.mismatch", "gpu.driver", "gpu.torch"),
         checks_too=("power.reboot", "power.updates"),
         rules=("cuda-driver",),
-        words=("nvml", "nvidia-smi", "secure boot", "dkms", "cuda version", "upgrade", "nouveau", "cpu build"),
+        words=("nvml", "nvidia-smi", "secure boot", "dkms", "cuda version", "upgrade", "nouveau", "cpu build", "prime-select", "optimus"),
         says=r"torch sees no GPU",
     ),
     Topic(
@@ -137,7 +142,7 @@ TOPICS: tuple[Topic, ...] = (
         "other-cards",
         "The cards are not those of cluster.toml",
         ("homelab preflight finds fewer cards, or less memory, than cluster.toml says",),
-        "A card is not seated or not powered, MIG has split it, it is another model than thought (the RTX 5070 Ti has 16 GB, its laptop "
+        "A card is not seated or not powered, MIG has split it (the plan counts with one instance), it is another model than thought (the RTX 5070 Ti has 16 GB, its laptop "
         "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL.",
         (
             "homelab preflight --only gpu, and homelab doctor NODE for all that the node says of itself",

@@ -16,7 +16,9 @@ _GPU_FIELDS = (
     "power.draw",
     "compute_cap",
     "power.limit",
+    "memory.reserved",
 )
+_OLD = 7  # as many of them every driver knows
 
 
 def read():
@@ -71,12 +73,12 @@ def gpus(timeout_s=10.0):
     """(state, cards): state is "ok", "missing" or nvidia-smi's own error; memory in bytes, `[N/A]` fields are None.
 
     Field names: `nvidia-smi --help-query-gpu`. Drivers before 510 refuse the whole question for a field they do not know
-    (compute_cap): they are asked again without it and what comes after it.
+    (compute_cap, memory.reserved): they are asked again without it and what comes after it.
     """
     program = programs.path_of("nvidia-smi")
     if program is None:
         return "missing", []
-    for fields in (_GPU_FIELDS, _GPU_FIELDS[:-2]):
+    for fields in (_GPU_FIELDS, _GPU_FIELDS[:_OLD]):
         try:
             words = [program, "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
             code, output, errors = programs.answer_of(words, timeout_s)
@@ -92,10 +94,10 @@ def gpus(timeout_s=10.0):
 
 
 def parse_gpus(text):
-    """The cards of nvidia-smi's CSV answer: the fields above, with or without the last two. Other lines are left out."""
+    """The cards of nvidia-smi's CSV answer: the fields above, with or without the last three. Other lines are left out."""
     cards = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if not len(_GPU_FIELDS) - 2 <= len(row) <= len(_GPU_FIELDS) or not row[0].strip().isdigit():
+        if not _OLD <= len(row) <= len(_GPU_FIELDS) or not row[0].strip().isdigit():
             continue
         numbers = [_number(field) for field in row]
         cards.append(
@@ -108,6 +110,7 @@ def parse_gpus(text):
                 "utilization_percent": numbers[5],
                 "power_w": numbers[6],
                 "power_limit_w": numbers[8] if len(row) > 8 else None,
+                "memory_reserved_bytes": _mebibytes(numbers[9]) if len(row) > 9 else None,
                 "compute_capability": row[7].strip() if len(row) > 7 and numbers[7] is not None else None,
             }
         )

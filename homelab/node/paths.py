@@ -50,6 +50,11 @@ def collective_file(workdir):
     return os.path.join(expand(workdir), "collective.json")
 
 
+def gpu_file(workdir):
+    """What torch said of the cards when it was asked last."""
+    return os.path.join(expand(workdir), "gpu.json")
+
+
 def attempt_dir(run_folder, attempt):
     """Folder of one start of torchrun."""
     return os.path.join(run_folder, "attempts", str(int(attempt)))

@@ -10,6 +10,7 @@ from homelab.config.recipe import Recipe
 from homelab.facts import Facts
 from homelab.planning import memory
 from homelab.planning.architecture import Architecture
+from homelab.planning.attention import repeats_keys
 from homelab.planning.model import DryRun, MemoryEstimate, MemoryItem, Plan, RankPlan
 
 _MOST = 4
@@ -26,6 +27,7 @@ class Wanted:
     micro_batch: int
     seq_len: int
     masked: bool
+    repeats_keys: bool = False
 
 
 def situations(plan: Plan, recipe: Recipe) -> tuple[Wanted, ...]:
@@ -45,6 +47,7 @@ def wanted_of(plan: Plan, recipe: Recipe, rank: RankPlan) -> Wanted:
         rank.micro_batch,
         rank.token_cap or recipe.train.seq_len,
         rank.micro_batch > 1 or packed,
+        repeats_keys(plan.device, plan.precision, rank.device_name),
     )
 
 
@@ -117,6 +120,8 @@ def _rank(
         )
         found = {name: round(factor * estimated.get(name, 0)) for name in memory.MOVING}
         update = {"dry_run_scaled": factor}
+    if plan.device == "cuda":
+        found |= {name: estimated.get(name, 0) for name in memory.BESIDE_TORCH}
     items = _items(plan, recipe, shape, own, estimated.get(memory.HELD, 0), found)
     return rank.model_copy(
         update={
@@ -141,7 +146,7 @@ def _items(
     items = memory.estimate(
         shape, recipe.method, recipe.train.model_copy(update={"seq_len": wanted.seq_len}), precision=wanted.precision, device=wanted.device,
         micro_batch=wanted.micro_batch, world_size=plan.world_size, masked=wanted.masked, compress=recipe.parallel.compress,
-        held_by_others_bytes=held_bytes, measured=measured,
+        repeats_keys=wanted.repeats_keys, held_by_others_bytes=held_bytes, measured=measured,
     )  # fmt: skip
     return {item.name: item.size_bytes for item in items}
 

@@ -10,15 +10,18 @@ import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
+from homelab.facts import Facts
 from homelab.planning import memory
 from homelab.planning.architecture import Architecture
+from homelab.planning.attention import repeats_keys
 from homelab.planning.model import Plan
+from homelab.planning.wsl import without_paging
 
 _GB = 1e9
 _MOST_EDITS = 4
@@ -28,23 +31,26 @@ SHORTEST_ROW = 8  # the least that a recipe may say
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's card or machine: all its memory, and what others hold of it now, in bytes."""
+    """A rank's card or machine: all its memory, and what of it is not free now, in bytes. `repeats_keys`, `measured`: as in `memory.estimate`."""
 
     rank: int
     node: str
     available_bytes: int
     held_bytes: int = 0
+    repeats_keys: bool = False
+    measured: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the memory of every rank depends on, beside the recipe. `places` are those whose memory is known."""
+    """What the memory of every rank depends on, beside the recipe. `places` are those whose memory is known. `pages`: every card can (`wsl`)."""
 
     shape: Architecture
     precision: str
     device: str
     world_size: int
     places: tuple[Place, ...]
+    pages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ def needed_bytes(recipe: Recipe, situation: Situation, place: Place, *, tokens: 
     items = memory.estimate(
         situation.shape, recipe.method, train, precision=situation.precision, device=situation.device, micro_batch=rows,
         world_size=situation.world_size, masked=rows > 1 or _packed(recipe), compress=recipe.parallel.compress,
-        held_by_others_bytes=place.held_bytes,
+        repeats_keys=place.repeats_keys, held_by_others_bytes=place.held_bytes, measured=place.measured,
     )  # fmt: skip
     return sum(item.size_bytes for item in items)
 
@@ -168,14 +174,18 @@ def _listed(lacking: Sequence[tuple[int, Place]]) -> str:
     )
 
 
-def of_plan(plan: Plan, shape: Architecture) -> Situation | None:
+def of_plan(plan: Plan, shape: Architecture, facts: Mapping[str, Facts]) -> Situation | None:
     """The situation that a plan was made for; None where no rank's memory is known."""
     places = []
     for rank in plan.ranks:
         if rank.memory is not None and rank.memory.available_bytes is not None:
-            held = sum(item.size_bytes for item in rank.memory.items if item.name == memory.HELD)
-            places.append(Place(rank.rank, rank.node, rank.memory.available_bytes, held))
-    return Situation(shape, plan.precision, plan.device, plan.world_size, tuple(places)) if places else None
+            items = {item.name: item.size_bytes for item in rank.memory.items}
+            beside = {name: items.get(name, 0) for name in memory.BESIDE_TORCH} if plan.device == "cuda" else {}
+            repeats = repeats_keys(plan.device, plan.precision, rank.device_name)
+            held = items.get(memory.HELD, 0)
+            places.append(Place(rank.rank, rank.node, rank.memory.available_bytes, held, repeats, beside))
+    pages = not without_paging((rank.node for rank in plan.ranks), facts)
+    return Situation(shape, plan.precision, plan.device, plan.world_size, tuple(places), pages) if places else None
 
 
 def mendings(recipe: Recipe, situation: Situation) -> tuple[Mending, ...]:
@@ -236,7 +246,7 @@ def _candidates(recipe: Recipe, situation: Situation) -> Iterator[Edit]:
         yield Edit("train", "fused_loss", True, False, False)
     if train.optimizer == "adamw":
         yield Edit("train", "optimizer", "adamw_8bit", "adamw", True)
-    if train.optimizer != "paged_adamw_8bit" and situation.device == "cuda":
+    if train.optimizer != "paged_adamw_8bit" and situation.device == "cuda" and situation.pages:
         yield Edit("train", "optimizer", "paged_adamw_8bit", train.optimizer, True)
     if method.kind == "lora":
         yield Edit("method", "kind", "qlora", "lora", True)

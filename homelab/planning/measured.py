@@ -23,13 +23,14 @@ MoreThanNothing = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class MeasuredRank(Loose):
-    """One rank's measured cost (see `homelab.worker.speed.Speed`)."""
+    """One rank's measured cost (see `homelab.worker.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.footprint`)."""
 
     local_rank: Annotated[int, Field(ge=0)]
     device_name: str = ""
     step_s: Seconds
     micro_batch_s: Seconds
     token_s: MoreThanNothing
+    beside_torch_bytes: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def speed(self) -> Speed:

@@ -3,13 +3,14 @@
 The items add up to the peak. Their formulas stand at the functions below; T is the tokens of one micro-batch (rows x seq_len),
 b the bytes of an activation (2 in bf16 and fp16, 4 in fp32), h the hidden size, r the LoRA rank. Sources: the model files of
 `transformers`, `peft` and `bitsandbytes`, and "measured": live storages followed through forward and backward of small
-Llama models on a CPU (tests/planning/test_memory_live.py does it again). Not measured yet, and therefore replaceable by
-`measured`: CUDA context, NCCL's buffers, the allocator's rounding.
+Llama models on a CPU (tests/planning/test_memory_live.py does it again). CUDA's context and
+NCCL's buffers are guesses until a run has measured them on the card (homelab/worker/card_memory.py); the allocator's rounding is one
+always.
 
 Assumed of the worker: base weights of lora in the training precision, everything trainable in fp32 with autocast around the
 forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attention matrix (SDPA), gradients that live in DDP's
-buckets (gradient_as_bucket_view=True; with torch's default the buckets would be a second copy of them). A dry run of the real model
-on a node (homelab/worker/dryrun.py) knows more, and its items replace these.
+buckets from the first pass on (homelab/worker/gradients.py; with torch's default the buckets would be a second copy of them). A dry
+run of the real model on a node (homelab/worker/dryrun.py) knows more, and its items replace these.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)
 ALLOCATOR = "allocator rounding"
 CONTEXT = "CUDA context"
 COMMUNICATOR = "NCCL communicator"
+BESIDE_TORCH = (CONTEXT, COMMUNICATOR)  # of a card: what neither torch's allocator holds nor others do
 PROCESS = "process (Python, torch, transformers; torchrun)"
 HELD = "held by others"
 
@@ -87,22 +89,25 @@ def estimate(
     world_size: int,
     masked: bool | None = None,
     compress: str = "none",
+    repeats_keys: bool = False,
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> tuple[MemoryItem, ...]:
     """The items of one rank's peak, in bytes; items of nothing are left out.
 
     `micro_batch` is rows of `train.seq_len` tokens. `masked`: attention needs a mask, because rows are packed or of different length
-    (None: where there is more than one). `compress` as in the recipe's [parallel]. `held_by_others_bytes` belongs here only when the sum is compared with all
-    memory of the card; compared with its free memory it is 0. `measured` maps an item's name (the constants of this module) to
-    its measured bytes, which replace the estimate. Raises InputError for a LoRA target that the model lacks.
+    (None: where there is more than one). `compress` as in the recipe's [parallel]. `repeats_keys`: attention does so even
+    without a mask (`attention.repeats_keys`). `held_by_others_bytes` belongs here only when the sum is compared with all memory of the card;
+    compared with its free memory it is 0. `measured` maps an item's name (the constants of this module) to its measured bytes, which
+    replace the estimate. Raises InputError for a LoRA target that the model lacks.
     """
     assert micro_batch >= 1 and world_size >= 1 and device in ("cuda", "cpu")
     trainable = trainable_parameters(architecture, method)
     mixed, full = precision != "fp32", method.kind == "full"
     tokens = micro_batch * train.seq_len
     mask = micro_batch > 1 if masked is None else masked
-    saved, working = _activation_bytes(architecture, method, train, precision, device, tokens, mask=mask)
+    repeated = mask or repeats_keys
+    saved, working = _activation_bytes(architecture, method, train, precision, tokens, mask=mask, repeated=repeated)
     if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
         working += TRAINED_BYTES * architecture.embedding_parameters
     dequantisation = (
@@ -151,6 +156,7 @@ def largest_micro_batch(
     available_bytes: int,
     masked: bool | None = None,
     compress: str = "none",
+    repeats_keys: bool = False,
     held_by_others_bytes: int = 0,
     measured: Mapping[str, int] | None = None,
 ) -> int:
@@ -171,6 +177,7 @@ def largest_micro_batch(
             world_size=world_size,
             masked=masked,
             compress=compress,
+            repeats_keys=repeats_keys,
             held_by_others_bytes=held_by_others_bytes,
             measured=measured,
         )
@@ -187,8 +194,8 @@ def optimizer_bytes(architecture: Architecture, method: Method, train: Train, de
 
     adamw: two fp32 moments, 8 bytes per trainable parameter. 8-bit: 2 bytes and one fp32 scale per block of 256 for each
     moment, but 8 bytes in tensors of fewer than 4096 elements. Paged, on CUDA: tensors of 100,000 elements or more live in
-    memory that may leave the card and count nothing here; most LoRA tensors are smaller and stay. (bitsandbytes,
-    optim/optimizer.py: min_8bit_size, get_state_buffer.)
+    memory that may leave the card and count nothing here, after a recovery too (homelab/worker/optimizer_state.py); most LoRA tensors
+    are smaller and stay. (bitsandbytes, optim/optimizer.py: min_8bit_size, get_state_buffer.)
     """
     total = 0.0
     for elements, count in _trainable_tensors(architecture, method):
@@ -275,7 +282,7 @@ def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[t
 
 
 def _activation_bytes(
-    architecture: Architecture, method: Method, train: Train, precision: str, device: str, tokens: int, *, mask: bool
+    architecture: Architecture, method: Method, train: Train, precision: str, tokens: int, *, mask: bool, repeated: bool
 ) -> tuple[int, int]:
     """(saved between forward and backward, one layer's working set).
 
@@ -287,30 +294,23 @@ def _activation_bytes(
     """
     width, hidden = _width(precision), architecture.hidden
     residual = 4 if method.kind == "full" else width
-    scores = (
-        4 * architecture.heads * train.seq_len if _plain_attention(architecture, precision, device, mask=mask) else 0
+    per_layer = _saved_by_one_layer_per_token(
+        architecture, method, precision, train.seq_len, mask=mask, repeated=repeated
     )
-    per_layer = _saved_by_one_layer_per_token(architecture, method, precision, train.seq_len, mask=mask) + scores
-    temporaries = (3 if width == 2 else 2) * width * architecture.intermediate + 6 * hidden + scores
+    temporaries = (3 if width == 2 else 2) * width * architecture.intermediate + 6 * hidden
     if train.gradient_checkpointing:
         return tokens * hidden * (residual * architecture.layers + 8), tokens * (per_layer + temporaries)
     return tokens * (architecture.layers * per_layer + 8 * hidden), tokens * temporaries
 
 
-def _plain_attention(architecture: Architecture, precision: str, device: str, *, mask: bool) -> bool:
-    """Where transformers leaves grouped queries to SDPA (no mask), and no kernel of CUDA takes them in fp32: the matrix of all
-    scores is built (integrations/sdpa_attention.py; torch's sdp_utils.cpp)."""
-    return device == "cuda" and precision == "fp32" and not mask and architecture.kv_heads < architecture.heads
-
-
 def _saved_by_one_layer_per_token(
-    architecture: Architecture, method: Method, precision: str, seq_len: int, *, mask: bool
+    architecture: Architecture, method: Method, precision: str, seq_len: int, *, mask: bool, repeated: bool
 ) -> int:
     """Bytes per token that autograd keeps of one layer.
 
-    Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v (with a mask, k and v are
-    repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP: gate, its
-    activation, up. Linears: a trained or adapted one keeps its input; autocast makes a copy for each reader, in fp32 readers
+    Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v (with a mask, or
+    on a card that cannot do without, k and v are repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP:
+    gate, its activation, up. Linears: a trained or adapted one keeps its input; autocast makes a copy for each reader, in fp32 readers
     of one tensor share it. A frozen linear keeps nothing. Adapters: r per adapted linear.
     """
     width, full, mixed = _width(precision), method.kind == "full", precision != "fp32"
@@ -325,7 +325,7 @@ def _saved_by_one_layer_per_token(
     total = 4 * norms * (2 if full else 1)
     # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
     output_apart = (mixed and not full) or "o_proj" not in trained
-    total += width * query * (2 if output_apart else 1) + 2 * width * (query if mask else key) + 4 * architecture.heads
+    total += width * query * (2 if output_apart else 1) + 2 * width * (query if repeated else key) + 4 * architecture.heads
     total += width * seq_len if mask else 0
     total += 3 * width * architecture.intermediate
     inputs: dict[str, int] = {}

@@ -9,7 +9,7 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
-from homelab.planning import addresses, exactness, network, outlook
+from homelab.planning import addresses, exactness, network, outlook, wsl
 from homelab.planning.command import torchrun
 from homelab.planning.model import Choice, NodePlan, Plan
 from homelab.planning.outlook import Throughputs
@@ -56,6 +56,7 @@ def make(
             where="recipe, [recovery] min_nodes",
             hint="bring a node back (homelab preflight), or lower min_nodes",
         )
+    wsl.refuse_paging(recipe, [node.name for node in nodes], facts, device)
     backend = "nccl" if device == "cuda" else "gloo"
     choices.append(
         Choice(
@@ -126,6 +127,7 @@ def make(
             )
         )
     warnings += exactness.warnings_of(recipe, facts, device, world_size)
+    warnings += wsl.warnings_of(ranks, facts, device)
     return Plan(
         run=run, attempt=attempt, world_size=len(ranks), backend=backend, device=device, precision=precision, strategy=strategy.value,
         head=head.name, master_address=master, master_port=port, resume_step=resume_step, ranks=tuple(ranks), nodes=tuple(plans),

@@ -6,13 +6,16 @@ from collections.abc import Collection, Mapping
 
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
-from homelab.facts import Facts
+from homelab.facts import Facts, GpuFacts
 from homelab.planning import architecture, fit, memory, shares
 from homelab.planning.architecture import Architecture
+from homelab.planning.attention import repeats_keys
 from homelab.planning.fit import Place, Situation
+from homelab.planning.measured import Measured
 from homelab.planning.model import Choice, MemoryEstimate, RankPlan, RankSpeed
 from homelab.planning.outlook import Outlook
 from homelab.planning.speeds import Belief
+from homelab.planning.wsl import without_paging
 
 _CPU_MICRO_BATCH = 4  # on a CPU larger batches gain little (measured: 135M parameters, two cores) and cost memory
 
@@ -48,11 +51,16 @@ def plan_ranks(
     counts, share_choices = shares.decide(recipe, outlook.belief, outlook.rows, device, absent)
     choices += share_choices
     found = []
-    situation = situation_of(shape, slots, facts, precision, device)
+    situation = situation_of(shape, slots, facts, precision, device, outlook.belief.files)
     caps = _token_caps(recipe, situation, len(slots), warnings) if situation else {}
     for rank, (node, local) in enumerate(slots):
         available, held = _room(node, local, facts, device)
-        micro_batch, because = _micro_batch(recipe, shape, precision, device, counts[rank], len(slots), available, held)
+        name = _device_name(node, local, facts, device)
+        repeats = repeats_keys(device, precision, name)
+        beside = _beside_torch(outlook.belief.files.get(node.name), local)
+        micro_batch, because = _micro_batch(
+            recipe, shape, precision, device, counts[rank], len(slots), available, held, repeats, beside
+        )
         estimate = None
         if shape is not None:
             items = memory.estimate(
@@ -65,7 +73,9 @@ def plan_ranks(
                 world_size=len(slots),
                 masked=_masked(recipe, micro_batch),
                 compress=recipe.parallel.compress,
+                repeats_keys=repeats,
                 held_by_others_bytes=held,
+                measured=beside,
             )
             estimate = MemoryEstimate(items=items, available_bytes=available)
             if estimate.fits is False:
@@ -80,7 +90,6 @@ def plan_ranks(
                     f"{((available or 0) - held) / 1e9:.1f} GB are free, {short / 1e9:.1f} GB too little: {mend}"
                 )
         choices.append(Choice(subject=f"micro-batch of rank {rank}", value=str(micro_batch), because=because))
-        name = _device_name(node, local, facts, device)
         found.append(
             RankPlan(
                 rank=rank,
@@ -98,12 +107,19 @@ def plan_ranks(
 
 
 def situation_of(
-    shape: Architecture | None, slots: list[tuple[Node, int]], facts: Mapping[str, Facts], precision: str, device: str
-) -> Situation | None:
+    shape: Architecture | None, slots: list[tuple[Node, int]], facts: Mapping[str, Facts], precision: str, device: str,
+    files: Mapping[str, Measured],
+) -> Situation | None:  # fmt: skip
     """What every rank's memory depends on, with the ranks whose memory is known; None where nothing is."""
-    rooms = [(rank, node.name, *_room(node, local, facts, device)) for rank, (node, local) in enumerate(slots)]
-    places = tuple(Place(rank, name, available, held) for rank, name, available, held in rooms if available is not None)
-    return Situation(shape, precision, device, len(slots), places) if shape is not None and places else None
+    places = []
+    for rank, (node, local) in enumerate(slots):
+        available, held = _room(node, local, facts, device)
+        if available is not None:
+            repeats = repeats_keys(device, precision, _device_name(node, local, facts, device))
+            beside = _beside_torch(files.get(node.name), local)
+            places.append(Place(rank, node.name, available, held, repeats, beside))
+    pages = not without_paging((node.name for node, _ in slots), facts)
+    return Situation(shape, precision, device, len(slots), tuple(places), pages) if shape is not None and places else None
 
 
 def _token_caps(recipe: Recipe, situation: Situation, world_size: int, warnings: list[str]) -> dict[int, int]:
@@ -146,7 +162,7 @@ def shape_of(name: str, facts: Mapping[str, Facts]) -> Architecture | None:
 
 
 def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tuple[int | None, int]:
-    """(memory of the card or machine, what others hold of it now), in bytes."""
+    """(memory of the card or machine, what of it is not free now), in bytes: others hold it, or the driver keeps it."""
     known = facts.get(node.name)
     if device == "cpu":
         if known is None or known.memory_total_bytes is None:
@@ -154,8 +170,26 @@ def _room(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> tu
         return known.memory_total_bytes, known.memory_total_bytes - (known.memory_available_bytes or 0)
     if known is None:
         return int(node.gpus[local].vram_gb * 2**30), 0
-    card = known.gpus[local]
-    return card.memory_total_bytes, card.memory_used_bytes or 0
+    return _room_of_card(known.gpus[local])
+
+
+def _room_of_card(card: GpuFacts) -> tuple[int | None, int]:
+    """Of a card that MIG has split, its smallest instance: a process gets one of them, and which is CUDA's choice."""
+    total, free = card.memory_total_bytes, card.free_bytes
+    if card.mig and any(card.mig_bytes):
+        index = min((i for i, size in enumerate(card.mig_bytes) if size), key=lambda i: card.mig_bytes[i])
+        total, free = card.mig_bytes[index], (*card.mig_free_bytes, *[None] * len(card.mig_bytes))[index]
+    return total, max(0, total - free) if total is not None and free is not None else 0
+
+
+def _beside_torch(file: Measured | None, local: int) -> dict[str, int]:
+    """What an earlier run has measured on the card beside torch's own memory, in place of the guesses; nothing where none has.
+
+    What NCCL held is in it where that run had several ranks."""
+    found = file.ranks[local].beside_torch_bytes if file is not None else None
+    if file is None or found is None:
+        return {}
+    return {memory.CONTEXT: found} | ({memory.COMMUNICATOR: 0} if file.world_size > 1 else {})
 
 
 def _micro_batch(
@@ -167,6 +201,8 @@ def _micro_batch(
     world_size: int,
     available: int | None,
     held: int,
+    repeats: bool,
+    beside: Mapping[str, int],
 ) -> tuple[int, str]:
     assert recipe.method is not None and recipe.train is not None
     asked = recipe.parallel.micro_batch
@@ -179,7 +215,7 @@ def _micro_batch(
     most = memory.largest_micro_batch(
         shape, recipe.method, recipe.train, precision=precision, device=device, share=share, world_size=world_size,
         available_bytes=available, held_by_others_bytes=held, masked=True if _masked(recipe, 1) else None,
-        compress=recipe.parallel.compress,
+        compress=recipe.parallel.compress, repeats_keys=repeats, measured=beside,
     )  # fmt: skip
     if device == "cpu":
         return max(1, min(most, _CPU_MICRO_BATCH, share)), "what fits in memory; on a CPU more than 4 rows gain little"

@@ -4,10 +4,11 @@ The model is built from its config under FakeTensorMode (shapes, no data), gets 
 one forward and backward pass and an optimizer step under `tracker.Tracker`. Reads one JSON object from standard input:
 
     {"config": config.json of the model, "method": [method], "train": [train], "time_limit_s": 60,
-     "situations": [{"device": "cuda", "precision": "bf16", "micro_batch": 2, "seq_len": 1024, "masked": true}, ...]}
+     "situations": [{"device": "cuda", "precision": "bf16", "micro_batch": 2, "seq_len": 1024, "masked": true, "repeats_keys": false}, ...]}
 
 and prints {"results": [{"peak_bytes", "at", "items": {name: bytes}, "seconds"}, ...]} after each of them. Not in it: CUDA
-context, communicator, the allocator's gaps, the process itself. "masked": the micro-batch has rows of different length, or packed ones.
+context, communicator, the allocator's gaps, the process itself. "masked": the micro-batch has rows of different length, or packed ones;
+"repeats_keys": attention repeats them for grouped queries in any case (`grouped_queries`).
 
 Gradients are there from the start, as in DDP's buckets. Attention is the kernel of the device: see `stand_ins.gpu_attention`.
 """
@@ -40,6 +41,7 @@ def dry_run(
     precision: str,
     micro_batch: int,
     masked: bool,
+    repeats_keys: bool = False,
 ) -> dict[str, Any]:
     """One situation: {"peak_bytes", "at", "items", "seconds"}. Raises WorkerError for a config or a target that cannot be."""
     import torch
@@ -48,7 +50,7 @@ def dry_run(
     began = time.perf_counter()
     with torch.device("meta"):
         model = build(config, method, train, precision)
-    attention = stand_ins.gpu_attention() if device == "cuda" else contextlib.nullcontext()
+    attention = stand_ins.gpu_attention(repeats_keys=repeats_keys) if device == "cuda" else contextlib.nullcontext()
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         attention,
@@ -209,7 +211,7 @@ def main() -> int:
             if results and time.perf_counter() - began + 1.5 * longest > float(question.get("time_limit_s", 60)):
                 break
             train = question["train"] | {"seq_len": situation["seq_len"]}
-            about = {name: situation[name] for name in ("device", "precision", "micro_batch", "masked")}
+            about = {name: situation[name] for name in ("device", "precision", "micro_batch", "masked", "repeats_keys")}
             results.append(dry_run(question["config"], question["method"], train, **about))
             print(json.dumps({"results": results}), flush=True)
             gc.collect()

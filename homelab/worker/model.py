@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from homelab.worker import fused_loss, quantised
+from homelab.worker import fused_loss, grouped_queries, quantised
 from homelab.worker.errors import WorkerError
 from homelab.worker.task import Task
 
@@ -50,6 +50,8 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     """
     method, train = task.section("method"), task.section("train")
     note(f"precision: {task.precision}, on {task.device}")
+    if task.device == "cuda":
+        grouped_queries.repeat_keys(task.precision, torch.cuda.get_device_capability())
     if method["backend"] == "unsloth" and method["kind"] != "full":
         if task.device == "cuda" and importlib.util.find_spec("unsloth"):
             if train.get("fused_loss"):

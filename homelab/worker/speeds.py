@@ -32,9 +32,12 @@ def path_of(task: Task) -> Path:
 
 def content(
     task: Task, reports: Sequence[Report | None], *, steps: int, sync_s: Sequence[float], row_tokens: Sequence[int],
-    save_s: float | None, evaluate_s: float | None, torch_version: str,
+    save_s: float | None, evaluate_s: float | None, torch_version: str, beside_torch_bytes: int | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """What the file of this node holds; None while too little is measured. `row_tokens` are the lengths of all rows of the data."""
+    """What the file of this node holds; None while too little is measured. `row_tokens` are the lengths of all rows of the data.
+
+    `beside_torch_bytes` was measured on the card of the node's first rank (`card_memory`), and holds for its other cards of the same kind.
+    """
     own = [entry for entry in task.plan["ranks"] if entry["node"] == task.node]
     told = [(entry, reports[entry["rank"]]) for entry in own]
     if steps < LEAST_STEPS or any(report is None for _, report in told):
@@ -62,7 +65,10 @@ def content(
         "data_sha256": task.run["data"]["train"].get("sha256"),
         "seq_len": train["seq_len"],
         "ranks": [
-            {"local_rank": entry["local_rank"], "device_name": entry.get("device_name", ""), "steps": steps, **asdict(report.speed)}
+            {
+                "local_rank": entry["local_rank"], "device_name": entry.get("device_name", ""), "steps": steps, **asdict(report.speed),
+                "beside_torch_bytes": beside_torch_bytes if entry.get("device_name") == own[0].get("device_name") else None,
+            }
             for entry, report in told
             if report is not None
         ],

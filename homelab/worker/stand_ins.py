@@ -152,20 +152,23 @@ def no_mask() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gpu_attention() -> Iterator[None]:
+def gpu_attention(*, repeats_keys: bool) -> Iterator[None]:
     """Let `scaled_dot_product_attention` allocate what a GPU's kernels do, on whatever tensors; the values are none.
 
-    In 16 bit: flash without a mask, else memory-efficient; in fp32 memory-efficient, or with grouped queries and no mask the plain
-    one (aten/src/ATen/native/transformers/cuda: sdp_utils.cpp, flash_attn/flash_api.cpp, attention.cu and attention_backward.cu).
+    Flash without a mask, else memory-efficient, which has no grouped queries (`grouped_queries`, here undone in the end)
+    (aten/src/ATen/native/transformers/cuda: sdp_utils.cpp, flash_attn/flash_api.cpp, attention.cu and attention_backward.cu).
     """
     from torch.nn import functional
+    from transformers.integrations import sdpa_attention
 
-    original = functional.scaled_dot_product_attention
+    original, chosen = functional.scaled_dot_product_attention, sdpa_attention.use_gqa_in_sdpa
     functional.scaled_dot_product_attention = _gpu_attention
+    if repeats_keys:
+        sdpa_attention.use_gqa_in_sdpa = lambda *_: False
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = original
+        functional.scaled_dot_product_attention, sdpa_attention.use_gqa_in_sdpa = original, chosen
 
 
 def _gpu_attention(
@@ -177,10 +180,6 @@ def _gpu_attention(
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    if query.dtype == torch.float32 and enable_gqa:
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
-        )[0]
     bias = None
     if attn_mask is not None:  # made anew by every layer, in the queries' type, its rows padded to 16 elements
         *others, columns = attn_mask.shape

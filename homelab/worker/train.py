@@ -204,7 +204,7 @@ class Run:
             return
         import torch
 
-        from homelab.worker import speeds
+        from homelab.worker import card_memory, speeds
 
         found = speeds.content(
             self.task,
@@ -215,6 +215,7 @@ class Run:
             save_s=self.interval.own_stall_s,
             evaluate_s=self.evaluate_s if self.held_out else None,
             torch_version=torch.__version__,
+            beside_torch_bytes=card_memory.beside_torch_bytes(self.task),
         )
         if found is None:
             return

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from homelab.worker import compress, learning_rate
+from homelab.worker import compress, gradients, learning_rate, optimizer_state
 from homelab.worker.balance import Change, Report
 from homelab.worker.batches import StepBatches, StepItem, loss_tokens
 from homelab.worker.clock import StepClock
@@ -112,7 +112,9 @@ class ShareTrainer(Trainer):
         self.step_loss = math.nan
         self.grad_norm = math.nan
         self.learning_rate = math.nan
-        for name in ("_clip_grad_norm", "_load_from_checkpoint", "get_batch_samples"):
+        for name in (
+            "_clip_grad_norm", "_load_from_checkpoint", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
+        ):  # fmt: skip
             assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
         super().__init__(
             model=model, args=args, train_dataset=batches, callbacks=[_Steps(self, before_first, after_step)]
@@ -131,7 +133,7 @@ class ShareTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         if self.accelerator.ddp_handler is not None:
-            # Gradients live in DDP's buckets instead of beside them: one copy of the gradient less.
+            # Gradients live in DDP's buckets instead of beside them: one copy of the gradient less (`gradients`).
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
             self.accelerator.ddp_handler = Wrapping.of(self.accelerator.ddp_handler)
 
@@ -229,6 +231,19 @@ class ShareTrainer(Trainer):
             where=f"step {self.item.step + 1}, {places}{mine}",
             hint="lower [train] learning_rate, add warmup_steps, or look at those rows; the last checkpoint is kept",
         )
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, DataLoader]:
+        if self.task.world_size > 1:
+            gradients.make(self.model.parameters())
+        wrapped, batches = super()._prepare_for_training(*args, **kwargs)
+        if isinstance(wrapped, DistributedDataParallel):
+            gradients.keep(wrapped)
+        return wrapped, batches
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            optimizer_state.load(self.optimizer.optimizer, Path(checkpoint) / "optimizer.pt", self.args.device)
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # the Trainer would look for input_ids in our items; nothing here uses the figure

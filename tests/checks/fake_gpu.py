@@ -22,7 +22,7 @@ from homelab.node.probes import nvidia
 REPLIES = Path(__file__).parent / "recorded" / "replies"
 # All that the agent asks: in a poll the first (drivers before 510 refuse it, then the second), for facts the third.
 POLL = f"--query-gpu={','.join(load._GPU_FIELDS)} --format=csv,noheader,nounits"
-POLL_OLD = f"--query-gpu={','.join(load._GPU_FIELDS[:-2])} --format=csv,noheader,nounits"
+POLL_OLD = f"--query-gpu={','.join(load._GPU_FIELDS[: load._OLD])} --format=csv,noheader,nounits"
 FACTS = "-q -x"
 
 
@@ -41,7 +41,7 @@ def nvidia_smi(folder: Path, xml: str, *, compute_capability: str = "8.6") -> Pa
         {
             FACTS: xml,
             POLL: "".join(f"{row}\n" for row in rows),
-            POLL_OLD: "".join(f"{row.rsplit(', ', 2)[0]}\n" for row in rows),
+            POLL_OLD: "".join(f"{row.rsplit(', ', 3)[0]}\n" for row in rows),
         },
     )
 
@@ -77,7 +77,8 @@ def held(xml: str, holders: Iterable[tuple[int, str, str, int]]) -> str:
     assert memory is not None
     total = int(re.findall(r"<total>(\d+) MiB", memory.group())[0])
     changed = re.sub(r"<used>.*?</used>", f"<used>{used} MiB</used>", memory.group())
-    changed = re.sub(r"<free>.*?</free>", f"<free>{total - used} MiB</free>", changed)
+    reserved = sum(map(int, re.findall(r"<reserved>(\d+) MiB", memory.group())))
+    changed = re.sub(r"<free>.*?</free>", f"<free>{total - used - reserved} MiB</free>", changed)
     return xml.replace(memory.group(), changed, 1)
 
 
@@ -113,6 +114,7 @@ def _row(card: Mapping[str, Any], compute_capability: str) -> str:
         [
             str(card["index"]), card["name"], mebibytes("memory_total_bytes"), mebibytes("memory_used_bytes"), number("temperature_c"),
             number("utilization_percent"), number("power_w", 2), compute_capability, number("power_limit_w", 2),
+            mebibytes("memory_reserved_bytes"),
         ]
     )  # fmt: skip
 

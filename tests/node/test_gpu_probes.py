@@ -13,7 +13,7 @@ import pytest
 
 from homelab.checks import gpu as gpu_checks
 from homelab.checks.evidence import Finding
-from homelab.facts import Facts
+from homelab.facts import Facts, GpuFacts
 from homelab.node import load, programs
 from homelab.node.probes import amd, gpu, holders, nvidia, xid
 from tests.checks import fake_gpu, healthy
@@ -55,12 +55,23 @@ def test_one_card_in_full() -> None:
     assert answer["gpus"] == [
         {
             "index": 0, "name": "NVIDIA GeForce RTX 5070 Ti", "uuid": "GPU-55555555-5555-5555-5555-555555555555", "bus_id": "00000000:01:00.0",
-            "memory_total_bytes": 16303 * MIB, "memory_used_bytes": 2 * MIB, "temperature_c": 33.0, "utilization_percent": 0.0,
+            "memory_total_bytes": 16303 * MIB, "memory_used_bytes": 2 * MIB,
+            "memory_reserved_bytes": 441 * MIB, "memory_free_bytes": 15860 * MIB, "temperature_c": 33.0, "utilization_percent": 0.0,
             "power_w": 9.8, "power_limit_w": 300.0, "power_limit_default_w": 300.0, "slowed_by": ["gpu_idle"],
-            "pcie_width": 16, "pcie_width_max": 16, "compute_mode": "Default", "mig": False, "mig_bytes": [], "recovery_action": None,
+            "pcie_width": 16, "pcie_width_max": 16, "compute_mode": "Default", "mig": False, "mig_bytes": [], "mig_free_bytes": [], "recovery_action": None,
             "errors_now": None, "errors_ever": None, "errors_mended": 0, "repair_pending": False, "repair_failed": False, "holders": [],
         }
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", XML)
+def test_free_is_what_nvidia_smi_calls_so_and_what_is_left_without_the_drivers_part(name: str) -> None:
+    for entry in nvidia.parse(reply(name))["gpus"]:
+        told = GpuFacts.model_validate(entry)
+        silent = GpuFacts.model_validate({**entry, "memory_free_bytes": None})
+        assert told.free_bytes == entry["memory_free_bytes"]
+        if told.free_bytes is not None:
+            assert silent.free_bytes is not None and abs(silent.free_bytes - told.free_bytes) <= MIB
 
 
 def test_what_drivers_call_by_other_names() -> None:
@@ -116,7 +127,7 @@ def test_many_cards_and_their_lanes() -> None:
 
 def test_mig_instances() -> None:
     found = card("nvidia-smi-535-a100-mig.xml")
-    assert found["mig"] and found["mig_bytes"] == [20096 * MIB, 20096 * MIB]
+    assert found["mig"] and found["mig_bytes"] == [20096 * MIB, 20096 * MIB] and found["mig_free_bytes"] == [20059 * MIB] * 2
     assert found["memory_total_bytes"] == 40960 * MIB and found["utilization_percent"] is None
     assert not card("nvidia-smi-550-a100-remapped.xml")["mig"]
 
@@ -124,7 +135,7 @@ def test_mig_instances() -> None:
 @pytest.mark.parametrize("name", ["nvidia-smi-580-gb10.xml", "nvidia-smi-535-unknown-error.xml"])
 def test_what_a_card_does_not_tell_is_none(name: str) -> None:
     found = card(name)
-    for key in ("memory_total_bytes", "memory_used_bytes", "power_limit_w", "power_limit_default_w", "errors_now"):
+    for key in ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "memory_free_bytes", "power_limit_w", "power_limit_default_w", "errors_now"):
         assert found[key] is None, key
 
 

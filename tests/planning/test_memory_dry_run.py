@@ -130,7 +130,7 @@ def test_headroom_is_judged_against_what_is_free() -> None:
     shown = report.text(plan((1, 8.0)))
     assert "of 7.7 GB" in shown and "left" in shown
     assert "GB too little, does NOT fit" in report.text(plan((1, 1.0)))
-    situation = fit.of_plan(plan((1, 8.0)), SHAPE)
+    situation = fit.of_plan(plan((1, 8.0)), SHAPE, {})
     assert situation and situation.places[0].held_bytes == GB // 3
 
 

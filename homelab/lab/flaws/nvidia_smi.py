@@ -23,6 +23,7 @@ CARD: Answers = {
     "temperature": 41, "utilization": 0, "watts": 21.37, "limit": 290.0, "default_limit": 290.0, "width": 16, "max_width": 16,
     "reasons": ["gpu_idle"], "mig": "N/A", "ecc": "N/A", "errors": 0, "action": "None", "processes": [],
 }  # fmt: skip
+RESERVED = 225  # MiB that the driver keeps of a card
 REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
     "sync_boost", "sw_thermal_slowdown", "display_clocks_setting",
@@ -63,10 +64,11 @@ def mebibytes(value: int | None) -> str:
 
 def query(said: Answers, cards: Cards, fields: list[str], style: list[str]) -> int:
     for index, card in enumerate(cards):
-        free = None if card["total"] is None else card["total"] - card["used"]
+        free = None if card["total"] is None else card["total"] - card["used"] - RESERVED
         known = {
             "index": str(index), "name": card["name"], "uuid": uuid(index), "count": str(len(cards)), "driver_version": said["driver"],
             "memory.total": mebibytes(card["total"]), "memory.used": mebibytes(card["used"]), "memory.free": mebibytes(free),
+            "memory.reserved": mebibytes(None if card["total"] is None else RESERVED),
             "temperature.gpu": str(card["temperature"]), "utilization.gpu": "%d %%" % card["utilization"],
             "power.draw": "%.2f W" % card["watts"], "power.limit": "%.2f W" % card["limit"], "compute_cap": card["capability"],
             "pcie.link.width.current": str(card["width"]), "pcie.link.width.max": str(card["max_width"]),
@@ -132,9 +134,9 @@ def card_elements(said: Answers, index: int, card: Answers) -> list[tuple[str, A
     total, used = card["total"], card["used"]
     memory = [
         ("total", total),
-        ("reserved", None if total is None else 225),
+        ("reserved", None if total is None else RESERVED),
         ("used", used),
-        ("free", None if total is None else total - used),
+        ("free", None if total is None else total - used - RESERVED),
     ]
     counts = [(name, card["errors"] if name == "dram_uncorrectable" else 0) for name in (
         "sram_correctable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_correctable", "dram_uncorrectable")]  # fmt: skip

@@ -5,7 +5,7 @@ import os
 import sys
 
 from homelab.node import programs
-from homelab.node.probes import holders, nvidia
+from homelab.node.probes import gpu_answer, holders, nvidia
 
 _PCI = "/sys/bus/pci/devices"
 _PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts
@@ -17,7 +17,7 @@ def read(request):
     for card in answer["gpus"]:
         card["holders"] = holders.named(card.get("holders", ()))
     if answer["gpus"]:
-        answer["gpu_probe"] = _gpu_probe((request.get("method") or {}).get("kind") == "qlora")
+        answer["gpu_probe"] = gpu_answer.answer(request, answer, _PROBE, _gpu_probe)
         answer["nvidia_on_bus"] = None  # not looked for where nvidia-smi answers
         _add_capability(answer)
     else:

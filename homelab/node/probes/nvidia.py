@@ -2,7 +2,8 @@
 
 Tags come and go with the driver: `clocks_throttle_reasons` became `clocks_event_reasons` in 535, `power_readings` became
 `gpu_power_readings` (with `power_draw` as `instant_power_draw`), uncorrected errors were counted together, then as parity and
-SECDED, and before Turing as `double_bit`. A tag that is missing, "N/A", "[N/A]", "[Unknown Error]", "[GPU is lost]" or
+SECDED, and before Turing as `double_bit`. Since 510 what the driver itself keeps of
+a card is `reserved`, and no part of `used`. A tag that is missing, "N/A", "[N/A]", "[Unknown Error]", "[GPU is lost]" or
 "Requested functionality has been deprecated" is None: not known.
 """
 
@@ -72,6 +73,8 @@ def _card(index, entry):
         "bus_id": entry.get("id"),
         "memory_total_bytes": _bytes(entry, "fb_memory_usage/total"),
         "memory_used_bytes": _bytes(entry, "fb_memory_usage/used"),
+        "memory_reserved_bytes": _bytes(entry, "fb_memory_usage/reserved"),
+        "memory_free_bytes": _bytes(entry, "fb_memory_usage/free"),
         "temperature_c": _number(entry, "temperature/gpu_temp"),
         "utilization_percent": _number(entry, "utilization/gpu_util"),
         "power_w": _either(power, "power_draw", "instant_power_draw", "average_power_draw"),
@@ -83,6 +86,7 @@ def _card(index, entry):
         "compute_mode": _text(entry, "compute_mode"),
         "mig": _yes(entry, "mig_mode/current_mig"),
         "mig_bytes": [_bytes(device, "fb_memory_usage/total") or 0 for device in entry.findall("mig_devices/mig_device")],
+        "mig_free_bytes": [_bytes(device, "fb_memory_usage/free") for device in entry.findall("mig_devices/mig_device")],
         "recovery_action": _recovery_action(entry),
         "errors_now": _uncorrected(entry.find("ecc_errors/volatile")),
         "errors_ever": _uncorrected(entry.find("ecc_errors/aggregate")),
