@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,21 @@ def _say(part: Part, outcome: Outcome) -> None:
 
 def _machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    question = "import json, torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda}))"
-    asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True) if importlib.util.find_spec("torch") else None
     cards = ""
     if shutil.which("nvidia-smi"):
         fields = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
         cards = subprocess.run(fields, capture_output=True, text=True, timeout=30).stdout.strip()
     return {
         "cards": cards, "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
-        **(json.loads(asked.stdout) if asked and asked.returncode == 0 else {}),
-    }  # fmt: skip
+        "packages": {name: _version(name) for name in ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def measure(place: Place) -> None:
             optimizer = _optimizer(way, weights, place)
             if optimizer is None:
                 continue
+            optimizer.step()  # its state is made here
             held = timing.peak_bytes(optimizer.step, place.device)
             spent = timing.seconds(optimizer.step, place.device)
             place.run(f"{way}, {name}", seconds=spent, bytes=held)

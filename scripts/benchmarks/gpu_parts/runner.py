@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.gpu_parts.catalogue import Part
 
 _KEEP_S = 2.0  # how old the file of --json may be
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @dataclass
@@ -50,10 +51,11 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
     own.mkdir()
     told, log = own / "told.jsonl", own / "output.txt"
     told.touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "scripts"), str(_REPOSITORY)))}
     command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(told)]
     began = time.monotonic()
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
     try:
         with told.open(encoding="utf-8") as lines:
             ended = False
