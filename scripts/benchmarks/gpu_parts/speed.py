@@ -21,7 +21,6 @@ _WARM = 4  # steps
 _MODELS = (("3B", "qlora", 2048, 8), ("1.1B", "lora", 1024, 16), ("7B", "qlora", 1024, 8))  # shape, method, longest row, rows per pass
 # Switches of the recipe; those of the worker are added where it has some.
 _RECIPE: dict[str, dict[str, Any]] = {
-    "plain": {},
     "fused loss off": {"train__fused_loss": False},
     "fused loss on": {"train__fused_loss": True},
     "packed": {"data__packing": True},
@@ -30,22 +29,29 @@ _RECIPE: dict[str, dict[str, Any]] = {
 
 
 def measure(place: Place) -> None:
-    """The models one after the other; all switches with the first two that are in memory."""
-    for shape, kind, longest, rows in _MODELS if place.is_card else (("tiny", "lora", 200, 4),):
+    """First what each model does as it is, then beside TRL, then every switch with the two smaller ones."""
+    kinds = _MODELS if place.is_card else (("tiny", "lora", 200, 4),)
+    best: dict[str, float] = {}
+    for shape, kind, longest, rows in kinds:
         if kind == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
             place.run(f"{shape} {kind}", problem="bitsandbytes is not installed here")
             continue
         model = material.model(place.folder / shape, shape, device=place.device)
-        best = _rate(place, model, shape, kind, longest, rows, "plain", {}, {})
-        for name, recipe in _RECIPE.items():
-            if name != "plain" and shape != "7B":
-                place.figure(f"{shape}_{kind}_{_key(name)}_over_plain", _rate(place, model, shape, kind, longest, rows, name, recipe, {}) / best)
-        for name in worker_switches() if shape != "7B" else []:
-            without = _rate(place, model, shape, kind, longest, rows, f"without {name}", {}, {name: False})
-            place.figure(f"{shape}_{kind}_gain_of_{name}", best / without)
+        best[shape] = _rate(place, model, shape, kind, longest, rows, "plain", {}, {})
+        _rate(place, model, shape, kind, longest, rows, "profiled", {}, {})
         if kind == "lora":
             _beside_trl(place, model, shape)
-        shutil.rmtree(model)
+        elif shape == "7B":
+            shutil.rmtree(model)
+    for shape, kind, longest, rows in kinds:
+        if shape not in best or shape == "7B":
+            continue
+        model = place.folder / shape
+        for name, recipe in _RECIPE.items():
+            place.figure(f"{shape}_{kind}_{_key(name)}_over_plain", _rate(place, model, shape, kind, longest, rows, name, recipe, {}) / best[shape])
+        for name in worker_switches():
+            without = _rate(place, model, shape, kind, longest, rows, f"without {name}", {}, {name: False})
+            place.figure(f"{shape}_{kind}_gain_of_{name}", best[shape] / without)
 
 
 def worker_switches() -> list[str]:
@@ -61,7 +67,7 @@ def _rate(
     place: Place, model: Path, shape: str, kind: str, longest: int, rows: int, name: str, recipe: dict[str, Any], switches: dict[str, bool]
 ) -> float:  # fmt: skip
     """Tokens per second of one run of a few steps."""
-    steps = 14 if place.is_card else _WARM + 2
+    steps = 14 if place.is_card else _WARM + 4
     batch = 4 * rows
     data = material.rows(place.folder / "rows.jsonl", material.lengths(batch * steps, longest))
     settings = {
@@ -69,18 +75,25 @@ def _rate(
         "train__fused_loss": default_fused_loss(), **recipe,
     }  # fmt: skip
     run = material.run(place.folder / f"{shape} {name}", model, data, **settings)
-    material.plan(run, 1, (batch,), device=place.device, precision="bf16" if place.is_card else "fp32", backend="nccl" if place.is_card else "gloo", micro_batch=rows, switches=switches)
-    started = ranks.worker(run, 1, 1)
+    precision, backend = ("bf16", "nccl") if place.is_card else ("fp32", "gloo")
+    material.plan(run, 1, (batch,), device=place.device, precision=precision, backend=backend, micro_batch=rows, switches=switches)
+    is_profiled = name == "profiled"
+    started = ranks.worker(run, 1, 1, program=("-m", "benchmarks.gpu_parts.speed_profile") if is_profiled else ("-m", "homelab.worker"))
     well = ranks.wait(started, 150)
     lines = ranks.lines(run, 1, 0)[_WARM:]
+    profiled = json.loads((run / "profile.json").read_text()) if well and is_profiled else {}
     shutil.rmtree(run)
     if not well:
         raise RuntimeError(f"{shape} {kind}, {name}: {started[0].words()}")
     rate = sum(line["tokens"] for line in lines) / sum(line["step_s"] for line in lines)
     place.run(
         f"{shape} {kind}, {name}", tokens_per_s=rate, step_s=statistics.median(line["step_s"] for line in lines), peak_bytes=max(line["memory_bytes"] for line in lines),
-        start_to_end_s=started[0].seconds, rows_per_pass=rows, longest=longest,
+        start_to_end_s=started[0].seconds, rows_per_pass=rows, longest=longest, **profiled,
     )  # fmt: skip
+    if profiled:
+        place.figure(f"{shape}_{kind}_card_idle", 1 - profiled["card_busy_s"] / profiled["step_s"])
+        place.figure(f"{shape}_{kind}_kernels", profiled["kernels"])
+        return rate  # the profiler itself takes time
     place.figure(f"{shape}_{kind}_{_key(name)}_tokens_per_s", rate)
     return rate
 
