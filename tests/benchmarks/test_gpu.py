@@ -87,7 +87,7 @@ def test_at_its_limit_a_part_is_ended_with_all_that_it_started(monkeypatch: pyte
     monkeypatch.setattr(runner, "_KEEP_S", 0.3)
     outcome, kept = Outcome(), []
     began = time.monotonic()
-    run(fake("stuck"), outcome, tmp_path, "cpu", 1.5, lambda: kept.append(dict(outcome.figures)))
+    run(fake("stuck"), outcome, tmp_path, "cuda", 1.5, lambda: kept.append(dict(outcome.figures)))
     assert time.monotonic() - began < 10 and outcome.state == "out of time" and outcome.figures == {"answer": 42}
     assert kept.count({"answer": 42}) > 1, "it is kept while the part runs"
     (child,) = [line["pid"] for line in outcome.runs if line["what"] == "child"]

@@ -136,7 +136,7 @@ def _starts(place: Place, backend: str) -> None:
 
 def _until(holds: object, limit_s: float, started: list[ranks.Rank]) -> None:
     assert callable(holds)
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s * ranks.patience()
     while not holds():
         if time.monotonic() > deadline or any(rank.process.poll() not in (None, 0) for rank in started):
             ranks.wait(started, 0)

@@ -33,7 +33,7 @@ def measure(place: Place) -> None:
 def _killed(place: Place, size_gb: float) -> None:
     """Each 10 ms: whether /proc has the process, its environment and tasks, and what is free on the card."""
     started = ranks.start(["-m", "benchmarks.gpu_parts.restart_holder", place.device, str(size_gb)], place.folder / f"holder-{size_gb}.txt")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 90 * ranks.patience()
     while "computing" not in started.words():
         if started.process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the process that holds {size_gb} GB did not begin:\n{started.words()}")
