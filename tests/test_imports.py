@@ -16,7 +16,7 @@ import homelab
 
 ROOT = Path(homelab.__file__).parent
 PURE = [
-    *sorted((ROOT / "planning").glob("*.py")), ROOT / "hardware.py", ROOT / "facts.py", ROOT / "errors.py",
+    *sorted((ROOT / "planning").glob("*.py")), ROOT / "hardware.py", ROOT / "torch_builds.py", ROOT / "facts.py", ROOT / "errors.py",
     *sorted(path for path in (ROOT / "config").glob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").glob("*.py")),
     ROOT / "dashboard" / "view.py", ROOT / "dashboard" / "snapshot.py", ROOT / "dashboard" / "eta.py",

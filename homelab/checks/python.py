@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from homelab import torch_builds
 from homelab.checks import differences
 from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.commands import (
@@ -20,6 +21,8 @@ from homelab.checks.commands import (
 )
 from homelab.checks.differences import common_versions, numbers, packages_compared, packages_needed, plain
 from homelab.checks.evidence import Evidence, Level
+from homelab.checks.gpu_driver import install_driver
+from homelab.checks.torch_cuda import capabilities
 from homelab.config.cluster import Node
 from homelab.facts import Facts
 
@@ -82,15 +85,14 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if evidence.recipe is None:
         yield from _other_versions("warn", evidence, node, facts, differences.PERHAPS_NEEDED)
     common = _common_field(evidence, node, "nccl")
-    # NCCL comes with torch: where torch differs, that is what has to be mended.
+    # NCCL comes with torch: where another release of torch is, that has to be mended. Another build of the same release has another NCCL, too.
     if common and facts.nccl and facts.nccl != common and not _torch_differs(evidence, facts):
         message = f"NCCL is {facts.nccl} here, {common} on {_holding(evidence, 'nccl', common)}: they do not talk with each other"
-        major = (facts.torch_cuda or "12").partition(".")[0]
-        yield Problem("fail", message, fix=pip_install(node, [f"nvidia-nccl-cu{major}=={common}"]))
+        yield _with_nccl(evidence, node, facts, common, message)
 
 
 def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """warn for another build of the same version (2.13.0+cu128 beside 2.13.0+cu126): its kernels may round otherwise.
+    """warn for another build of the same version (2.13.0+cu130 beside 2.13.0+cu126): its kernels may round otherwise.
 
     Nodes with and without GPUs are compared among themselves: they need different builds.
     """
@@ -193,9 +195,24 @@ def _common_field(evidence: Evidence, node: Node, field: str) -> str | None:
     return max(values, key=lambda value: (values[value], numbers(value)), default=None)
 
 
+def _with_nccl(evidence: Evidence, node: Node, facts: Facts, wanted: str, message: str) -> Problem:
+    """How this node gets the NCCL that most have: with their build of torch, where its cards and its driver can do with that one."""
+    its_cuda = Counter(other.torch_cuda for other in _alike(evidence, node).values() if other.nccl == wanted).most_common(1)[0][0]
+    release = plain(facts.packages.get("torch") or "")
+    build = next((build for build in torch_builds.builds_of(release) if build.cuda == its_cuda), None)
+    if build is None or its_cuda == facts.torch_cuda or not build.runs_on(capabilities(facts)):
+        # NCCL compares its own version number, not that of CUDA (src/init.cc, "Mismatched NCCL version detected").
+        major = (facts.torch_cuda or "12").partition(".")[0]
+        return Problem("fail", message, fix=pip_install(node, [f"nvidia-nccl-cu{major}=={wanted}"]))
+    install = _install_build(node, {"torch": f"{release}+{build.tag}"})
+    if build.suits(facts.driver_cuda):
+        return Problem("fail", message, fix=install)
+    return Problem("fail", message, f"{build.tag} needs driver {build.driver} or newer: {install_driver(node, facts)}; then: {install}")
+
+
 def _torch_differs(evidence: Evidence, facts: Facts) -> bool:
-    common = _common(evidence).get("torch")
-    return facts.packages.get("torch") != common
+    """Another release; another build of the same one is no reason not to look at what came with it."""
+    return plain(facts.packages.get("torch") or "") != plain(_common(evidence).get("torch", ""))
 
 
 def _holding(evidence: Evidence, field: str, value: str) -> str:

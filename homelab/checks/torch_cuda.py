@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from homelab import hardware
+from homelab import hardware, torch_builds
 from homelab.checks.check import Check, OfNode, Problem
 from homelab.checks.commands import as_root, on_node, path_word, pip_install
 from homelab.checks.evidence import Evidence
@@ -28,8 +28,7 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
         return  # the python check and the inventory say so
     driver_hint = install_driver(node, facts)
     if not facts.torch_cuda and not re.search(r"\+(cu|rocm)\d", torch) and not _sees_cards(facts):
-        fix = _install_cuda_build(node, facts)
-        yield TORCH, Problem("fail", f"torch {torch} is a build without CUDA", fix=fix)
+        yield TORCH, _other_build(node, facts, f"torch {torch} is a build without CUDA")
         return
     probe = facts.gpu_probe
     if probe is None:
@@ -103,35 +102,12 @@ def _kernels(
         if not (architectures and isinstance(capability, list | tuple) and len(capability) == 2):
             continue
         major, minor = int(capability[0]), int(capability[1])
-        if (major, minor) in seen or has_kernels(architectures, major, minor):
+        if (major, minor) in seen or torch_builds.has_kernels(architectures, major, minor):
             continue
         seen.add((major, minor))
         version = probe.get("torch") or facts.packages.get("torch")
         message = f"torch {version} has no kernels for {device.get('name')} (sm_{major}{minor})"
-        yield KERNELS, Problem("fail", message, fix=_install_cuda_build(node, facts))
-
-
-def has_kernels(architectures: list[str], major: int, minor: int) -> bool:
-    """Whether code for these architectures runs on a card of this compute capability.
-
-    Binary code (sm_86) runs on the same major version with the same or a later minor one, PTX (compute_80) on everything later,
-    an "a" architecture (sm_90a) on exactly its own. Source: CUDA C++ programming guide, "Compute capabilities"; torch._C's
-    own check (torch/cuda/__init__.py, _check_capability) is looser and only warns.
-    """
-    for entry in architectures:
-        parts = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", entry)
-        if parts is None:
-            continue
-        kind, its_major, its_minor, special = parts[1], int(parts[2]), int(parts[3]), parts[4]
-        if special == "a":
-            runs = (its_major, its_minor) == (major, minor)
-        elif kind == "compute":
-            runs = (its_major, its_minor) <= (major, minor)
-        else:
-            runs = its_major == major and its_minor <= minor
-        if runs:
-            return True
-    return False
+        yield KERNELS, _other_build(node, facts, message)
 
 
 def driver_is_older(facts: Facts) -> bool:
@@ -141,19 +117,35 @@ def driver_is_older(facts: Facts) -> bool:
     return _numbers(facts.driver_cuda) < _numbers(facts.torch_cuda)
 
 
-def _install_cuda_build(node: Node, facts: Facts) -> str:
-    """CUDA 12.8 builds know every card from Turing to Blackwell; CUDA 13 builds need a driver that knows CUDA 13.
+def _other_build(node: Node, facts: Facts, message: str) -> Problem:
+    """The build of torch that suits this node's cards and driver: of its own release where there is one, so that it stays that of the others."""
+    cards = capabilities(facts)
+    release = (facts.packages.get("torch") or "").partition("+")[0]
+    if torch_builds.build_for(release, cards, None) is None:
+        release = torch_builds.TORCH
+    build = torch_builds.build_for(release, cards, facts.driver_cuda)
+    if build is None:
+        names = ", ".join(dict.fromkeys(card.name for card in facts.gpus))
+        hint = f"edit cluster.toml, node {node.name}: gpus = [...] without the card that is left out; no build of torch {release} has kernels for all of {names}"
+        return Problem("fail", message, hint)
+    install = pip_install(node, [f"torch=={release}"], f"--upgrade --force-reinstall --index-url {build.index} ")
+    if build.suits(facts.driver_cuda):
+        return Problem("fail", message, fix=install)
+    older = f"the build with its kernels ({build.tag}) needs driver {build.driver} or newer, it has {facts.driver_version}"
+    return Problem("fail", message, f"{older}: {install_driver(node, facts)}; then: {install}")
 
-    Cards before Turing (sm_75) have kernels only in builds for CUDA 12.6: since torch 2.8 the later ones leave them out.
-    """
-    build = "cu130" if facts.driver_cuda and _numbers(facts.driver_cuda) >= (13, 0) else "cu128"
-    known = [hardware.lookup(card.name) for card in facts.gpus]
-    if any(card is not None and card.compute_capability < (7, 5) for card in known):
-        build = "cu126"
-    # The old version may not exist for the newer CUDA; which one does is pip's to find.
-    return pip_install(
-        node, ["torch"], f"--upgrade --force-reinstall --index-url https://download.pytorch.org/whl/{build} "
-    )
+
+def capabilities(facts: Facts) -> list[torch_builds.Capability]:
+    """Compute capabilities of the node's cards, as its driver says them, else by their names; cards that nobody knows are left out: they are new."""
+    found = []
+    for card in facts.gpus:
+        said = re.fullmatch(r"(\d+)\.(\d+)", card.compute_capability or "")
+        known = hardware.lookup(card.name)
+        if said:
+            found.append((int(said[1]), int(said[2])))
+        elif known is not None:
+            found.append(known.compute_capability)
+    return found
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from homelab.torch_builds import BEFORE_TURING, FROM_TURING, TORCH
+
 # cause: a reason by itself. symptom: what a rank sees when another one is silent; named only when nothing better is
 # known. victim: what a rank sees when another one is gone; never named as the culprit.
 Role = Literal["cause", "symptom", "victim"]
@@ -41,6 +43,11 @@ def _any(*patterns: str) -> re.Pattern[str]:
 
 
 RECOVER = "homelab recover {run}{options}"
+_RIGHT_BUILD = (
+    f"install the torch for the card of {{node}}. RTX 20xx to 50xx, driver {FROM_TURING.driver} or newer: "
+    f"{{on_node:{{python}} -m pip install --force-reinstall torch=={TORCH} --index-url {FROM_TURING.index}}}; GTX 10xx and older: the same with {BEFORE_TURING.tag}"
+)
+_NO_PEER_ACCESS = 'edit cluster.toml, node {node}: environment = {{ NCCL_P2P_DISABLE = "1"'
 
 RULES: tuple[Rule, ...] = (
     # --- the card -----------------------------------------------------------------------------------------------------
@@ -57,13 +64,14 @@ RULES: tuple[Rule, ...] = (
             r"OutOfMemoryError: (?:CUDA|HIP|XPU)",
             r"CUBLAS_STATUS_ALLOC_FAILED",
             r"Failed to CUDA (?:malloc|calloc)",
+            r"Cuda failure (?:\d+ )?'out of memory'",
+            r"\bError out of memory at line \d+ in file",  # bitsandbytes, which ends the process itself (CUDA_CHECK_RETURN)
         ),
     ),
     Rule(
         "no-kernel-image",
         "the torch on {node} has no kernels for its card",
-        "install a torch built for the card on {node} (RTX 50xx: cu128 or newer; GTX 10xx: cu126): "
-        "{on_node:{python} -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128}",
+        _RIGHT_BUILD,
         False,
         95,
         _any(r"no kernel image is available", r"not compatible with the current PyTorch installation"),
@@ -95,6 +103,7 @@ RULES: tuple[Rule, ...] = (
             r"fallen off the bus",
             r"uncorrectable ECC",
             r"CUDA error: (?:unspecified launch failure|unknown error|an illegal memory access|the launch timed out)",
+            r"Cuda failure (?:\d+ )?'(?:unspecified launch failure|unknown error|an illegal memory access|the launch timed out)",
         ),
     ),
     Rule(
@@ -104,6 +113,39 @@ RULES: tuple[Rule, ...] = (
         False,
         85,
         _any(r"device-side assert triggered"),
+    ),
+    Rule(
+        "nccl-version",
+        "the nodes have different versions of NCCL, which do not talk with each other",
+        "the same build of torch on every node; homelab preflight --only python.same names the one that differs and the command; then: "
+        + RECOVER,
+        False,
+        95,
+        _any(r"Mismatched NCCL version detected"),
+    ),
+    Rule(
+        "peer-access",
+        "two cards of {node} cannot reach each other's memory",
+        _NO_PEER_ACCESS + ', NCCL_CUMEM_HOST_ENABLE = "0" }}, or a newer driver on {node}; then: ' + RECOVER,
+        False,
+        93,
+        _any(r"peer access is not supported between these two devices", r"failed to open CUDA IPC handle"),
+    ),
+    Rule(
+        "peer-access-refused",
+        "accelerate does not start on several RTX 40xx of {node} with this driver",
+        _NO_PEER_ACCESS + ', NCCL_IB_DISABLE = "1" }}, or install driver 550.40.07 or newer on {node}; then: ' + RECOVER,
+        False,
+        93,
+        _any(r"RTX 4000 series doesn't support faster communication"),
+    ),
+    Rule(
+        "nccl-cuda",
+        "NCCL could not use the GPU of rank {rank} on {node}",
+        "{on_node:nvidia-smi} and {on_node:journalctl -k | grep Xid} say whether the card is well; then: " + RECOVER,
+        True,
+        60,
+        _any(r"\bCuda failure (?:\d+ )?'", r"\bncclUnhandledCudaError\b"),
     ),
     # --- the machine --------------------------------------------------------------------------------------------------
     Rule(
@@ -132,10 +174,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "shared-memory",
         "/dev/shm of {node} is too small",
-        "{on_node:df -h /dev/shm}, and remove what fills it",
+        "{on_node:df -h /dev/shm}, and remove what fills it (nccl-* and torch_* of programs that have ended); a container: start it with --shm-size=8g",
         False,
-        89,
+        91,  # above disk-full, whose words NCCL uses
         _any(
+            r"/dev/shm/nccl-.{0,80}No space left on device",
+            r"failed to extend /dev/shm/nccl-",
             r"insufficient shared memory \(shm\)",
             r"unable to (?:write|resize|open) (?:to )?(?:file|shared memory) </torch_",
         ),

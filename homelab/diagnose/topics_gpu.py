@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homelab.diagnose.topic import Topic
+from homelab.torch_builds import BEFORE_TURING, FROM_TURING, TORCH
 
 TOPICS: tuple[Topic, ...] = (
     Topic(
@@ -46,17 +47,18 @@ TOPICS: tuple[Topic, ...] = (
             "CUDA error: no kernel image is available for execution on the device",
             "... with CUDA capability sm_120 is not compatible with the current PyTorch installation",
         ),
-        "Each build of torch carries machine code for certain generations of cards. RTX 50xx (sm_120) needs one built for CUDA 12.8 or "
-        "newer; a build for CUDA 12.1 or 12.4 cannot drive it, however new the driver is. Builds for the newest CUDA have dropped old "
-        "cards (GTX 10xx and before).",
+        f"Each build of torch carries machine code for certain generations of cards. The build of {TORCH} for CUDA {FROM_TURING.cuda} knows Turing "
+        f"(GTX 16xx, RTX 20xx) to Blackwell (RTX 50xx, sm_120) and needs driver {FROM_TURING.driver} or newer; the one for CUDA {BEFORE_TURING.cuda} knows GTX 10xx "
+        "and older, and no RTX 50xx. There is none for CUDA 12.8 any more.",
         (
             "homelab preflight --only gpu.kernels names the nodes and offers the command",
-            "on the node: PYTHON -m pip install --upgrade torch --index-url https://download.pytorch.org/whl/cu128",
-            "GTX 10xx: the same with cu126 at the end; and the same version of torch on every node",
+            f"on the node: PYTHON -m pip install --force-reinstall torch=={TORCH} --index-url {FROM_TURING.index}",
+            f"GTX 10xx and older: the same with {BEFORE_TURING.tag} at the end; the two have different versions of NCCL, so all nodes need the same one",
+            f"an RTX 50xx with a driver before {FROM_TURING.driver}: renew the driver first",
         ),
         checks=("gpu.kernels", "gpu.compute"),
         rules=("no-kernel-image",),
-        words=("sm_120", "blackwell", "5070", "5080", "5090", "compute capability", "arch", "cu128"),
+        words=("sm_120", "blackwell", "5070", "5080", "5090", "compute capability", "arch", "cu128", "cu130"),
     ),
     Topic(
         "driver-mismatch",
@@ -124,6 +126,26 @@ TOPICS: tuple[Topic, ...] = (
         checks_too=("model.tokenizer", "model.same"),
         rules=("cuda-assert",),
         words=("device-side", "vocabulary", "token id", "label"),
+    ),
+    Topic(
+        "peer-access",
+        "NCCL cannot use the cards of a machine",
+        (
+            "Cuda failure 217 'peer access is not supported between these two devices'; failed to open CUDA IPC handle",
+            "Using RTX 4000 series doesn't support faster communication broadband via P2P or IB",
+            "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure ...",
+        ),
+        "Between two cards of one machine NCCL copies directly where the driver says that it can, and with GeForce cards it often says so "
+        "wrongly; through the machine's memory it always works, and beside a network at home it costs nothing. accelerate refuses several RTX "
+        "40xx with a driver before 550.40.07 unless both variables are set. Any other failed call of CUDA is the card's or the driver's.",
+        (
+            'environment = { NCCL_P2P_DISABLE = "1" } of the node in cluster.toml; where that is not enough: NCCL_CUMEM_HOST_ENABLE = "0", too',
+            "a newer driver on the node, and ssh NODE 'journalctl -k | grep Xid' for a card that is not well",
+            "then: homelab recover RUN",
+        ),
+        checks_too=("gpu.xid",),
+        rules=("peer-access", "peer-access-refused", "nccl-cuda"),
+        words=("p2p", "peer to peer", "nvlink", "unhandled cuda error", "NCCL_P2P_DISABLE", "ipc handle", "two cards"),
     ),
     Topic(
         "no-bf16",

@@ -10,15 +10,17 @@ TOPICS: tuple[Topic, ...] = (
         "The nodes have different versions",
         (
             "one node fails to import, or fails where the others do not",
-            "NCCL: mismatched versions; the loss is not that of a run on one node",
+            "Mismatched NCCL version detected : rank 1 version 22907 rank 0 version 22903; the loss is not that of a run on one node",
         ),
         "torch, NCCL and transformers must be the same everywhere: other versions speak other protocols, or compute a little differently. "
+        "Each CUDA build of one torch brings an NCCL of its own, and two of them do not talk with each other. "
         "The CUDA toolkit of the system (nvcc) does not matter: torch brings its own; the driver only has to be new enough.",
         (
             "homelab preflight shows a table of what differs and offers the pip line for each node (--fix)",
             "then: homelab preflight --only python",
         ),
         checks=("python.same", "python.same_build", "python.version", "python.code"),
+        rules=("nccl-version",),
         words=("version", "pip", "nvcc", "conda", "environment", "mismatch"),
     ),
     Topic(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
+from homelab.planning.model import NodeGain
 from homelab.worker.compress import POWERSGD_RANK, POWERSGD_WORTH
+
+# A card that adds less than this is not worth the precision that it forces on all others.
+_WORTH_ITS_PRECISION = 0.15
 
 _COMPRESSED = {
     "bf16": "rounds each rank's gradient by about 0.3 % of its size: with other ranks or shares the curve is close, not the same",
@@ -50,6 +54,56 @@ def warnings_of(recipe: Recipe, facts: Mapping[str, Facts], device: str, ranks: 
             " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
         )
     return found
+
+
+def precision_warnings(
+    recipe: Recipe, precision: str, facts: Mapping[str, Facts], nodes: Sequence[str], without_bf16: Sequence[str], gains: Sequence[NodeGain]
+) -> list[str]:  # fmt: skip
+    """What a precision that the recipe leaves to the cluster means, and what fp16 means for this model.
+
+    `nodes` take part, those of `without_bf16` have a card that has none; `gains`: what each node adds, where it is known.
+    """
+    if recipe.train is None:
+        return []
+    found = []
+    is_open = recipe.train.precision == "auto"
+    if is_open:
+        because = f" because of {', '.join(without_bf16)}" if precision == "fp16" else ""
+        found.append(
+            f'law: precision = "auto" is {precision} on this cluster{because} (fp32 on CPUs, bf16 on cards, fp16 where a card is older than Ampere);'
+            " set [train] precision in the recipe so that another cluster trains the same"
+        )
+    if precision != "fp16":
+        return found
+    dtype = _own_dtype(facts)
+    if dtype == "bfloat16":
+        found.append(
+            "fp16 ends at 65504, and the model was made in bfloat16 (dtype in its config.json), which goes on: what it computes may overflow, and the"
+            " loss is then not a number"
+        )
+    elif dtype is None:
+        found.append("fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)")
+    added = {gain.node: gain.gain for gain in gains}
+    if is_open and without_bf16 and set(without_bf16) < set(nodes) and all(name in added for name in without_bf16):
+        gain = sum(added[name] for name in without_bf16)
+        if gain < _WORTH_ITS_PRECISION:
+            leave = " ".join(f"--what-if=-{name}" for name in without_bf16)
+            found.append(
+                f"{' and '.join(without_bf16)} adds {gain:.0%} tokens per second, and without it every card has bf16: homelab plan RECIPE {leave} compares"
+            )
+    return found
+
+
+def _own_dtype(facts: Mapping[str, Facts]) -> str | None:
+    """What the model was made in, by its config.json: `dtype`, or `torch_dtype` before transformers 5. None where that is not known."""
+    for known in facts.values():
+        config = known.model.config if known.model and known.model.config else {}
+        text = config.get("text_config")
+        for one in (config, text if isinstance(text, dict) else {}):
+            dtype = one.get("dtype") or one.get("torch_dtype")
+            if isinstance(dtype, str):
+                return dtype.removeprefix("torch.")
+    return None
 
 
 def _has_balancing_loss(config: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ def make(
             because="every rank has a CUDA card" if device == "cuda" else "no CUDA cards: gloo runs on CPUs",
         )
     )
-    precision = _precision(recipe, device, nodes, facts, choices, warnings)
+    precision = _precision(recipe, device, nodes, facts, choices)
     shape = shape_of(recipe.model.name, facts) if recipe.model else None
     world_size = sum(rank_count(node, facts, device) for node in nodes)
     wire = network.wire_between([node.name for node in nodes], throughputs or {})
@@ -128,6 +128,8 @@ def make(
         )
     warnings += exactness.warnings_of(recipe, facts, device, world_size)
     warnings += wsl.warnings_of(ranks, facts, device)
+    without = _without_bf16(nodes, facts) if device == "cuda" else []
+    warnings += exactness.precision_warnings(recipe, precision, facts, [node.name for node in nodes], without, time.gains if time else ())
     return Plan(
         run=run, attempt=attempt, world_size=len(ranks), backend=backend, device=device, precision=precision, strategy=strategy.value,
         head=head.name, master_address=master, master_port=port, resume_step=resume_step, ranks=tuple(ranks), nodes=tuple(plans),
@@ -184,7 +186,6 @@ def _precision(
     nodes: list[Node],
     facts: Mapping[str, Facts],
     choices: list[Choice],
-    warnings: list[str],
 ) -> str:
     asked = recipe.train.precision if recipe.train else "auto"
     if asked != "auto":
@@ -193,13 +194,9 @@ def _precision(
     if device == "cpu":
         value, because = "fp32", "CPUs: exact, and 16-bit gains little there"
     else:
-        without = [node.name for node in nodes if not _has_bf16(node, facts)]
+        without = _without_bf16(nodes, facts)
         value = "fp16" if without else "bf16"
         because = f"no bf16 on {', '.join(without)}" if without else "every card has bf16"
-        if without:
-            warnings.append(
-                f"law: precision is fp16 because of {', '.join(without)}; set [train] precision in the recipe so that another cluster trains the same"
-            )
     choices.append(Choice(subject="precision", value=value, because=because))
     return value
 
@@ -216,6 +213,10 @@ def _learning_rate(recipe: Recipe) -> list[Choice]:
         f"{train.reference_batch}, lr_scale = \"{train.lr_scale}\""
     )
     return [Choice(subject="learning rate", value=f"{value:.4g}", because=because)]
+
+
+def _without_bf16(nodes: list[Node], facts: Mapping[str, Facts]) -> list[str]:
+    return [node.name for node in nodes if not _has_bf16(node, facts)]
 
 
 def _has_bf16(node: Node, facts: Mapping[str, Facts]) -> bool:

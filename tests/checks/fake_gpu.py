@@ -83,7 +83,7 @@ def held(xml: str, holders: Iterable[tuple[int, str, str, int]]) -> str:
 
 
 def torch(
-    folder: Path, devices: Iterable[tuple[str, tuple[int, int]]], *, cuda: str = "12.8",
+    folder: Path, devices: Iterable[tuple[str, tuple[int, int]]], *, cuda: str = "13.0",
     architectures: Iterable[str] = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"), error: str = "", four_bit_error: str = "",
 ) -> None:  # fmt: skip
     """Puts packages `torch` and `bitsandbytes` into `folder` that stand for a CUDA build with these cards (name, capability).

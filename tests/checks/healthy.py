@@ -169,7 +169,7 @@ def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> 
 
 
 def _facts(name: str, address: str, with_gpus: bool, of: Recipe | None) -> Facts:
-    build = "+cu128" if with_gpus else "+cpu"
+    build = "+cu130" if with_gpus else "+cpu"
     facts: dict[str, Any] = {
         "node": name, "time": 1e9, "hostname": name, "user": "me", "home": "/home/me", "workdir": "/home/me/homelab",
         "system": "Debian GNU/Linux 12 (bookworm) x86_64", "cpu_count": 8,
@@ -196,7 +196,7 @@ def _facts(name: str, address: str, with_gpus: bool, of: Recipe | None) -> Facts
     if with_gpus:
         product, mebibytes, capability, _, _ = CARDS[name]
         facts |= {
-            "torch_cuda": "12.8", "nccl": "2.27.3", "nvidia_smi": "ok", "driver_version": "575.64", "driver_cuda": "12.9",
+            "torch_cuda": "13.0", "nccl": "2.29.7", "nvidia_smi": "ok", "driver_version": "580.95.05", "driver_cuda": "13.0",
             "gpus": [{
                 "index": 0, "name": product, "memory_total_bytes": mebibytes * MIB, "memory_used_bytes": 300 * MIB,
                 "compute_capability": f"{capability[0]}.{capability[1]}",

@@ -284,7 +284,7 @@ def test_it_is_needed_again_when_something_changed() -> None:
     )
     assert not judges.needed(tested)
     assert (judges.SUBJECT.needs(tested) or "").startswith("not run again: it passed on just this cluster")
-    assert judges.needed(healthy.packages(tested, "laptop", torch="2.12.0+cu128"))
+    assert judges.needed(healthy.packages(tested, "laptop", torch="2.12.0+cu130"))
     assert judges.needed(healthy.card(tested, "laptop", name="NVIDIA GeForce RTX 4090"))
     assert judges.needed(healthy.with_facts(tested, "laptop", driver_version="580.1"))
     assert judges.needed(replace(tested, lan={**tested.lan, "laptop": ("192.168.1.101", "wlan0")}))

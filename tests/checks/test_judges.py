@@ -196,8 +196,8 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "python",
         "laptop",
         "warn",
-        "torch is 2.13.0+cu126 here, 2.13.0+cu128 on",
-        "--index-url https://download.pytorch.org/whl/cu128 torch==2.13.0+cu128",
+        "torch is 2.13.0+cu126 here, 2.13.0+cu130 on",
+        "--index-url https://download.pytorch.org/whl/cu130 torch==2.13.0+cu130",
     ),
     "no driver": (
         lambda: with_facts(gpu(), "tower", nvidia_smi="missing", gpus=[], gpu_probe=None),
@@ -296,7 +296,7 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "tower",
         "fail",
         "a build without CUDA",
-        "whl/cu128",
+        "whl/cu130 torch==2.13.0",
     ),
     "no kernels": (
         lambda: probe(
@@ -310,7 +310,7 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "tower",
         "fail",
         "torch 2.5.1+cu121 has no kernels for NVIDIA GeForce RTX 5070 Ti (sm_120)",
-        "whl/cu128",
+        "whl/cu130 torch==2.13.0",
     ),
     "old driver": (
         lambda: probe(
@@ -322,7 +322,7 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "gpu",
         "oldtower",
         "fail",
-        "goes up to CUDA 11.4, torch 2.13.0+cu128 wants 12.8",
+        "goes up to CUDA 11.4, torch 2.13.0+cu130 wants 13.0",
         "nvidia-driver",
     ),
     "torch sees nothing": (
@@ -738,7 +738,7 @@ def test_which_interpreter_counts_as_the_configured_one(configured: str, answere
 
 
 def test_an_older_driver_of_the_same_major_version_is_fine_when_a_matmul_works() -> None:
-    assert bad(judged(with_facts(gpu(), "oldtower", driver_cuda="12.2"), "gpu")) == []
+    assert bad(judged(with_facts(gpu(), "oldtower", torch_cuda="13.2"), "gpu")) == []
 
 
 def test_a_card_without_memory_figures_is_judged_by_its_name() -> None:

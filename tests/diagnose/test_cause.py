@@ -265,7 +265,31 @@ def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
     here = {"mini": NodeOfCluster(name="mini", host="local", python="~/env/bin/python")}
     assert found(killed, nodes=here).hint.startswith('journalctl -k | grep -i "killed process" tells which')
     old = node("mini", 1, traceback("RuntimeError: CUDA error: no kernel image is available for execution on the device"))
-    assert "cu126): ~/env/bin/python -m pip install --upgrade torch --index-url https://" in found(old, nodes=here).hint
+    hint = found(old, nodes=here).hint
+    assert ": ~/env/bin/python -m pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130; GTX 10xx" in hint
+    assert hint.endswith("the same with cu126")
+
+
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled {kind} error, NCCL version 2.29.7"
+
+
+def test_what_nccl_said_last_is_the_cause() -> None:
+    """torch puts it on the last line of its own message."""
+    shm = [*traceback(NCCL.format(kind="system")), "ncclSystemError: System call failed.", "Last error:"]
+    shm.append("Error while creating shared memory segment /dev/shm/nccl-cjY8K5 (size 10617216), error: No space left on device (28)")
+    diagnosis = found(node("mini", 1, shm), node("tower", 0, traceback(CLOSED)))
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.topic) == ("shared-memory", "mini", "shared-memory") and "df -h /dev/shm" in diagnosis.hint
+    peer = [*traceback(NCCL.format(kind="cuda")), "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:"]
+    peer.append("Cuda failure 217 'peer access is not supported between these two devices'")
+    diagnosis = found(node("mini", 1, peer))
+    assert (diagnosis.cause, diagnosis.topic, diagnosis.retryable) == ("peer-access", "peer-access", False)
+    assert "node mini: environment = { NCCL_P2P_DISABLE = \"1\", " in diagnosis.hint and "homelab recover r" in diagnosis.hint
+
+
+def test_bitsandbytes_ends_a_process_without_an_exception() -> None:
+    said = ["Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp"]
+    diagnosis = found(node("mini", 1, said, tail=block(1, code=1)))
+    assert (diagnosis.cause, diagnosis.exit_code) == ("cuda-out-of-memory", 1)
 
 
 SHA = "148cb44a9d59563d" + "0" * 48

@@ -400,7 +400,7 @@ def test_versions_are_what_importlib_metadata_says(tmp_path: Path) -> None:
     assert python.versions(python.PACKAGES, sys.path) == {name: installed(name) for name in python.PACKAGES}
     assert any(python.versions(python.PACKAGES, sys.path).values())
     files = {
-        "a/torch-2.13.0+cu128.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cu128\n",
+        "a/torch-2.13.0+cu130.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cu130\n",
         "a/Some.Thing_else-1.0rc1.dist-info/METADATA": "Metadata-Version: 2.1\nName: some-thing-else\nVersion: 1.0rc1\n",
         "a/peft-0.19.0.dist-info/RECORD": "damaged: pip was interrupted",
         "a/numpy-1.24.2.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: numpy\nVersion: 1.24.2\n",  # Debian's
@@ -410,7 +410,7 @@ def test_versions_are_what_importlib_metadata_says(tmp_path: Path) -> None:
     places = [tree(tmp_path, files) + "/a", f"{tmp_path}/nowhere", f"{tmp_path}/b"]
     found = python.versions(("torch", "some-thing-else", "peft", "numpy", "trl", "unsloth"), places)
     assert found == {
-        "torch": "2.13.0+cu128",
+        "torch": "2.13.0+cu130",
         "some-thing-else": "1.0rc1",
         "peft": None,
         "numpy": "1.24.2",

@@ -13,7 +13,9 @@ from tests.planning.test_plan import make, why
 
 
 def law(seen: Evidence, **sections: Any) -> list[str]:
-    return [line for line in make(seen, healthy.recipe(**sections)).warnings if line.startswith("law:")]
+    """Without that of a precision which the recipe leaves open, as these do."""
+    lines = make(seen, healthy.recipe(**sections)).warnings
+    return [line for line in lines if line.startswith("law:") and not line.startswith("law: precision")]
 
 
 def with_config(**keys: Any) -> Evidence:
@@ -85,3 +87,49 @@ def test_eight_bit_states_are_said() -> None:
     train = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3, "optimizer": "adamw_8bit"}
     (line,) = law(healthy.cpu(), train=train)
     assert "8 bits" in line and "1e-4" in line
+
+
+def of_precision(seen: Evidence, **changes: Any) -> list[str]:
+    train = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3, **changes}
+    return [line for line in make(seen, healthy.recipe(train=train)).warnings if "precision" in line or "fp16" in line or "bf16" in line]
+
+
+def turing(name: str, **model: Any) -> Evidence:
+    """The cluster with cards, where `name` has an older one; the model's config.json says `model`, too."""
+    seen = healthy.card(healthy.gpu(), name, name="NVIDIA GeForce RTX 2060", memory_total_bytes=6 * healthy.GIB, compute_capability="7.5")
+    for node in healthy.NAMES if model else ():
+        seen = healthy.with_facts(seen, node, model={"found": True, "config": {**healthy.LLAMA, **model}})
+    return seen
+
+
+@pytest.mark.parametrize(("seen", "value"), [(healthy.cpu(), "fp32"), (healthy.gpu(), "bf16")])
+def test_a_precision_that_the_cluster_chooses_is_said(seen: Evidence, value: str) -> None:
+    (line,) = of_precision(seen)
+    assert line.startswith(f'law: precision = "auto" is {value} on this cluster (') and "[train] precision" in line
+    assert of_precision(seen, precision=value) == []
+
+
+def test_one_old_card_and_a_model_made_in_bf16() -> None:
+    law_line, overflow, leave = of_precision(turing("oldtower", dtype="bfloat16"))
+    assert law_line.startswith('law: precision = "auto" is fp16 on this cluster because of oldtower')
+    assert "made in bfloat16" in overflow and "not a number" in overflow
+    assert leave.startswith("oldtower adds ") and leave.endswith("--what-if=-oldtower compares")
+
+
+def test_what_the_model_was_made_in_decides_whether_fp16_can_overflow() -> None:
+    for config in ({"torch_dtype": "torch.bfloat16"}, {"text_config": {"dtype": "bfloat16"}}):
+        assert any("made in bfloat16" in line for line in of_precision(turing("oldtower", **config)))
+    assert not any("65504" in line for line in of_precision(turing("oldtower", dtype="float16")))
+    assert any("not known" in line for line in of_precision(turing("oldtower")))
+    assert any("made in bfloat16" in line for line in of_precision(turing("oldtower", dtype="bfloat16"), precision="fp16"))
+    assert not any("--what-if" in line for line in of_precision(turing("oldtower", dtype="bfloat16"), precision="fp16")), "the recipe wants it"
+
+
+def test_an_old_card_that_adds_much_is_not_talked_out_of() -> None:
+    """A large batch, in which its speed counts for more than the wire."""
+    seen = healthy.card(turing("laptop", dtype="float16"), "laptop", name="NVIDIA TITAN RTX", memory_total_bytes=24 * healthy.GIB)
+    assert any("--what-if=-laptop" in line for line in of_precision(seen))
+    assert not any("--what-if" in line for line in of_precision(seen, global_batch=2000))
+    for name in healthy.NAMES:
+        seen = healthy.card(seen, name, name="NVIDIA TITAN RTX", memory_total_bytes=24 * healthy.GIB)
+    assert not any("--what-if" in line for line in of_precision(seen)), "nobody would be left"

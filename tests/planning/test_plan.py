@@ -157,7 +157,7 @@ def test_the_recipe_decides_the_training_and_the_cluster_does_not() -> None:
     assert sum(rank.share for rank in one.ranks) == sum(rank.share for rank in three.ranks) == 12
     assert one.precision == three.precision
     warned = make(seen, healthy.recipe(method={"kind": "lora", "dropout": 0.1})).warnings
-    assert any(warning.startswith("law: dropout") for warning in warned) and not any("law" in warning for warning in three.warnings)
+    assert any(warning.startswith("law: dropout") for warning in warned) and not any("law" in warning for warning in three.warnings if "precision" not in warning)
 
 
 def test_a_plan_is_the_same_after_a_trip_through_json() -> None:

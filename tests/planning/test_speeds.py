@@ -39,7 +39,7 @@ def file(
 
 def gpu_file(name: str, **changes: Any) -> dict[str, Any]:
     """The same of a node with a card."""
-    changes = {"device": "cuda", "precision": "bf16", "torch": "2.13.0+cu128", **changes}
+    changes = {"device": "cuda", "precision": "bf16", "torch": "2.13.0+cu130", **changes}
     return file(name, device_name=healthy.CARDS[name][0], **changes)
 
 
@@ -90,7 +90,7 @@ def test_measured_on_all() -> None:
     [
         ({"measured_at": 1e9 - 31 * DAY_S}, "31 days old"),
         ({"torch": "2.12.0+cpu"}, "torch 2.12.0+cpu, it has 2.13.0+cpu now"),
-        ({"torch": "2.13.0+cu128"}, "torch 2.13.0+cu128"),
+        ({"torch": "2.13.0+cu130"}, "torch 2.13.0+cu130"),
         ({"model": "~/models/other"}, "another model"),
         ({"method": {"kind": "qlora", "rank": 16, "targets": "all-linear"}}, "another method (qlora, here lora)"),
         ({"method": {"kind": "lora", "rank": 8, "targets": "all-linear"}}, "another LoRA rank (8, here 16)"),
@@ -156,7 +156,7 @@ def test_damaged_on_the_node_is_a_warning() -> None:
     [
         ("2.13.0+cpu", "2.13.0", True),
         ("2.13.0", "2.13.0+cpu", True),
-        ("2.13.0+cpu", "2.13.0+cu128", False),
+        ("2.13.0+cpu", "2.13.0+cu130", False),
         ("2.13.0", "2.13.1", False),
     ],
 )

@@ -20,7 +20,7 @@ from homelab.lab.flaws.network import STALE_RUN
 from homelab.lab.flaws.packages import cpu_build, cuda_build
 from homelab.lab.lab import Lab
 
-DRIVER, CUDA = "570.195.03", "12.8"
+DRIVER, CUDA = "580.95.05", "13.0"
 BELIEVED = '[{ model = "RTX 3070 Ti", vram_gb = 8 }]'
 
 

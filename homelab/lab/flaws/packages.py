@@ -84,9 +84,9 @@ def other_torch_build(lab: Lab, node: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cuda_build(lab: Lab, node: str) -> Iterator[Path]:
-    """What is written of torch on the node is that of a build for CUDA 12.8 (the libraries stay those of the CPU)."""
+    """What is written of torch on the node is that of a build for CUDA 13.0 (the libraries stay those of the CPU)."""
     with environment(lab, node) as packages:
-        _say_cuda(packages, "+cu128", "12.8")
+        _say_cuda(packages, "+cu130", "13.0")
         yield packages
 
 
@@ -99,7 +99,7 @@ def cpu_build(lab: Lab, node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _say_cuda(packages, "+cu128", "12.8")
+        _say_cuda(packages, "+cu130", "13.0")
 
 
 def _say_cuda(packages: Path, build: str, cuda: str | None) -> None:

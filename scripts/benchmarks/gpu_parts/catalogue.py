@@ -1,0 +1,34 @@
+"""The parts of `scripts/bench gpu`, the most telling first: one call is the first of them that fit into its time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """`module` of this folder has measure(place). It is not begun with less than `least_s` left, and ended after `limit_s`."""
+
+    name: str
+    title: str
+    least_s: int
+    limit_s: int
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs."""
+        return f"benchmarks.gpu_parts.{self.name}"
+
+
+PARTS = (
+    Part("law", "the same losses and weights however a batch is divided, in fp32, bf16 and fp16", 60, 300),
+    Part("nccl", "how long survivors hold on when a peer dies, and what a start sends and holds", 60, 300),
+    Part("speed", "tokens per second of the worker, beside TRL where it is installed; each switch off in turn", 90, 420),
+    Part("restart", "when the memory of a killed rank is free again; what a start consists of", 40, 180),
+    Part("memory", "what a step really takes against what the plan says; the context; gaps of the allocator", 60, 240),
+    Part("clock", "whether a slow peer moves the seconds of this rank's passes", 40, 120),
+    Part("attention", "milliseconds and bytes of the attention kernels, masked and packed", 20, 120),
+    Part("fp16", "an overflow on one rank: all skip the same step", 20, 90),
+    Part("optim", "an optimizer step: foreach, fused, 8 bits", 20, 90),
+    Part("norm", "the norm of a gradient on different layouts; what a digest of the weights costs", 10, 60),
+)

@@ -1,0 +1,53 @@
+"""Whether the seconds of a pass are this rank's own: a peer that is late must not move them, and rows must move to where there is time."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+from benchmarks.gpu_parts import material, ranks
+from benchmarks.gpu_parts.place import Place
+
+_LATE_S = 0.3
+_SLOW = ("-m", "benchmarks.gpu_parts.clock_peer")
+
+
+def measure(place: Place) -> None:
+    """Two ranks over gloo; in the second run rank 1 sleeps between forward and backward of every pass."""
+    shape, steps = ("small", 16) if place.is_card else ("tiny", 4)
+    model = material.model(place.folder / "model", shape, device=place.device)
+    data = material.rows(place.folder / "rows.jsonl", [200] * 12 * steps)
+    late = _LATE_S if place.is_card else 0.05
+    alone = _passes(place, model, data, steps, "on time", 0.0)
+    beside = _passes(place, model, data, steps, "late", late)
+    moved = statistics.median(beside) / statistics.median(alone) - 1
+    place.figure("late_peer_moves_a_pass", moved)
+    if place.is_card:
+        place.gate("passes_are_this_ranks_own", abs(moved) <= 0.02)
+    _converges(place, model, data, steps, late)
+
+
+def _passes(place: Place, model: Path, data: Path, steps: int, name: str, sleep_s: float) -> list[float]:
+    """Seconds of rank 0's passes, without those of the first steps."""
+    run = _run(place, model, data, steps, name, sleep_s, measured=False)
+    found = json.loads((material.folder_of(run, 0) / "passes.json").read_text())
+    place.run(f"passes, {name}", passes_s=found, waited_s=[line["communication_s"] for line in ranks.lines(run, 1, 0)])
+    return [seconds for step in found[steps // 3 :] for seconds in step]
+
+
+def _converges(place: Place, model: Path, data: Path, steps: int, sleep_s: float) -> None:
+    """With measured shares: the step from which on the late rank's rows stay within one of where they end."""
+    run = _run(place, model, data, steps, "measured", sleep_s, measured=True)
+    shares = [line["share"] for line in ranks.lines(run, 1, 1)]
+    settled = next(step for step in range(len(shares)) if all(abs(share - shares[-1]) <= 1 for share in shares[step:]))
+    place.run("shares of the late rank", shares=shares)
+    place.figure("shares_settle_after_steps", settled)
+
+
+def _run(place: Place, model: Path, data: Path, steps: int, name: str, sleep_s: float, *, measured: bool) -> Path:
+    run = material.run(place.folder / name, model, data, method__kind="lora", train__steps=steps)
+    precision = "bf16" if place.is_card else "fp32"
+    material.plan(run, 1, (6, 6), device=place.device, precision=precision, micro_batch=2, measured=measured)
+    ranks.checked(ranks.worker(run, 1, 2, {"BENCH_LATE_S": str(sleep_s)}, _SLOW), 100)
+    return run

@@ -1,0 +1,105 @@
+"""One part in a process of its own: its limit, its lines, and the end of everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_parts.catalogue import Part
+
+_KEEP_S = 2.0  # how old the file of --json may be
+_PATIENCE = 6  # on a CPU, where it only matters that everything runs
+_REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class Outcome:
+    """What a part has told so far, and how it ended."""
+
+    state: str = "running"
+    seconds: float = 0.0
+    problem: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    gates: dict[str, bool] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, line: dict[str, Any]) -> None:
+        """One line of `place.Place`."""
+        if "figure" in line:
+            self.figures[line["figure"]] = line["value"]
+        elif "gate" in line:
+            self.gates[line["gate"]] = line["holds"]
+        else:
+            self.runs.append(line["run"])
+
+    def summary(self) -> dict[str, Any]:
+        """For the JSON, without what stands in it elsewhere."""
+        return {"state": self.state, "seconds": self.seconds, "problem": self.problem}
+
+
+def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float, keep: Callable[[], None]) -> None:
+    """Run the part, `keep` what it tells every few seconds, and end it and all its processes at the limit."""
+    own = folder / part.name
+    own.mkdir()
+    told, log = own / "told.jsonl", own / "output.txt"
+    told.touch()
+    patience = 1 if device == "cuda" else _PATIENCE
+    limit_s *= patience
+    environment = {**os.environ, "BENCH_PATIENCE": str(patience), "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "scripts"), str(_REPOSITORY)))}
+    command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(told)]
+    began = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    try:
+        with told.open(encoding="utf-8") as lines:
+            ended = False
+            while not ended and time.monotonic() - began < limit_s:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(min(_KEEP_S, max(0.01, limit_s - (time.monotonic() - began))))
+                    ended = True
+                outcome.seconds = time.monotonic() - began
+                _read(lines, outcome)
+                keep()
+            _read(lines, outcome)
+    finally:
+        end(process)
+        outcome.seconds = time.monotonic() - began
+    if not ended:
+        outcome.state, outcome.problem = "out of time", f"ended after its {limit_s:.0f} s"
+    elif process.returncode:
+        outcome.state, outcome.problem = "failed", _last_words(log)
+        outcome.runs.append({"what": "output", "text": log.read_text(errors="replace")[-6000:]})
+    else:
+        outcome.state = "done"
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """The process and all of its session: ranks of a part are not left on the card."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(lines: Any, outcome: Outcome) -> None:
+    """Whole lines only: one that is just being written is read the next time."""
+    while True:
+        at = lines.tell()
+        line = lines.readline()
+        if not line.endswith("\n"):
+            lines.seek(at)
+            return
+        outcome.take(json.loads(line))
+
+
+def _last_words(log: Path) -> str:
+    words = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return words[-1][:300] if words else "it ended without a word"
