@@ -98,6 +98,7 @@ def test_every_node_and_every_attempt_loads_the_commit_of_the_launch(hub: Hub, t
     assert "node laptop" in refused["where"] and "homelab recover r-1" in refused["hint"]
 
 
+@pytest.mark.thorough  # some seconds of processor time
 def test_preflight_looks_into_it_and_the_launch_keeps_the_commit(hub: Hub, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sha = hub.push(NAME, files("a row of text"))
     for key in [key for key in os.environ if key.startswith("HF_")]:
