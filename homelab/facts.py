@@ -316,7 +316,8 @@ class Facts(Loose):
     shm_free_bytes: int | None = None
     temporary_folder: str | None = None  # where Python puts temporary files; None: nowhere
     temporary_free_bytes: int | None = None
-    cache_free_bytes: int | None = None  # of the disk that holds the Hub's cache, where that is not the workdir's
+    cache_folder: str = "~/.cache/huggingface/hub"  # where the Hub's cache is, as the node's environment says
+    cache_free_bytes: int | None = None  # of the disk that holds it, where that is not the workdir's
     memory_limit_bytes: int | None = None  # of the control group the login is in, lowest of its ancestors
     memory_limit_used_bytes: int | None = None  # without what the kernel can drop
     open_files_soft: int | None = None  # RLIMIT_NOFILE of the login; None: unlimited

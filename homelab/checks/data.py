@@ -72,7 +72,8 @@ def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             first, *others = file.rows_bad
             more = f"; also {listed(_row(other.where) for other in others)}" if others else ""
             hint = first.hint or f"mend the file, or edit the recipe: [data] {role} = another file"
-            yield "", Problem("fail", f"{role} file {first.where}: {first.message}{more}", hint)
+            what = "data" if first.where.startswith("hub:") else "file"
+            yield "", Problem("fail", f"{role} {what} {first.where}: {first.message}{more}", hint)
 
 
 def _row(where: str) -> str:
@@ -172,11 +173,14 @@ def _seq_len(evidence: Evidence) -> int:
 
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     sizes = [f"{role} {decimal_size(facts.data[role].size_bytes or 0)}" for role in evidence.data if role in facts.data]
-    said = [", ".join(sizes) if evidence.data else "shipped"]
+    of_hub = evidence.recipe is not None and evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:")
+    said = [", ".join(sizes) if evidence.data else "downloaded by every node" if of_hub else "shipped"]
     for role, file in _sampled(evidence):
         if file.tokens_sampled and role == "train":
             at = f" ({_row(file.longest_at)})" if file.longest_at else ""
             said.append(f"{file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}{at}")
+        if file.revision:
+            said.append(f"{role}: revision {file.revision[:12]} of the hub, {file.rows_read} rows looked at")
         elif file.unread:
             said.append(f"{role}: {file.unread}")
     if evidence.sample is not None and evidence.sample.refused:
@@ -188,14 +192,13 @@ def _needs(evidence: Evidence) -> str | None:
     if evidence.recipe is None:
         return "needs a recipe: homelab preflight RECIPE"
     if not evidence.data and (evidence.sample is None or not evidence.sample.files):
-        if evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:"):
-            return "every node downloads it from the hub; it was not looked into"
         refused = (
             f" (not looked into: {evidence.sample.refused})"
             if evidence.sample is not None and evidence.sample.refused
             else ""
         )
-        return f"nothing has to lie on the nodes: files are shipped{refused}"
+        of_hub = evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:")
+        return f"nothing has to lie on the nodes: {'every node downloads it' if of_hub else 'files are shipped'}{refused}"
     return None
 
 

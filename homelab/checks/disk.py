@@ -85,11 +85,8 @@ def cache(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     free, needed = facts.cache_free_bytes, _download_bytes(evidence.recipe, facts)
     if free is not None and needed and free < needed:
         message = f"the model is not there yet: it takes {decimal_size(needed)}, and the disk of the Hub's cache has {decimal_size(free)}"
-        yield Problem(
-            "fail",
-            message,
-            f"{on_node(node, 'df -h ~/.cache/huggingface; du -sh ~/.cache/huggingface/hub/*')}; delete old models there, or set HF_HOME",
-        )
+        show = on_node(node, f"df -h; du -sh {path_word(facts.cache_folder)}/*")
+        yield Problem("fail", message, f"{show}; delete old models there, or set HF_HOME to a folder of a larger disk")
 
 
 def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:

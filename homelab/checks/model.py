@@ -66,7 +66,7 @@ def hub(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     source = next(iter(_found(evidence).items()), None)
     if source is not None and source[1].path and "/snapshots/" in source[1].path:
         folder = source[1].path.partition("/snapshots/")[0]
-        place = f"~/.cache/huggingface/hub/{posixpath.basename(folder)}"
+        place = f"{facts.cache_folder}/{posixpath.basename(folder)}"
         hint = f"copy it from {source[0]}: {_copy(evidence.cluster.node(source[0]), node, folder, place)}"
     yield Problem("fail", f"{problem}, and the hub cannot be reached from here ({facts.model.hub})", hint)
 

@@ -30,11 +30,12 @@ class FileSample(BaseModel):
     Of the rows read, `tokens_sampled` were tokenized, spread evenly; 0 where there was no tokenizer. `rows_longer` of those have more
     than seq_len tokens, `rows_silent` have no token that carries loss, of `rows_mute` only the end of the turn carries loss (the first
     of them is at `mute_at`), `kept_tokens` is the sum of what is left of them. `longest_tokens` is the longest of all rows of the file,
-    reckoned from its size where it is too long to be tokenized; it stands at `longest_at`.
+    reckoned from its size where it is too long to be tokenized; it stands at `longest_at`. `revision` is the commit of a data set of the hub.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
     unread: Words | None = None
     whole: bool = False
     rows_read: Count = 0

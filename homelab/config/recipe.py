@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -21,6 +22,11 @@ class Model(Strict):
     name: str = Field(min_length=1)
     revision: str | None = None
 
+    @property
+    def identity(self) -> str:
+        """Tells what is loaded from anything else, as far as that is known before it is: with a commit it is known."""
+        return f"{self.path}:{self.config or ''}:{self.split}@{self.revision or ''}"
+
     @field_validator("name")
     @classmethod
     def _no_relative_folder(cls, name: str) -> str:
@@ -34,8 +40,29 @@ class Model(Strict):
         return self.name.startswith(("/", "~/"))
 
 
+@dataclass(frozen=True)
+class HubData:
+    """A data set of the hub: its id, a configuration (None: it has one alone), a split, and a commit, tag or branch (None: the newest)."""
+
+    path: str
+    config: str | None
+    split: str
+    revision: str | None
+
+    @property
+    def identity(self) -> str:
+        """Tells what is loaded from anything else; where `revision` is a commit, from every other content too."""
+        return f"{self.path}:{self.config or ''}:{self.split}@{self.revision or ''}"
+
+
 class Data(Strict):
-    """Where the samples come from: a path relative to the recipe (shipped to the nodes), a path on every node, or hub:org/name."""
+    """Where the samples come from: a path relative to the recipe (shipped to the nodes), a path on every node, or hub:org/name.
+
+    Of data from the hub, `config` names one of several configurations, `split` what is trained on, `eval_split` what is evaluated on, and
+    `revision` a commit, tag or branch (left out: the newest at the launch, and from then on that one). `config` and `revision` hold for
+    `eval` where that is the same data set; another one has its `eval_config`. `template` "none": plain prompts and completions are joined
+    as they stand, and do not go into the chat template of a model that has one.
+    """
 
     train: str = Field(min_length=1)
     eval: str | None = None
@@ -43,8 +70,13 @@ class Data(Strict):
     format: Literal["auto", "chat", "prompt-completion", "text"] = "auto"
     completion_only: bool = True
     packing: bool = False
-    split: str = "train"
+    config: str | None = Field(default=None, min_length=1)
+    revision: str | None = Field(default=None, min_length=1)
+    split: str = Field(default="train", min_length=1)
+    eval_config: str | None = Field(default=None, min_length=1)
+    eval_split: str = Field(default="validation", min_length=1)
     text_column: str = "text"
+    template: Literal["auto", "none"] = "auto"
 
     @field_validator("train", "eval")
     @classmethod
@@ -52,6 +84,37 @@ class Data(Strict):
         if place is not None and not place.removeprefix("hub:").strip():
             raise ValueError("a path relative to the recipe, a path on every node (/ or ~/), or hub:org/name")
         return place
+
+    @model_validator(mode="after")
+    def _hub_keys_need_the_hub(self) -> Data:
+        named = {"config": self.train, "revision": self.train, "eval_config": self.eval or ""}
+        for key, place in named.items():
+            if getattr(self, key) is not None and not place.startswith("hub:"):
+                raise ValueError(f"`{key}` is for data from the hub: {'eval' if key == 'eval_config' else 'train'} = \"hub:org/name\"")
+        return self
+
+    @model_validator(mode="after")
+    def _eval_is_not_train(self) -> Data:
+        of_train, of_eval = self.hub("train"), self.hub("eval")
+        if of_train is not None and of_train == of_eval:
+            raise ValueError("`eval` would be the very rows that are trained on: `eval_split` names other ones, or `eval_fraction` sets some aside")
+        return self
+
+    @model_validator(mode="after")
+    def _chats_need_their_template(self) -> Data:
+        if self.template == "none" and self.format == "chat":
+            raise ValueError('`template` = "none" is for plain prompts and completions: a chat is only text by its chat template')
+        return self
+
+    def hub(self, role: str) -> HubData | None:
+        """What `role` ("train" or "eval") names on the hub; None for a file, and where there is no such data."""
+        place = self.train if role == "train" else self.eval
+        if place is None or not place.startswith("hub:"):
+            return None
+        same = place == self.train
+        if role == "train":
+            return HubData(place.removeprefix("hub:"), self.config, self.split, self.revision)
+        return HubData(place.removeprefix("hub:"), self.eval_config or (self.config if same else None), self.eval_split, self.revision if same else None)
 
 
 class Method(Strict):

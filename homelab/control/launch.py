@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,15 @@ def prepare(
         if not named:
             answers, _ = fleet.ask("runs", names=list(seen.facts))
             named.append(name_beside({entry["name"] for answer in answers.values() for entry in answer["runs"]}))
-        return make_plan(seen, wanted, items, run=named[0], attempt=1, port=wanted.parallel.port, resume_step=0)
+        return make_plan(seen, wanted, _pinned(items, seen), run=named[0], attempt=1, port=wanted.parallel.port, resume_step=0)
 
     found = preflight.look(fleet, recipe, items, skip=skip, test_collective="when-changed", plan_on=plan_on, say=say)
-    return Prepared(found.recipe or recipe, recipe_path, items, found.evidence, found.findings, found.plan, found.refused)
+    return Prepared(found.recipe or recipe, recipe_path, _pinned(items, found.evidence), found.evidence, found.findings, found.plan, found.refused)
+
+
+def _pinned(items: list[Material], seen: Evidence) -> list[Material]:
+    files = seen.sample.files if seen.sample is not None else {}
+    return material.pinned(items, {role: file.revision for role, file in files.items() if file.revision})
 
 
 def make_plan(
@@ -204,6 +209,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
             "name": item.local.name if item.local else None,
             "sha256": digest_of(item, prepared.evidence),
             **item.place,
+            **(asdict(item.hub) if item.hub is not None else {}),
         }
     digests = tuple(sorted(f"{role}:{entry['sha256']}" for role, entry in described.items() if entry))
     return {
@@ -227,11 +233,9 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
 
 
 def digest_of(item: Material, seen: Evidence) -> str:
-    """What identifies the content: the file's sha256 (as a node saw it, for files that lie there), or the hub id."""
-    if item.kind == "hub":
-        return item.path
-    if item.sha256:
-        return item.sha256
+    """What identifies the content: the file's sha256 (as a node saw it, for files that lie there), or what is loaded from the hub."""
+    if item.identity:
+        return item.identity
     found = {facts.data[item.role].sha256 for facts in seen.facts.values() if item.role in facts.data} - {None}
     # The data check fails when nodes differ; one that is skipped on purpose still gets one stable digest.
     return min((digest for digest in found if digest), default="missing")

@@ -5,24 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import HubData, Recipe
 from homelab.control import neighbours
 from homelab.errors import InputError
 from homelab.node.files import digest_and_rows
 from homelab.planning.rows import DataFile
-
-_HUB = "hub:"
 
 
 @dataclass(frozen=True)
 class Material:
     """One file or hub id a recipe needs. `role`: train, eval, script, or "script:" and the path of a file that is shipped with it.
 
-    kind "shipped": `local` is sent to every node; "on-node": `path` must lie there already; "hub": `path` is the hub id.
+    kind "shipped": `local` is sent to every node; "on-node": `path` must lie there already; "hub": `path` is the hub id, and `hub` says what of it.
     `rows` (about) and `size_bytes` are known of shipped files alone. A script with others beside it shares a `folder` with them, named
     by the content of all, and `inside` is the place in it.
     """
@@ -36,6 +34,7 @@ class Material:
     rows: int | None = None
     folder: str | None = None
     inside: str | None = None
+    hub: HubData | None = None
 
     @property
     def name(self) -> str:
@@ -48,6 +47,11 @@ class Material:
         """What a node has to be told of a place in a shared folder."""
         return {"folder": self.folder, "inside": self.inside} if self.folder and self.inside else {}
 
+    @property
+    def identity(self) -> str | None:
+        """What tells the content from any other, as far as it is known here: sha256 of a file, or what is loaded from the hub."""
+        return self.hub.identity if self.hub is not None else self.sha256
+
     def node_path(self, workdir: str) -> str:
         """Where the file is on a node (twin of `homelab.node.transfer.data_path`)."""
         if self.kind == "shipped":
@@ -58,12 +62,13 @@ class Material:
 
 def of_recipe(recipe: Recipe, recipe_path: Path) -> list[Material]:
     """Everything the recipe names. Raises InputError when a file that is to be shipped is not there or is empty."""
-    wanted: list[tuple[str, str, str]] = []
+    items: list[Material] = []
     if recipe.data:
-        wanted.append(("train", recipe.data.train, "data.train"))
-        if recipe.data.eval:
-            wanted.append(("eval", recipe.data.eval, "data.eval"))
-    items = [_material(role, name, recipe_path, key) for role, name, key in wanted]
+        for role, name in (("train", recipe.data.train), ("eval", recipe.data.eval)):
+            if (hub := recipe.data.hub(role)) is not None:
+                items.append(Material(role, "hub", hub.path, hub=hub))
+            elif name:
+                items.append(_material(role, name, recipe_path, f"data.{role}"))
     if recipe.script:
         items += _program(_material("script", recipe.script.path, recipe_path, "script.path"), recipe.script.files, recipe_path)
     return items
@@ -88,8 +93,6 @@ def _program(script: Material, named: Sequence[str], recipe_path: Path) -> list[
 
 
 def _material(role: str, name: str, recipe_path: Path, key: str) -> Material:
-    if name.startswith(_HUB):
-        return Material(role, "hub", name.removeprefix(_HUB))
     if name.startswith(("/", "~")) and role != "script":
         return Material(role, "on-node", name)
     local = (recipe_path.resolve().parent / Path(name).expanduser()).resolve()
@@ -112,10 +115,18 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> Material:
         ) from error
 
 
+def pinned(items: Iterable[Material], commits: Mapping[str, str]) -> list[Material]:
+    """The same, with hub data at the commit that somebody has seen, by role: the newest of today is the one that every node loads, and every attempt."""
+    return [
+        replace(item, hub=replace(item.hub, revision=commits[item.role])) if item.hub is not None and item.role in commits else item
+        for item in items
+    ]
+
+
 def files_of(items: Iterable[Material]) -> dict[str, DataFile]:
-    """What the plan may know of data that does not lie on the nodes, by role. A hub id stands for its content."""
+    """What the plan may know of data that does not lie on the nodes, by role."""
     return {
-        item.role: DataFile(item.size_bytes, item.rows, item.sha256 or item.path)
+        item.role: DataFile(item.size_bytes, item.rows, item.identity, item.hub)
         for item in items
         if item.kind != "on-node" and item.role in ("train", "eval")
     }

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from homelab.checks import registry
-from homelab.config.recipe import LogPolicy
+from homelab.config.recipe import HubData, LogPolicy
 from homelab.control import copies, diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
 from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
@@ -251,8 +251,11 @@ def material_of(paths: RunPaths, described: dict[str, Any]) -> list[Material]:
                 (path for path in candidates if path.is_file() and sha256(path) == entry["sha256"]), candidates[-1]
             )
         place = {"folder": entry.get("folder"), "inside": entry.get("inside")}
+        hub = None
+        if entry["kind"] == "hub":  # a run of an older version has no more than the id
+            hub = HubData(entry["path"], entry.get("config"), entry.get("split", "train"), entry.get("revision"))
         items.append(
-            Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None, **place)
+            Material(role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None, **place, hub=hub)
         )
     return items
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from dataclasses import asdict
 from typing import Any
 
 from homelab.checks.evidence import Evidence
@@ -11,6 +13,7 @@ from homelab.checks.majority import majority
 from homelab.checks.sample_result import SampleResult
 from homelab.config.recipe import Recipe
 from homelab.control.material import Material
+from homelab.control.start import SECRETS
 from homelab.errors import HomelabError
 from homelab.node.sample import beginning, longest_after
 from homelab.remote import ship
@@ -21,14 +24,13 @@ _KEPT_S, _LOOK_S = 20.0, 90.0
 
 
 def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[Material]) -> SampleResult | None:
-    """What is in the recipe's data files. None where there is nothing to look at: a [script], or data from the hub.
+    """What is in the recipe's data. None where there is nothing to look at: a [script].
 
     One node looks that has the model and the packages for it; without such a node, rows are read and not counted in tokens. Raises
-    nothing: who could not look is `refused`. The second look at the same is answered from what the node has kept.
+    nothing: who could not look is `refused`. The second look at the same files is answered from what the node has kept; the hub is asked
+    every time, and says which revision there is.
     """
-    items = {
-        item.role: item for item in material if item.kind in ("shipped", "on-node") and item.role in ("train", "eval")
-    }
+    items = {item.role: item for item in material if item.role in ("train", "eval")}
     if recipe.data is None or recipe.train is None or not items or not evidence.facts:
         return None
     node, folder = _place(evidence, items)
@@ -37,7 +39,9 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[Materi
         if not request["files"]:
             return None  # they have to lie on the nodes, and do not
         agent = fleet.agent(node)
-        answer = agent.ask("sample-data", {**request, "files": {}, "only_kept": True}, timeout_s=_KEPT_S)["sample"]
+        answer = None
+        if not any(item.hub for item in items.values()):
+            answer = agent.ask("sample-data", {**request, "files": {}, "only_kept": True}, timeout_s=_KEPT_S)["sample"]
         if answer is None:
             for file in request["files"].values():
                 if file["bytes"] and not file["whole"]:
@@ -81,6 +85,7 @@ def _question(
     known = evidence.facts[node]
     files: dict[str, dict[str, Any]] = {}
     digests: dict[str, Any] = {}
+    secrets: dict[str, str] = {}
     body = b""
     for role, item in sorted(items.items()):
         if item.kind == "shipped":
@@ -89,6 +94,9 @@ def _question(
             files[role] = {"shown": str(item.local), "bytes": len(rows or b""), "whole": whole, "unread": rows is None}
             body += rows or b""
             digests[role] = [item.sha256, str(item.local)]
+        elif item.hub is not None:
+            files[role] = {"shown": f"hub:{item.path}", "bytes": None, "whole": False, "hub": asdict(item.hub)}
+            secrets = {key: os.environ[key] for key in SECRETS if os.environ.get(key)}  # a launch brings them along, too
         elif (file := known.data.get(role)) is not None and file.found:
             files[role] = {"shown": item.path, "bytes": None, "path": item.path}
             digests[role] = [file.sha256, item.path]
@@ -112,5 +120,6 @@ def _question(
         "seq_len": recipe.train.seq_len,
         "model": folder,
         "revision": None,
+        "secrets": secrets,
     }
     return request, body

@@ -142,18 +142,21 @@ TOPICS: tuple[Topic, ...] = (
         (
             "the data file differs from the one this run was launched with",
             "the ranks do not train on the same global batch",
+            "the ranks do not have the same train rows; this data set was changed since the run began",
         ),
         "Every rank takes its rows by number from the same file. With another file on one node rows are trained twice and others never, so homelab "
-        "compares contents (sha256) and refuses.",
+        "compares contents (sha256) and refuses. Of the hub all load the revision of the launch; a node that does not reach it can only read "
+        "what it has downloaded before.",
         (
             "a file that was sent (a path relative to the recipe): homelab recover RUN brings it again as it was at the launch",
             "a file that you have put on the nodes: homelab preflight RECIPE --only data.same names the node that differs",
             "copy the right file there: rsync -a --checksum FILE NODE:FILE; or let it be sent: a path relative to the recipe",
+            "data of the hub: let the node reach it, then homelab recover RUN; [data] revision in the recipe names one for every launch",
             "data that was meant to change is a new training: homelab launch RECIPE",
         ),
         checks=("data.same",),
         words=("sha256", "dataset", "shard", "seed", "DistributedSampler"),
-        says=r"data file differs|same global batch|not the one the run began with",
+        says=r"data file differs|same global batch|not the one the run began with|the same (?:train|eval) rows|of this data set|data set was changed",
     ),
     Topic(
         "data-unreadable",

@@ -10,18 +10,20 @@ import fcntl
 import os
 import time
 
-from homelab.node import files, paths
+from homelab.node import files, paths, processes
 
 LIFE_S = 300.0  # who ships for longer keeps it, unless somebody else wants it: then the start is refused, and nothing is stopped
+LOCK_S = 8.0  # whoever has the lock writes some small files; a controller waits 20 s for an answer
 _KEPT_S = 24 * 3600.0
 
 
 class RefusedError(ValueError):
-    """`kind` is "taken" (by somebody else), "stopped" (by hand) or "superseded" (the run has gone on elsewhere); `hint` mends it."""
+    """`kind` is "taken" (by somebody else), "stopped" (by hand), "superseded" (the run has gone on elsewhere) or "frozen" (a process keeps
+    the lock); `where`, beside the node, and `hint` mends it."""
 
-    def __init__(self, kind, message, hint):
+    def __init__(self, kind, message, hint, where=None):
         super().__init__(message)
-        self.kind, self.hint = kind, hint
+        self.kind, self.hint, self.where = kind, hint, where
 
 
 def claim(request):
@@ -112,7 +114,7 @@ def stopping(request):
 def undo(request):
     """What the claim of `token` has begun: True where it has started the newest attempt (that is to be stopped then). The claim is gone after it."""
     run = paths.checked(request["run"])
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RefusedError):
         release(request)
     folder = paths.run_dir(request["workdir"], run)
     newest = (paths.attempts(folder) or [0])[-1]
@@ -127,21 +129,52 @@ def was_stopped(request, since_s):
     try:
         with locked(request["workdir"]) as folder:
             return _age_s(files.read_object(_mark(folder, request["run"])) or {}) < clock_s() - since_s
-    except OSError:
+    except (OSError, RefusedError):
         return False
 
 
 @contextlib.contextmanager
 def locked(workdir):
-    """The folder of claims, with nobody else in it. The kernel lets go of the lock with its holder. Raises OSError."""
+    """The folder of claims, with nobody else in it. The kernel lets go of the lock with its holder; one that is frozen keeps it.
+
+    Raises OSError, and RefusedError that names the holder after `LOCK_S`.
+    """
     folder = os.path.join(paths.expand(workdir), "claims")
     os.makedirs(folder, exist_ok=True)
-    descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    place = os.path.join(folder, ".lock")
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _wait(descriptor, place)
+        with contextlib.suppress(OSError):  # a full disk; then nobody knows who keeps it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield folder
     finally:
         os.close(descriptor)
+
+
+def _wait(descriptor, place):
+    """flock(2) with a limit: it has none of its own."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise _frozen(descriptor, place) from None
+        time.sleep(0.02)
+
+
+def _frozen(descriptor, place):
+    said = os.pread(descriptor, 32, 0).strip()
+    if not said.isdigit():
+        return RefusedError("frozen", "a process has kept the lock of the claims for %.0f s" % LOCK_S, "on the node, who it is: fuser -v %s; then end it" % place, place)
+    pid = int(said)
+    how = "is frozen (stopped by a signal or a debugger) and keeps" if processes.state(pid) in ("T", "t") else "has kept"
+    message = "process %d %s the lock of the claims for more than %.0f s: %s" % (pid, how, LOCK_S, processes.command_line(pid)[:200] or "?")
+    hint = "on the node: kill -CONT %d lets it go on, kill -KILL %d ends it; then the same once more" % (pid, pid)
+    return RefusedError("frozen", message, hint, place)
 
 
 def boot_id():

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from homelab.node import files, paths, records, work
+from homelab.node import files, paths, processes, records, work
 from homelab.node.claims import boot_id
 from homelab.node.peers import Peers
 
@@ -85,8 +85,8 @@ class Follower:
             "newest": (paths.attempts(self.folder) or [0])[-1],
             "started": bool(agent),
             "stopping": os.path.exists(os.path.join(self.here, "stop")),
-            "agent": _state(agent.get("pid")),
-            "torchrun": _state(agent.get("torchrun_pid")),
+            "agent": processes.state(agent.get("pid")),
+            "torchrun": processes.state(agent.get("torchrun_pid")),
             "exit": files.read_object(os.path.join(self.here, "exit.json")),
             "checkpoint": (files.checkpoint_steps(self.folder) or [0])[-1],
             "ranks": {rank: self._rank(rank, now_s, has_booted=bool(agent) and agent["pid"] is None) for rank in self.ranks},
@@ -124,7 +124,7 @@ def _last_word(path):
     """
     beat = files.read_object(path) or {}
     while True:
-        state = _state(beat.get("pid"))
+        state = processes.state(beat.get("pid"))
         if state not in _DEAD:
             return beat, state
         again = files.read_object(path) or {}
@@ -149,14 +149,3 @@ def last_heard_s(node_dir):
             return float(stream.read())
     except (OSError, ValueError):
         return 0.0
-
-
-def _state(pid):
-    """The kernel's letter for a process (proc_pid_stat(5)): R S D run or wait, T t stopped, Z X dead; "" when it is gone or unknown."""
-    if not isinstance(pid, int):
-        return ""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            return stream.read().rsplit(b")", 1)[1].split()[0].decode()
-    except (OSError, IndexError):
-        return ""

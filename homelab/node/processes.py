@@ -28,13 +28,20 @@ def command_line(pid):
         return ""
 
 
-def is_alive(pid):
-    """True for a process that runs (a zombie does not)."""
+def state(pid):
+    """The kernel's letter for a process (proc_pid_stat(5)): R S D run or wait, T t stopped, Z X dead; "" when it is gone or unknown."""
+    if not isinstance(pid, int):
+        return ""
     try:
         with open("/proc/%d/stat" % pid, "rb") as stream:
-            return stream.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+            return stream.read().rsplit(b")", 1)[1].split()[0].decode()
     except (OSError, IndexError):
-        return False
+        return ""
+
+
+def is_alive(pid):
+    """True for a process that runs (a zombie does not)."""
+    return state(pid) not in ("", "Z", "X")
 
 
 def run_of(pid):

@@ -26,8 +26,9 @@ def sample_data(request, stream):
 
     `request`: workdir, key (names everything that the answer depends on), only_kept (true: nothing is read, None where nothing
     is kept), model (folder or None), revision, data ([data] of the recipe), seq_len, files {role: {"shown", "bytes", "whole",
-    "unread", "longest", "path"}}. The rows are the next `bytes` of `stream`, in the order of the roles, or those of `path` where
-    `bytes` is None. `longest`: what `longest_after` found behind them.
+    "unread", "longest", "path", "hub"}}, secrets (for the hub, kept nowhere). The rows are the next `bytes` of `stream`, in the order of
+    the roles, or those of `path` where `bytes` is None, or those of the data set `hub`, which may be another one the next time: of it
+    nothing is kept. `longest`: what `longest_after` found behind them.
     """
     key = str(request["key"])
     if not _KEY.fullmatch(key):
@@ -39,6 +40,8 @@ def sample_data(request, stream):
         return {"sample": kept.get(key)}
     with tempfile.TemporaryDirectory(prefix="homelab-sample-") as folder:
         found = _ask(dict(request, files=dict(_written(request["files"], stream, folder))))
+    if any(file.get("hub") for file in request["files"].values()):
+        return {"sample": found}
     kept[key] = found
     while len(kept) > _KEPT_AT_MOST:
         del kept[next(iter(kept))]
@@ -48,8 +51,11 @@ def sample_data(request, stream):
 
 
 def _written(wanted, stream, folder):
-    """Each role with a file of its own to read, which may be changed. A Parquet file is read where it lies."""
+    """Each role with a file of its own to read, which may be changed. A Parquet file is read where it lies, hub data by the worker."""
     for role, file in sorted(wanted.items()):
+        if file.get("hub"):
+            yield role, {"hub": file["hub"], "shown": file["shown"]}
+            continue
         longest = file.get("longest") or []
         if file.get("bytes") is not None:
             rows, whole = stream.read(int(file["bytes"])), bool(file.get("whole"))
@@ -135,9 +141,10 @@ def _first_of_list(rows):
 def _ask(question):
     """The worker's look: the last JSON line of its stdout."""
     command = [sys.executable, "-m", "homelab.worker.sample"]
+    environment = dict(os.environ, **question.pop("secrets", None) or {})
     try:
         done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace"
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=environment
         )
         return json.loads((done.stdout.strip().splitlines() or [""])[-1])
     except subprocess.TimeoutExpired:

@@ -182,8 +182,21 @@ def stop(request):
     folder was made here, where that may be another one than today's. "as_nodes": the names under which this machine has taken part
     in the run.
     """
-    with contextlib.suppress(OSError):
-        mark_stop(request)
+    frozen = None
+    try:
+        with contextlib.suppress(OSError):
+            mark_stop(request)
+    except claims.RefusedError as error:
+        if error.kind != "frozen" or not request.get("by_hand"):
+            raise
+        frozen = error
+    outcome = _stop_everywhere(request)
+    if frozen is not None:  # what ran is ended all the same, and what the frozen one was about to start is not prevented
+        raise frozen
+    return outcome
+
+
+def _stop_everywhere(request):
     outcome = _stop(request)
     made_in = request.get("made_in")
     if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):

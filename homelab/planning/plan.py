@@ -9,7 +9,7 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
-from homelab.planning import addresses, exactness, network, outlook, wsl
+from homelab.planning import addresses, exactness, network, outlook, source, wsl
 from homelab.planning.command import torchrun
 from homelab.planning.model import Choice, NodePlan, Plan
 from homelab.planning.outlook import Throughputs
@@ -75,6 +75,7 @@ def make(
     )  # fmt: skip
     choices.append(strategy)
     choices += _learning_rate(recipe)
+    choices += source.choices(recipe, facts, data or {})
     head = nodes[0]
     places = _places(cluster, nodes, facts, choices)
     choices.append(Choice(subject="head", value=head.name, because="the first well node of cluster.toml"))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import HubData, Recipe
 from homelab.planning.measured import Measured
 
 BYTES_PER_TOKEN = 4  # of English text, markup included; a guess that an earlier run's own count replaces
@@ -15,11 +15,12 @@ _SPREAD = 0.5  # rows differ in length: assumed evenly between half and one and 
 
 @dataclass(frozen=True)
 class DataFile:
-    """What is known of a data file without a tokenizer. `rows` is about; None: it cannot be counted."""
+    """What is known of a data file without a tokenizer. `rows` is about; None: it cannot be counted. `hub`: it is no file, but this."""
 
     size_bytes: int | None = None
     rows: int | None = None
     sha256: str | None = None
+    hub: HubData | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def of_data(recipe: Recipe, train: DataFile | None, files: Iterable[Measured]) -
     assert recipe.train is not None and recipe.data is not None
     seq_len = recipe.train.seq_len
     for file in files:
-        same = train is not None and train.sha256 is not None and file.data_sha256 == train.sha256
+        # Of hub data without a commit any commit will do: it is an estimate.
+        same = train is not None and train.sha256 is not None and (file.data_sha256 or "").startswith(train.sha256)
         if same and file.seq_len == seq_len and file.row_tokens_mean is not None:
             mean = min(file.row_tokens_mean, float(seq_len))
             return Rows(

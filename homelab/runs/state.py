@@ -45,13 +45,16 @@ def node_part(run: RunReply | None, attempt: int) -> Part:
 
 
 def is_fresh(reply: Reply) -> bool:
-    """True when a rank of this node gave a sign of life lately, by the node's own clock."""
+    """True when a rank of this node gave a sign of life lately, by the node's own clock.
+
+    One from the future is as old as nobody knows: the clock was set back since. A rank that lives soon gives another one.
+    """
     for rank in reply.run.ranks.values() if reply.run else ():
         if rank.heartbeat is None:
             continue
         step_s = statistics.median([metric.step_s for metric in rank.metrics if metric.step_s] or [0.0])
         limit_s = FRESH_STEP_S + 12 * step_s if rank.heartbeat.phase == "training" else FRESH_OTHER_S
-        if reply.time - rank.heartbeat.time <= limit_s:
+        if abs(reply.time - rank.heartbeat.time) <= limit_s:
             return True
     return False
 

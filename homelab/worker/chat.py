@@ -40,13 +40,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     imports.quiet()
     path = model_path(run)
     tokenizer = load_tokenizer(run, path)
-    if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question["prompt"]}], tokenize=False, add_generation_prompt=True
-        )
-        tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    else:
-        tokens = tokenizer(question["prompt"], return_tensors="pt")
+    tokens = encode(run, tokenizer, question["prompt"])
     longest = tokens["input_ids"].shape[1] + int(question.get("max_new_tokens", 128))
     place = _place(run, run_dir, path, trained, longest)
     try:
@@ -69,6 +63,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         raise WorkerError(f"the card has not enough memory for the answer: {first}", where=path, hint=hint) from error
     said = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
     return {"answer": said} | ({"notes": [place.note]} if place.note else {})
+
+
+def encode(run: dict[str, Any], tokenizer: Any, prompt: str) -> Any:
+    """The question as the run was trained on questions: in the chat template where the model has one, unless [data] template is "none"."""
+    if not tokenizer.chat_template or run["recipe"]["data"].get("template") == "none":  # a run of an older version does not say
+        return tokenizer(prompt, return_tensors="pt")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
 def _trained(run: dict[str, Any], run_dir: Path) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.worker import sampler
+from homelab.worker import hub, sampler
 from homelab.worker.errors import WorkerError
 from homelab.worker.records import Record, read
 from homelab.worker.render import Renderer, Text, detect_format
@@ -40,11 +40,15 @@ class Row:
 
 @dataclass
 class Data:
-    """Everything the trainer needs: rows to train on, rows held out, and what has to be said aloud about them."""
+    """Everything the trainer needs: rows to train on, rows held out, and what has to be said aloud about them.
+
+    `commits` of data from the hub, by role ("train", "eval"), as far as they are known.
+    """
 
     train: list[Row]
     held_out: list[Row]
     notes: list[str] = field(default_factory=list)
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> Data:
@@ -52,11 +56,21 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> D
     settings, train = run["recipe"]["data"], run["recipe"]["train"]
     notes: list[str] = []
     encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append)
+    commits: dict[str, str] = {}
     place = {"node": node, "run": str(run.get("name", "RUN"))}
-    rows = encoder.encode(read(run["data"]["train"], settings["split"], **place), "train")
+
+    def encoded(role: str) -> list[Row]:
+        source = {"split": settings["split"], **run["data"][role]}  # a run of an older version names none beside the data set
+        if source["kind"] != "hub":
+            return encoder.encode(read(source, **place), role)
+        records, commits[role] = hub.load(source, **place)
+        notes.append(f"{role} data: {hub.named(source)}, revision {commits[role] or 'not known'}")
+        return encoder.encode(records, role)
+
+    rows = encoded("train")
     held_out: list[Row] = []
     if run["data"].get("eval"):
-        held_out = encoder.encode(read(run["data"]["eval"], settings["split"], **place), "eval")
+        held_out = encoded("eval")
     elif settings["eval_fraction"] > 0:
         rows, held_out = hold_out(rows, settings["eval_fraction"], int(train["seed"]))
     if settings["packing"]:
@@ -69,7 +83,7 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> D
             where=run["data"]["train"]["path"],
             hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
         )
-    return Data(rows, held_out, notes)
+    return Data(rows, held_out, notes, commits)
 
 
 def hold_out(rows: Sequence[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:

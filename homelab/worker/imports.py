@@ -19,6 +19,7 @@ def prepare(run: dict[str, Any], *, bitsandbytes: bool) -> None:
     hub_data = any(source["kind"] == "hub" for source in run["data"].values() if source)
     if not hub_model and not hub_data:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of this run is on the hub: do not even look
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     needed = {"datasets": hub_data, "bitsandbytes": bitsandbytes}
     hidden = {name: None for name, wanted in needed.items() if not wanted and name not in sys.modules}
     sys.modules.update(hidden)  # type: ignore[arg-type]

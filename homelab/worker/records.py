@@ -1,7 +1,7 @@
 """Reading training data from files: one record per row, with a name for the place it came from.
 
 JSONL, JSON, CSV, Parquet and plain text are read here with the standard library (pyarrow only for Parquet); only data from the
-hub needs `datasets`, whose import alone costs about a second.
+hub needs `datasets`, whose import alone costs about a second (hub.py).
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ class Record:
     fields: dict[str, Any]
 
 
-def read(source: dict[str, Any], split: str, *, node: str = "this node", run: str = "RUN") -> list[Record]:
-    """All rows of a data source, an entry of run.json's "data": {"path", "kind": "file"|"hub", "sha256"}.
+def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -> list[Record]:
+    """All rows of a data file, an entry of run.json's "data": {"path", "kind": "file", "sha256"}. (Data from the hub: `homelab.worker.hub`.)
 
     `node` and `run` are named in what mends an error. Raises WorkerError naming file and line when a row cannot be read, and when the
     file is not the one that was launched: two nodes with different data would break the training without a word.
     """
-    if source["kind"] == "hub":
-        return _hub(source, split)
     path = Path(source["path"]).expanduser()
     again = f"homelab recover {run} brings it to {node} again as it was at the launch" if source.get("sent") == "shipped" else ""
     if not path.is_file():
@@ -158,24 +156,6 @@ def _text(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             elif paragraph:
                 yield f"{path}, line {start}", {"text": "".join(paragraph).rstrip("\n")}
                 paragraph = []
-
-
-def _hub(source: dict[str, Any], split: str) -> list[Record]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        hint = "pip install datasets in the node's environment, or download the data as JSONL"
-        raise WorkerError("data from the hub needs the package datasets", where=source["path"], hint=hint) from error
-    name = source["path"].removeprefix("hub:")
-    try:
-        rows = load_dataset(name, split=split, revision=source.get("revision"))
-    except Exception as error:  # `datasets` raises a dozen kinds, from ConnectionError to ValueError("Unknown split")
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = "check the name and [data] split on huggingface.co; a private or gated set needs HF_TOKEN"
-        raise WorkerError(
-            f"the data set cannot be loaded: {first}", where=f"hub:{name}, split {split}", hint=hint
-        ) from error
-    return [Record(index, f"hub:{name}, row {index + 1}", dict(fields)) for index, fields in enumerate(rows)]
 
 
 def _object(fields: Any, where: str) -> dict[str, Any]:

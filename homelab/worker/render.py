@@ -25,12 +25,17 @@ class Text:
 
 
 class Renderer:
-    """Renders rows of one format with a tokenizer's chat template. `rewritten` counts rows whose template rewrites history."""
+    """Renders rows of one format with a tokenizer's chat template. `rewritten` counts rows whose template rewrites history.
+
+    `is_plain` ([data] template = "none"): plain prompts and completions are joined as they stand, as TRL does
+    (trl/trainer/sft_trainer.py, tokenize_fn: the end token behind them, and no template).
+    """
 
     def __init__(self, tokenizer: Any, settings: dict[str, Any]) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.rewritten = 0
+        self.is_plain = settings.get("template") == "none"  # a run of an older version does not say
 
     def text(self, record: Record) -> Text:
         """A row with plain text: all of it carries loss."""
@@ -44,7 +49,10 @@ class Renderer:
             if key not in record.fields:
                 raise _missing(record, key)
         prompt, completion = record.fields["prompt"], record.fields["completion"]
-        if isinstance(prompt, list) or isinstance(completion, list) or self.tokenizer.chat_template:
+        is_chat = isinstance(prompt, list) or isinstance(completion, list)
+        if is_chat and self.is_plain:
+            raise _needs_template(record)
+        if is_chat or (self.tokenizer.chat_template and not self.is_plain):
             first = prompt if isinstance(prompt, list) else [{"role": "user", "content": _string(record, "prompt")}]
             answer = (
                 completion
@@ -65,6 +73,8 @@ class Renderer:
         """A row with a conversation."""
         if "messages" not in record.fields:
             raise _missing(record, "messages")
+        if self.is_plain:
+            raise _needs_template(record)
         messages = record.fields["messages"]
         if isinstance(messages, str):  # a CSV cell holds JSON
             try:
@@ -166,6 +176,14 @@ def _check_characters(value: Any, where: str) -> None:
     elif isinstance(value, str) and (half := half_character(value)) is not None:
         hint = f'write the whole character: an emoji is two such halves ("\\ud83d\\ude00"), or simply itself; or take {half} out'
         raise WorkerError(f"this text has half a character, {half}, which UTF-8 cannot hold", where=where, hint=hint)
+
+
+def _needs_template(record: Record) -> WorkerError:
+    return WorkerError(
+        'this row has messages, which are only text by the chat template, and the recipe says [data] template = "none"',
+        where=record.where,
+        hint='give "prompt" and "completion" as text, or set [data] template = "auto"',
+    )
 
 
 def _missing(record: Record, key: str) -> WorkerError:

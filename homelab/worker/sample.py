@@ -4,7 +4,8 @@ without a model and without torch. Reads one JSON object from standard input:
     {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
      "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
 
-`longest` has rows from behind the part that lies in `path` (`homelab.node.sample.longest_after`).
+`longest` has rows from behind the part that lies in `path` (`homelab.node.sample.longest_after`). A file may be {"hub": {"path", "config",
+"split", "revision"}, "shown"} instead: then it is a data set of the hub (`homelab.worker.hub`).
 
 and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
 `homelab.checks.sample_result.FileSample`.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from homelab.worker import hub
 from homelab.worker import records as reading
 from homelab.worker.errors import WorkerError
 from homelab.worker.render import Renderer, detect_format
@@ -31,7 +33,7 @@ from homelab.worker.render import Renderer, detect_format
 if TYPE_CHECKING:
     from homelab.worker.records import Record
 
-MOST_ROWS = 2000  # that are tokenized, spread evenly
+MOST_ROWS = 2000  # that are tokenized, spread evenly; and that are asked of the hub
 MOST_BAD = 3
 _MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
 MOST_LONGEST = 3  # rows that are tokenized because they are the longest
@@ -59,36 +61,52 @@ def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 
 def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any) -> dict[str, Any]:
+    bad: list[dict[str, str]] = []
+    if file.get("hub"):
+        try:
+            rows, is_whole, commit = hub.first_rows(file["hub"], MOST_ROWS)
+        except WorkerError as error:
+            return {"rows_bad": [_plain(error)]}
+        told = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
+        return told | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
     if file["path"] is None:
         return {
             "unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"
         }
-    bad: list[dict[str, str]] = []
-    rows = read_rows(Path(file["path"]), settings["split"], bad)
+    rows = read_rows(Path(file["path"]), bad)
     found: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
-    if rows:
-        try:
-            form = settings["format"]
-            form = detect_format(rows[0], settings["text_column"]) if form == "auto" else form
-        except WorkerError as error:
-            bad.append(_plain(error))
-        else:
-            found |= _of_rows(rows, form, settings, seq_len, tokenizer, bad)
-            if found.get("tokens_sampled"):
-                found |= _longest(rows, file, {**settings, "format": form}, tokenizer, found)
-                found.pop("_tokens_per_character")
+    found |= _of_all(rows, file, settings, seq_len, tokenizer, bad)
     if found.get("mute_at"):
         found["mute_at"] = found["mute_at"].replace(file["path"], file["shown"])
     found["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
     return found
 
 
-def read_rows(path: Path, split: str, bad: list[dict[str, str]]) -> list[Record]:
+def _of_all(
+    rows: Sequence[Record], file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
+) -> dict[str, Any]:
+    """What there is to say of the rows that could be read; what is wrong with the first others goes to `bad`."""
+    if not rows:
+        return {}
+    try:
+        form = settings["format"]
+        form = detect_format(rows[0], settings["text_column"]) if form == "auto" else form
+    except WorkerError as error:
+        bad.append(_plain(error))
+        return {}
+    found = _of_rows(rows, form, settings, seq_len, tokenizer, bad)
+    if found.get("tokens_sampled"):
+        found |= _longest(rows, file, {**settings, "format": form}, tokenizer, found)
+        found.pop("_tokens_per_character")
+    return found
+
+
+def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
     """The rows that can be read; what is wrong with the first others goes to `bad`. The file itself is changed on the way: a
     line that cannot be read is taken out, so that the ones after it can be."""
     for _ in range(MOST_BAD):
         try:
-            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}, split))
+            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}))
         except WorkerError as error:
             bad.append(_plain(error))
             line = re.search(r", line (\d+)$", error.where)
@@ -102,7 +120,7 @@ def read_rows(path: Path, split: str, bad: list[dict[str, str]]) -> list[Record]
                 lines[number] = b""
             path.write_bytes(b"\n".join(lines))
     try:
-        return reading.read({"kind": "file", "path": str(path), "sha256": None}, split)
+        return reading.read({"kind": "file", "path": str(path), "sha256": None})
     except WorkerError:  # no row is left
         return []
 
@@ -172,7 +190,7 @@ def _longest(
                 continue
         if tokens >= longest:
             longest, at = tokens, row.where
-    return {"longest_tokens": longest, "longest_at": at.replace(file["path"], file["shown"])}
+    return {"longest_tokens": longest, "longest_at": at.replace(file.get("path") or file["shown"], file["shown"])}
 
 
 def _far_row(path: str, entry: dict[str, Any]) -> Record:
@@ -238,16 +256,20 @@ def main() -> int:
     began = time.perf_counter()
     question = json.load(sys.stdin)
     os.environ |= {
-        "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }
+    of_hub = any(file.get("hub") for file in question["files"].values())
+    if not of_hub:
+        os.environ["HF_HUB_OFFLINE"] = "1"
     with_torch = bool(question.get("with_torch"))
     if not with_torch:
         os.nice(10)
         # A tokenizer does without torch, whose import takes three of four seconds. None is Python's own way to say "not installed".
-        sys.modules.update({"torch": None, "datasets": None})  # type: ignore[dict-item]
+        sys.modules.update({"torch": None} | ({} if of_hub else {"datasets": None}))  # type: ignore[dict-item]
     tokenizer, problem = None, None
     if question.get("model"):
         try:
@@ -259,6 +281,8 @@ def main() -> int:
                     [sys.executable, "-m", "homelab.worker.sample"], input=again.encode(), check=False
                 ).returncode
             problem = _plain(error)
+    if of_hub:
+        hub.import_without_torch()
     files = look(question, tokenizer)
     print(json.dumps({"tokenizer": problem, "files": files, "seconds": round(time.perf_counter() - began, 3)}))
     return 0

@@ -28,6 +28,7 @@ class Saver:
         self._note = note
         self._least_bytes = int(os.environ.get("HOMELAB_BACKGROUND_BYTES", BACKGROUND_BYTES))
         self._background = Background("checkpoint")
+        self.rows: dict[str, dict[str, str]] = {}  # what is trained on (content.py); a checkpoint carries it
         self.size_bytes = 0  # of the last checkpoint
         self.is_in_background = False
 
@@ -42,7 +43,7 @@ class Saver:
         root, keep = self._task.checkpoints_dir, int(self._task.section("checkpoint")["keep"])
         self.size_bytes = room.of_training(trainer)
         room.make(root, step, self.size_bytes, keep)
-        state = checkpoint_state(trainer, self._task, curves)
+        state = checkpoint_state(trainer, self._task, curves, self.rows)
         self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))

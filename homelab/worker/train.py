@@ -77,7 +77,7 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import copies, digests, ranks, spread
+        from homelab.worker import content, copies, digests, ranks, spread
         from homelab.worker.batches import StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
@@ -103,6 +103,8 @@ class Run:
             model = load_model(task, path, recorder.note)
         ranks.connect(task)
         resume = spread.bring(task, fault, recorder)
+        self.saver.rows = content.of(data)
+        content.refuse_other(self.saver.rows, task, resume)
         self.curves = Curves.carried_by(resume, task)
         keep_before(task, self.curves)
         self.compare = copies.Comparison(task).look

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from homelab.worker import checkpoint
 from homelab.worker.card import model_card
+from homelab.worker.content import LAW
 from homelab.worker.curves import FILE, Curves
 from homelab.worker.errors import WorkerError
 from homelab.worker.metrics import replace_text
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 WEIGHTS = "trainable.safetensors"
 
 
-def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves) -> dict[str, Any]:
+def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
     """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
 
     The Trainer reads all but the weights under these names.
@@ -37,13 +38,14 @@ def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves) -> dict[
     law = {
         "recipe_hash": task.recipe_hash,
         "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()},
+        "rows": rows,
     }
     state = {
         WEIGHTS: {name: weight.detach() for name, weight in trainer.model.named_parameters() if weight.requires_grad},
         "optimizer.pt": trainer.optimizer.state_dict(),
         "scheduler.pt": trainer.lr_scheduler.state_dict(),
         "trainer_state.json": trainer.state,
-        "law.json": law,
+        LAW: law,
         FILE: curves.text(),
     }
     if trainer.accelerator.scaler is not None:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,39 @@ def test_no_run_at_all_and_a_run_that_nobody_knows(fresh: Desk, verb: list[str])
 def launched(fresh: Desk) -> tuple[Desk, str]:
     """A run that goes on: its script only waits."""
     return fresh, str(fresh.json("launch", "script.toml", "--nodes", "node1")["run"])
+
+
+# `homelab launch`, killed when the ranks run and nobody looks after them yet.
+KILLED = """
+import os, signal
+from homelab.control import detach
+detach.Supervision.leave = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+from homelab.cli.main import main
+main()
+"""
+
+
+@pytest.mark.thorough
+def test_a_launch_that_is_killed_before_it_leaves_a_supervisor(fresh: Desk) -> None:
+    """That one is wanted is written down before the first rank is started: whoever looks is told, and can start it."""
+    environment = fresh._environment() | {"HOMELAB_SUPERVISE": "true"}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "launch", "script.toml", "--nodes", "node1", "--skip", "collective"],
+        cwd=fresh.folder, env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    seen = fresh.json("status")
+    assert seen["state"] in ("starting", "running") and not seen["supervisor"]
+    (note,) = [note for note in seen["notes"] if "nobody looks after this run" in note]
+    assert "was ended before it had left a supervisor" in note and note.endswith(f"homelab supervise {seen['run']}")
+    supervisor = fresh.spawn("supervise", seen["run"])
+    try:
+        wait_until(lambda: bool(fresh.json("status", seen["run"])["supervisor"]), 60.0)
+        assert not [note for note in fresh.json("status", seen["run"])["notes"] if "nobody looks after" in note]
+        assert fresh.json("stop", seen["run"])["clean"]
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
 
 
 def test_a_run_that_is_not_clear(launched: tuple[Desk, str]) -> None:

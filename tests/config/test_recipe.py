@@ -106,6 +106,11 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('train = "chats.jsonl"', 'train = ""', "line 4"),
         ('train = "chats.jsonl"', 'train = "hub:"', "a path relative to the recipe"),
         ('train = "chats.jsonl"', 'train = "a\\u0000b"', "cannot be used"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nconfig = "x"', "`config` is for data from the hub: train = \"hub:org/name\""),
+        ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "e.jsonl"\neval_config = "x"', "`eval_config` is for data from the hub: eval ="),
+        ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "hub:a/b"\neval_split = "train"', "the very rows that are trained on"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nformat = "chat"\ntemplate = "none"', "a chat is only text by its chat template"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ntemplate = "no"', "line 5, data.template: got 'no'"),
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
         ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
@@ -156,6 +161,19 @@ def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> Non
     others = [("12", "13"), ("1e-3", "2e-3"), ("steps = 10", "steps = 11"), ('"lora"', '"full"'), ("/models/tiny", "/models/small")]
     assert len({digest(GOOD.replace(old, new)) for old, new in others} | {digest(GOOD)}) == len(others) + 1
     assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)
+
+
+def test_data_of_the_hub_has_its_configuration_split_and_revision(tmp_path: Path) -> None:
+    def hub(text: str) -> list[tuple[str | None, ...] | None]:
+        data = load(tmp_path, GOOD.replace('train = "chats.jsonl"', text)).data
+        assert data is not None
+        return [named and (named.path, named.config, named.split, named.revision) for named in map(data.hub, ("train", "eval"))]
+
+    assert hub('train = "chats.jsonl"') == [None, None]
+    same = 'train = "hub:a/b"\nconfig = "two"\nrevision = "v1"\neval = "hub:a/b"'
+    assert hub(same) == [("a/b", "two", "train", "v1"), ("a/b", "two", "validation", "v1")]
+    other = 'train = "hub:a/b"\nconfig = "two"\nrevision = "v1"\neval = "hub:a/c"\neval_split = "test"\neval_config = "x"'
+    assert hub(other)[1] == ("a/c", "x", "test", None), "a revision of one data set is none of another"
 
 
 def test_lines_of_keys() -> None:

@@ -77,6 +77,14 @@ def test_a_script_runs_once_it_has_printed() -> None:
     assert run_state(NODES, parse_replies(silent), {}, is_script=True) == "starting"
 
 
+def test_a_heartbeat_from_the_future_is_no_sign_of_life_today() -> None:
+    """The node's clock was an hour ahead and was put right: whoever gave that sign may be gone since."""
+    gone = {"laptop": "no route to host"}
+    assert state_of(gone, tower={"ranks": beating(-5)}, old={"ranks": beating(-3600)}) == "running", "a clock is slewed all the time"
+    assert state_of(gone, **all_nodes({"ranks": beating(-3600)})) == "lost"
+    assert state_of(gone, tower={"ranks": beating(-3600)}, old={"ranks": beating(5)}) == "running"
+
+
 def test_done_needs_every_node() -> None:
     assert state_of(**all_nodes(ended(OK))) == "done"
     assert state_of(tower=ended(OK), laptop=ended(OK)) == "running"  # old still runs

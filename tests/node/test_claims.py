@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from homelab.control import claims as controller
 from homelab.node import claims, files, paths, processes, watch
 from homelab.remote import answers
 
@@ -177,6 +179,41 @@ def test_an_older_controller_that_knows_no_claims_starts_and_stops_as_before(wor
     claim(workdir, "a")
     with pytest.raises(claims.RefusedError, match="is being launched by"):
         start(workdir, None, attempt=2)
+
+
+HOLDER = "import sys, time\nfrom homelab.node import claims\nwith claims.locked(sys.argv[1]):\n    print('has it', flush=True)\n    time.sleep(60)\n"
+
+
+def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(workdir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(workdir, "a")
+    start(workdir, "a")
+    monkeypatch.setattr(claims, "LOCK_S", 0.2)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, workdir], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "has it\n"
+            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} has kept the lock"):
+                claim(workdir, "b")
+            holder.send_signal(signal.SIGSTOP)
+            os.waitpid(holder.pid, os.WUNTRACED)
+            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} is frozen .* keeps the lock") as caught:
+                claim(workdir, "b")
+            assert (caught.value.kind, caught.value.where) == ("frozen", os.path.join(workdir, "claims", ".lock"))
+            assert f"kill -CONT {holder.pid}" in caught.value.hint and f"kill -KILL {holder.pid}" in caught.value.hint
+            undo = {"node": NODE, "workdir": workdir, "run": RUN, "token": "z", "grace_s": 0.5}
+            assert watch.undo(undo)["asked"] == 0, "an undo needs no lock"
+            with pytest.raises(claims.RefusedError, match="is frozen"):
+                stop(workdir, token="a", after=1)
+            assert alive(workdir), "a recovery cannot know whether the run is still its own"
+            with pytest.raises(claims.RefusedError, match="is frozen"):
+                stop(workdir, by_hand=True)
+            assert not alive(workdir)
+        finally:
+            holder.kill()
+    assert claim(workdir, "b", instead="a") is None
+
+
+def test_the_limit_is_shorter_than_the_controllers() -> None:
+    assert claims.LOCK_S < controller._TIMEOUT_S
 
 
 def test_damaged_claims_are_nobodys(workdir: str) -> None:

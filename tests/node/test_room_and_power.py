@@ -73,6 +73,7 @@ def test_the_disk_of_the_hubs_cache_is_where_the_hub_puts_it(
     for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, value.format(tmp_path))
+    assert room.read({"workdir": str(tmp_path)})["cache_folder"] == place.format(tmp_path)
     asked: list[str] = []
     monkeypatch.setattr(room, "_existing", lambda folder: asked.append(folder) or str(tmp_path))
     assert room._cache_free_bytes(str(tmp_path)) is None, "one disk: it is counted once"

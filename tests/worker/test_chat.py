@@ -69,6 +69,14 @@ def test_the_reckoned_bytes_are_those_of_the_loaded_weights(run: Path, model: Pa
     assert footprint.answer_bytes(str(run), None, added_bytes=0, **empty) is None, "no model: transformers says what is wrong"
 
 
+def test_it_is_asked_as_it_was_trained(tokenizer) -> None:
+    def text(**data: str) -> str:
+        return str(tokenizer.decode(chat.encode({"recipe": {"data": data}}, tokenizer, "2+2=")["input_ids"][0]))
+
+    assert text() == text(template="auto") == "<|start|>user\n2+2=<|end|>\n<|start|>assistant\n"
+    assert text(template="none") == "2+2="
+
+
 def test_what_was_written_by_an_older_version_is_asked_too(tmp_path: Path) -> None:
     assert chat._precision(tmp_path) == "fp32"
     assert chat._training_cards({}, tmp_path) == set()

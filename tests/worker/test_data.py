@@ -109,6 +109,16 @@ def test_prompt_and_completion_go_through_the_chat_template(tokenizer) -> None:
     assert trained_text(tokenizer, row) == "yo<|end|>"
 
 
+def test_prompt_and_completion_stay_as_they_are_where_the_recipe_says_so(tokenizer) -> None:
+    """As TRL has them: joined, and the end token behind."""
+    (row,), _ = encode(tokenizer, [{"prompt": "2+2=", "completion": "4"}], template="none")
+    assert whole_text(tokenizer, row) == "2+2=4<|end|>" and trained_text(tokenizer, row) == "4<|end|>"
+    for chat in ({"messages": CHAT}, {"prompt": CHAT[:4], "completion": CHAT[4:]}, {"prompt": "a", "completion": CHAT[2:3]}):
+        with pytest.raises(WorkerError, match=r'this row has messages.*\[data\] template = "none"') as caught:
+            encode(tokenizer, [chat], template="none")
+        assert caught.value.where == "rows, line 1" and 'template = "auto"' in caught.value.hint
+
+
 def test_answers_within_the_prompt_carry_no_loss(tokenizer) -> None:
     (row,), _ = encode(tokenizer, [{"prompt": CHAT[:4], "completion": CHAT[4:]}])
     assert trained_text(tokenizer, row) == "four é<|end|>"
@@ -171,14 +181,14 @@ def test_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
         writer.writerows(rows)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     for suffix in ("jsonl", "json", "csv", "parquet"):
-        read = records.read({"path": str(tmp_path / f"d.{suffix}"), "kind": "file"}, "train")
+        read = records.read({"path": str(tmp_path / f"d.{suffix}"), "kind": "file"})
         assert [record.fields for record in read] == rows, suffix
         assert [record.index for record in read] == [0, 1]
 
 
 def test_paragraphs_of_a_text_file_are_samples(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("\none\ntwo\n\n\nthree\n")
-    read = records.read({"path": str(tmp_path / "d.txt"), "kind": "file"}, "train")
+    read = records.read({"path": str(tmp_path / "d.txt"), "kind": "file"})
     assert [(record.where.rsplit(", ")[-1], record.fields["text"]) for record in read] == [
         ("line 2", "one\ntwo"),
         ("line 6", "three"),
@@ -202,7 +212,7 @@ def test_paragraphs_of_a_text_file_are_samples(tmp_path: Path) -> None:
 def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str, where: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WorkerError) as caught:
-        records.read({"path": str(tmp_path / name), "kind": "file"}, "train")
+        records.read({"path": str(tmp_path / name), "kind": "file"})
     assert message in caught.value.message
     assert where in caught.value.where
     assert caught.value.hint
@@ -211,14 +221,14 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message:
 def test_another_file_than_the_launched_one_is_refused(tmp_path: Path) -> None:
     path = harness.write_jsonl(tmp_path / "d.jsonl", [{"text": "a"}])
     launched = harness.source(path)
-    assert len(records.read(launched, "train")) == 1
+    assert len(records.read(launched)) == 1
     path.write_text('{"text": "b"}\n')
     with pytest.raises(WorkerError, match="differs from the one this run was launched with") as caught:
-        records.read(launched, "train", node="mini", run="r-1")
+        records.read(launched, node="mini", run="r-1")
     assert f"copy the same file to every node: {path} on mini" in caught.value.hint
     for _ in range(2):  # another one, and none
         with pytest.raises(WorkerError) as caught:
-            records.read({**launched, "sent": "shipped"}, "train", node="mini", run="r-1")
+            records.read({**launched, "sent": "shipped"}, node="mini", run="r-1")
         assert "homelab recover r-1 brings it to mini again" in caught.value.hint and "copy" not in caught.value.hint
         path.unlink(missing_ok=True)
 

@@ -156,7 +156,7 @@ def test_what_a_file_really_is_is_told_by_its_first_bytes(
     assert what.startswith(kind)
     assert command.format(shlex.quote(str(path)), gz=shlex.quote(f"{path}.gz")) in mend
     with pytest.raises(looking.WorkerError, match=kind) as refused:
-        records.read({"kind": "file", "path": str(path), "sha256": None}, "train")
+        records.read({"kind": "file", "path": str(path), "sha256": None})
     assert refused.value.hint == mend
 
 
@@ -164,7 +164,7 @@ def test_the_command_that_mends_an_encoding_mends_it(tmp_path: Path, write: Call
     path = write(WORDS, lines([{"text": "grün"}]).encode("utf-16-le"))
     _, mend = disguise.unmask(path, path.read_bytes()[:16]) or ("", "")
     subprocess.run(["/bin/sh", "-c", mend.partition(", and")[0]], check=True, timeout=10)
-    assert records.read({"kind": "file", "path": str(tmp_path / f"utf8-{WORDS}")}, "train")[0].fields == {"text": "grün"}
+    assert records.read({"kind": "file", "path": str(tmp_path / f"utf8-{WORDS}")})[0].fields == {"text": "grün"}
 
 
 @pytest.mark.parametrize("text", ['{"text": "ä"}', "prompt,completion\n", "\ufeff{}", "é", "", "{", "日本"])
@@ -264,6 +264,12 @@ def test_chats_for_a_tokenizer_without_a_template_are_read_and_not_counted(
     assert found.needs_chat_template and not found.tokens_sampled and not found.rows_bad
     text = look(write("b.jsonl", lines([{"prompt": "a", "completion": "b"}])), plain)
     assert not text.needs_chat_template and text.tokens_sampled == 1
+
+
+def test_chats_are_refused_where_the_recipe_leaves_their_template_out(write: Callable[..., Path], tokenizer: Any) -> None:
+    found = look(write("a.jsonl", lines(harness.chat_rows(2))), tokenizer, template="none")
+    assert [(one.where, one.message[:22]) for one in found.rows_bad] == [(f"mine, line {line}", "this row has messages,") for line in (1, 2)]
+    assert not look(write("b.jsonl", lines([{"prompt": "a", "completion": "b"}])), tokenizer, template="none").rows_bad
 
 
 def test_the_beginning_of_a_file_ends_with_a_row(tmp_path: Path) -> None:
@@ -378,15 +384,6 @@ def test_without_a_model_the_rows_are_read_all_the_same_and_a_node_that_refuses_
         assert found is not None and found.files["train"].rows_bad[0].where == f"{path}, line 5"
         assert path.read_text().count("\n") == 5, "the file itself is left alone"
         assert sample.look(fleet, evidence, healthy.script(), []) is None
-        assert (
-            sample.look(
-                fleet,
-                evidence,
-                recipe_of(train="hub:a/b"),
-                material.of_recipe(recipe_of(train="hub:a/b"), tmp_path / "r.toml"),
-            )
-            is None
-        )
         path.unlink()
         # Facts of another Python make it another question.
         gone = sample.look(fleet, evidence_of(tmp_path / "other", None, {"train": str(path)}), recipe, items)

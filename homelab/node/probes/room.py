@@ -28,6 +28,7 @@ def read(request):
         "shm_free_bytes": _free_bytes(_statvfs(_SHM)) if os.path.isdir(_SHM) else None,
         "temporary_folder": temporary,
         "temporary_free_bytes": _free_bytes(_statvfs(temporary)) if temporary else None,
+        "cache_folder": os.path.abspath(hub.cache()),
         "cache_free_bytes": _cache_free_bytes(workdir),
         "open_files_soft": soft,
         "open_files_hard": hard,
