@@ -73,7 +73,7 @@ TOPICS: tuple[Topic, ...] = (
         checks_too=("power.reboot", "power.updates"),
         rules=("cuda-driver",),
         words=("nvml", "nvidia-smi", "secure boot", "dkms", "cuda version", "upgrade", "nouveau", "cpu build"),
-        says=r"torch sees no GPU",
+        says=r"torch sees (?:no GPU|\d+ of the \d+ cards)",
     ),
     Topic(
         "gpu-lost",

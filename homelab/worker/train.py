@@ -136,8 +136,8 @@ class Run:
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
+        recorder.heartbeat("done")  # before leaving the group, which may stall: everything is written
         ranks.disconnect()
-        recorder.heartbeat("done")
 
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
