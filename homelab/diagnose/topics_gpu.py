@@ -136,14 +136,16 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "other-cards",
         "The cards are not those of cluster.toml",
-        ("homelab preflight finds fewer cards, or less memory, than cluster.toml says",),
+        ("homelab preflight finds fewer cards, or less memory, than cluster.toml says", "cluster.toml names the card GPU-..., and it is not there"),
         "A card is not seated or not powered, MIG has split it, it is another model than thought (the RTX 5070 Ti has 16 GB, its laptop "
-        "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL.",
+        "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL. Where gpus names "
+        "fewer cards than the node has, the others take no part; a uuid or index there must be that of a card which is in the machine now.",
         (
             "homelab preflight --only gpu, and homelab doctor NODE for all that the node says of itself",
             "correct gpus = [...] of the node in cluster.toml, or leave the node out with --nodes",
+            "an old card for the display: leave it out of gpus; of two twins uuid = \"GPU-...\" says which one trains (ssh NODE nvidia-smi -L)",
         ),
         checks=("gpu.inventory", "gpu.mig", "gpu.amd", "gpu.mixed"),
-        words=("mig", "amd", "radeon", "rocm", "missing card", "laptop gpu"),
+        words=("mig", "amd", "radeon", "rocm", "missing card", "laptop gpu", "uuid", "display card", "leave a card out"),
     ),
 )

@@ -136,7 +136,6 @@ class Run:
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
-        recorder.heartbeat("done")  # before leaving the group, which may stall: everything is written
         ranks.disconnect()
 
     def _before_first(self, trainer: ShareTrainer) -> None:
@@ -287,7 +286,7 @@ class Run:
         )
 
     def _finish(self, trainer: ShareTrainer) -> None:
-        """final/ on the head: the adapter or the model, the tokenizer and a model card; then everybody leaves together."""
+        """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
         from homelab.worker import ranks
         from homelab.worker.weights import write_final
 
@@ -298,6 +297,7 @@ class Run:
             fence.check(self.task.run_dir, self.task.attempt)
             write_final(trainer.model, self.tokenizer, self.task, self.curves)
         ranks.wait_for_all("finished", self.task.world_size)
+        self.recorder.heartbeat("done")  # everything is written; leaving the group comes after it, because that may stall
 
 
 def _timed(work: Callable[[], None]) -> float:
