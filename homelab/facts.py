@@ -120,6 +120,7 @@ class GpuFacts(Loose):
     repair_pending: bool = False
     repair_failed: bool = False
     holders: tuple[GpuHolder, ...] = ()
+    nvlink: bool | None = None  # whether a bridge to another card is at work; None where it was not asked (one card)
 
     @property
     def free_bytes(self) -> int | None:
@@ -297,6 +298,7 @@ class Facts(Loose):
     driver_version: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[GpuFacts, ...] = ()
+    gpus_left_out: tuple[GpuFacts, ...] = ()  # by the choice in cluster.toml (`homelab.planning.cards`), never by the node
     gpu_probe: Probe = None  # torch's own view: arch list, matmul result per device; None on CPU nodes; "not_asked": by these runs in use
     nvidia_on_bus: NvidiaOnBus | None = None  # looked for only where nvidia-smi shows no card
     amd_gpus: tuple[AmdGpu, ...] = ()

@@ -17,6 +17,11 @@ _NO_SECRET = re.compile(r"[/~.]|\w+://|\d+$")
 _known: list[str] = []
 
 
+def names_a_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret; HF_TOKEN_PATH only says where one is."""
+    return bool(_NAMES.search(name)) and not name.upper().endswith(("_PATH", "_FILE", "_DIR"))
+
+
 def know(environment: Mapping[str, str]) -> None:
     """Hide from now on the values of these variables whose names say that they are secret (HF_TOKEN, WANDB_API_KEY ...), and no others."""
     values = {line for name, value in environment.items() if _NAMES.search(name) for line in _lines(value)}

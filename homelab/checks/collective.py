@@ -40,12 +40,13 @@ When = Literal["always", "when-changed", "never"]
 def fingerprint(evidence: Evidence) -> str:
     """sha256 hex of all that a collective depends on: a cluster with the same one need not be tested again.
 
-    The nodes in their order with LAN address, interface, torch, its CUDA and NCCL, driver and cards; and the backend.
+    The nodes in their order with LAN address, interface, torch, its CUDA and NCCL, driver, cards and environment; and the backend.
     """
+    of_recipe = evidence.recipe.environment if evidence.recipe else {}
     nodes = [
         [
             node.name, *evidence.lan.get(node.name, ("", "")), facts.packages.get("torch"), facts.torch_cuda, facts.driver_version,
-            [card.name for card in facts.gpus],
+            [card.name for card in facts.gpus], sorted({**of_recipe, **node.environment}.items()),
         ]
         for node in evidence.cluster.nodes
         if (facts := evidence.facts.get(node.name)) is not None

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 
-from homelab import hardware
 from homelab.checks import gpu_driver, gpu_health, gpu_memory, gpu_xid, torch_cuda
 from homelab.checks.check import Check, Problem, Subject
 from homelab.checks.commands import GIB, answered, binary_size, listed, on_node
 from homelab.checks.evidence import Evidence
-from homelab.config.cluster import Gpu, Node
-from homelab.facts import Facts, GpuFacts
+from homelab.config.cluster import Node
+from homelab.facts import Facts
+from homelab.planning import cards
+from homelab.planning.cards import same_card, short
 
 VRAM_TOLERANCE = 0.10  # an "8 GB" card answers 8188 MiB, a "24 GB" L4 with ECC 23034 MiB
 
 
 def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """Count, names and memory against cluster.toml: fail where the owner counts on more than is there, else warn."""
+    """Count, names and memory against cluster.toml: fail where the owner counts on more than is there, or points at a card that is not, else warn.
+
+    Cards beyond those that are named take no part (`homelab.planning.cards`): that is a choice, and no fault.
+    """
     if facts.nvidia_smi != "ok":
         return
     if node.gpus:
-        yield from _against_belief(node, facts)
+        lacking = cards.missing(node, facts)
+        yield from (Problem("fail", message, cards.choose(node, facts)) for message in lacking)
+        if not lacking:
+            yield from _against_belief(node, cards.chosen(node, facts))
     elif facts.gpus:
         message = f"cluster.toml names no GPU here, but there is {_names(facts)}: a plan uses it, and leaves nodes without a card out"
-        yield Problem("warn", message, _edit(node, facts))
+        yield Problem("warn", message, cards.edit(node, facts.gpus))
 
 
 def amd(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
@@ -61,14 +66,11 @@ def _against_belief(node: Node, facts: Facts) -> Iterator[Problem]:
     believed, there = len(node.gpus), len(facts.gpus)
     if believed > there:
         message = f"cluster.toml names {believed} GPU{'s' if believed > 1 else ''}, nvidia-smi shows {_names(facts) or 'none'}"
-        yield Problem("fail", message, _edit(node, facts) if there else on_node(node, "lspci | grep -i nvidia"))
-    elif believed < there:
-        message = f"cluster.toml names {believed} of {there} GPUs: {_names(facts)}"
-        yield Problem("warn", message, _edit(node, facts))
-    for belief, card in _pairs(node.gpus, facts.gpus):
+        yield Problem("fail", message, cards.edit(node, facts.gpus) if there else on_node(node, "lspci | grep -i nvidia"))
+    for belief, card in cards.pairs(node.gpus, facts.gpus):
         if not same_card(belief.model, card.name):
-            message = f'GPU {card.index} is a {_short(card.name)}, not a "{belief.model}"'
-            yield Problem("warn", message, _edit(node, facts))
+            message = f'GPU {card.index} is a {short(card.name)}, not a "{belief.model}"'
+            yield Problem("warn", message, cards.edit(node, facts.gpus))
         if card.memory_total_bytes is None:
             continue
         ratio = card.memory_total_bytes / (belief.vram_gb * GIB)
@@ -76,61 +78,11 @@ def _against_belief(node: Node, facts: Facts) -> Iterator[Problem]:
             message = (
                 f"GPU {card.index} has {binary_size(card.memory_total_bytes)}, cluster.toml says {belief.vram_gb:g}"
             )
-            yield Problem("fail" if ratio < 1 else "warn", message, _edit(node, facts))
-
-
-def _pairs(beliefs: tuple[Gpu, ...], cards: tuple[GpuFacts, ...]) -> list[tuple[Gpu, GpuFacts]]:
-    """Each card the owner named with the one that is meant: the same name first, what is left in order."""
-    left_beliefs, left_cards = list(beliefs), list(cards)
-    pairs = []
-    for belief in beliefs:
-        card = next((card for card in left_cards if same_card(belief.model, card.name)), None)
-        if card is not None:
-            pairs.append((belief, card))
-            left_beliefs.remove(belief)
-            left_cards.remove(card)
-    return pairs + list(zip(left_beliefs, left_cards, strict=False))
-
-
-def same_card(believed: str, answered_name: str) -> bool:
-    """Whether the owner's name and nvidia-smi's mean one card: "3070ti" is "NVIDIA GeForce RTX 3070 Ti", not its laptop part.
-
-    Memory sizes in the name do not count here (they are compared in bytes). Cards that the table does not know match when
-    every word of the owner is in the driver's name.
-    """
-    first, second = hardware.lookup(believed), hardware.lookup(answered_name)
-    if first and second:
-        return _without_size(first.name) == _without_size(second.name)
-    words = re.findall(r"[a-z]+|\d+", _without_size(believed).lower())
-    answered_words = re.findall(r"[a-z]+|\d+", answered_name.lower())
-    return all(word in answered_words for word in words)
-
-
-def _without_size(name: str) -> str:
-    return re.sub(r"\s*\b\d+\s*GB\b", "", name, flags=re.IGNORECASE).removesuffix(" PCIe")
-
-
-def _edit(node: Node, facts: Facts) -> str:
-    """The line of cluster.toml that says what is there."""
-    believed = {card.index: belief for belief, card in _pairs(node.gpus, facts.gpus)}
-    entries = []
-    for card in facts.gpus:
-        if card.memory_total_bytes is not None:
-            vram = f"{round(card.memory_total_bytes / GIB)}"
-        else:
-            known = hardware.lookup(card.name)
-            belief = believed.get(card.index)
-            vram = f"{belief.vram_gb:g}" if belief else f"{round(known.memory_bytes / GIB) if known else '?'}"
-        entries.append(f"{{ model = {json.dumps(_short(card.name))}, vram_gb = {vram} }}")
-    return f"edit cluster.toml, node {node.name}: gpus = [{', '.join(entries)}]"
-
-
-def _short(name: str) -> str:
-    return re.sub(r"^(NVIDIA\s+)?(GeForce\s+)?|\s+GPU$", "", name)
+            yield Problem("fail" if ratio < 1 else "warn", message, cards.edit(node, facts.gpus))
 
 
 def _names(facts: Facts) -> str:
-    return listed(_short(card.name) for card in facts.gpus)
+    return listed(short(card.name) for card in facts.gpus)
 
 
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
@@ -140,7 +92,8 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     shown = []
     for card in facts.gpus:
         free = "" if card.free_bytes is None else f", {binary_size(card.free_bytes)} free"
-        shown.append(f"{_short(card.name)}{free}")
+        shown.append(f"{short(card.name)}{free}")
+    shown += [f"{short(card.name)} is left out" for card in facts.gpus_left_out]
     return "; ".join(shown)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from homelab.config.environment import NodeEnvironment
+
 # A node's name becomes a folder and a table heading on every machine; anything beyond this would only cause trouble there.
 _NAME = re.compile(r"[^\W_][\w.-]*")
 # What OpenSSH itself refuses in host and user names (ssh.c, valid_hostname and valid_ruser), because ssh_config may hand them to a shell.
@@ -98,14 +100,25 @@ class Strict(BaseModel):
 
 
 class Gpu(Strict):
-    """One card, as the owner believes it to be. `vram_gb` is in units of 2**30 bytes, as the box says it."""
+    """One card, as the owner believes it to be. `vram_gb` is in units of 2**30 bytes, as the box says it.
+
+    `uuid` (or its beginning, as `nvidia-smi -L` shows it) or `index` (nvidia-smi's number) say which of several cards is meant.
+    """
 
     model: str = Field(min_length=1)
     vram_gb: float = Field(gt=0, le=1024)
+    uuid: str | None = Field(default=None, pattern=r"^GPU-[0-9A-Fa-f][0-9A-Fa-f-]*$", max_length=64)
+    index: int | None = Field(default=None, ge=0, le=63)
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Gpu:
+        if self.uuid is not None and self.index is not None:
+            raise ValueError("`uuid` or `index`: one of them says which card is meant")
+        return self
 
 
 class Node(Strict):
-    """One machine."""
+    """One machine. Where `gpus` names fewer cards than it has, the others take no part. `environment` is that of whatever runs on it."""
 
     name: Name
     host: Host
@@ -118,6 +131,7 @@ class Node(Strict):
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = ()
     speed: float | None = Field(default=None, gt=0)
+    environment: NodeEnvironment = {}
     _known_hosts: str | None = PrivateAttr(default=None)
 
     @property

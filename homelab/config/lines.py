@@ -23,7 +23,9 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
                 table = (name, counts.get(name, 0))
                 counts[name] = counts.get(name, 0) + 1
             else:
-                table = tuple(part.strip().strip("\"'") for part in name.split("."))
+                first, *rest = (part.strip().strip("\"'") for part in name.split("."))
+                last = (counts[first] - 1,) if first in counts else ()  # [nodes.environment] belongs to the last [[nodes]]
+                table = (first, *last, *rest)
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             path = tuple(part.strip("\"'") for part in _split_dotted(key.group(1)))

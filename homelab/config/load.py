@@ -131,20 +131,34 @@ def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) 
     if not entries:
         faults.append((("nodes",), "no machine: add a [[nodes]] section with name and host"))
     nodes = []
-    blamed_defaults: set[str] = set()
+    blamed_defaults: set[tuple[str | int, ...]] = set()
     for index, entry in enumerate(entries):
         try:
-            nodes.append(Node.model_validate({**defaults, **entry}))
+            nodes.append(Node.model_validate(_with_defaults(defaults, entry)))
         except ValidationError as error:
             for location, message in _faults_of(error, Node):
-                key = location[0] if location else ""
-                if key in defaults and key not in entry:
-                    if key not in blamed_defaults:
+                if _is_inherited(location, defaults, entry):
+                    if location not in blamed_defaults:
                         faults.append((("defaults", *location), message))
-                    blamed_defaults.add(str(key))
+                    blamed_defaults.add(location)
                 else:
                     faults.append((("nodes", index, *location), message))
     return nodes
+
+
+def _is_inherited(location: tuple[str | int, ...], defaults: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Whether what stands there comes from [defaults]."""
+    key, inner = (location[0] if location else ""), location[1:2]
+    if key == "environment" and inner and isinstance(entry.get(key), dict):
+        return inner[0] not in entry[key]
+    return key in defaults and key not in entry
+
+
+def _with_defaults(defaults: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """A node's keys win over the defaults; of `environment`, each variable by itself."""
+    both = [table["environment"] for table in (defaults, entry) if isinstance(table.get("environment"), dict)]
+    merged = {"environment": both[0] | both[1]} if len(both) == 2 else {}
+    return {**defaults, **entry, **merged}
 
 
 def _clashes(nodes: list[Node]) -> list[Fault]:
@@ -197,6 +211,8 @@ def _message(item: Any, model: type[BaseModel]) -> str:
     key = location[-1] if location else ""
     if kind == "extra_forbidden":
         return f'unknown key "{key}".{did_you_mean(str(key), _fields_at(model, location[:-1]))}'
+    if kind == "variable":
+        return str(item["msg"])
     if kind == "missing":
         return f'"{key}" is missing'
     if kind == "value_error":

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from homelab.config.cluster import Strict
+from homelab.config.environment import RecipeEnvironment, refusal_of_the_law
 
 MethodKind = Literal["qlora", "lora", "full"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -292,6 +293,7 @@ class Recipe(Strict):
     checkpoint: Checkpoint = Checkpoint()
     recovery: Recovery = Recovery()
     tracking: Tracking = Tracking()
+    environment: RecipeEnvironment = {}
     script: Script | None = None
 
     @model_validator(mode="after")
@@ -305,6 +307,14 @@ class Recipe(Strict):
             raise ValueError("a [script] trains by itself: it goes without [model], [data], [method] and [train]")
         return self
 
+    @model_validator(mode="after")
+    def _the_worker_computes_what_is_written(self) -> Recipe:
+        for name in self.environment if self.script is None else ():
+            why = refusal_of_the_law(name)
+            if why is not None:
+                raise ValueError(f"[environment] {name} cannot be set here: {why}")
+        return self
+
     def law_hash(self, data_digests: tuple[str, ...]) -> str:
         """Fingerprint (sha256, 16 hex digits) of what decides the training: model, data, method, train, and the data's digests.
 
@@ -313,5 +323,7 @@ class Recipe(Strict):
         law = self.model_dump(mode="json", include={"model", "data", "method", "train", "script"})
         if law.get("method"):
             law["method"].pop("backend", None)
+        if self.script is not None and self.environment:  # its program may read any of it
+            law["environment"] = self.environment
         text = json.dumps([law, list(data_digests)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -102,6 +102,8 @@ def _request(plan: Plan, name: str, test: str) -> dict[str, Any]:
     environment = {
         key: value for key, value in node.environment.items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")
     }
+    if plan.backend == "nccl":
+        environment["NCCL_DEBUG_FILE"] = "nccl-%h-%p.log"  # in the folder of the test, which is where its ranks stand
     return {
         "name": test,
         "command": [*command, *PROGRAM, plan.backend],

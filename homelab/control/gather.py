@@ -16,7 +16,7 @@ from homelab.control.material import Material
 from homelab.control.start import SECRETS
 from homelab.errors import HomelabError
 from homelab.facts import Facts
-from homelab.planning import addresses
+from homelab.planning import addresses, cards
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet, on_all
 
@@ -89,7 +89,7 @@ def _facts(
         if answer.get("time") is not None:
             seen = float(answer["time"])
             offsets[name] = min(seen - asked_at, 0.0) or max(seen - answered_at, 0.0)
-        return Facts.model_validate(answer)
+        return cards.chosen(fleet.cluster.node(name), Facts.model_validate(answer))
 
     answers, unreachable = on_all([node.name for node in fleet.cluster.nodes], one)
     return answers, unreachable, offsets, took

@@ -23,6 +23,7 @@ class GpuRow(Shown):
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    is_left_out: bool = False  # cluster.toml names other cards of the node
 
 
 class LeftOut(Shown):
@@ -295,6 +296,7 @@ def _node_row(
             name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
         )
     part = node_part(reply.run, attempt)
+    spare = {card.index for card in planned[name].spare_cards} if name in planned else set()
     words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone", "stopped": "stopped"}
     ended = reply.run.exit if reply.run else None
     return NodeRow(
@@ -313,6 +315,7 @@ def _node_row(
                 temperature_c=gpu.temperature_c,
                 power_w=gpu.power_w,
                 power_limit_w=gpu.power_limit_w,
+                is_left_out=gpu.index in spare,
             )
             for gpu in reply.gpus
         ),

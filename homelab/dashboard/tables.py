@@ -76,7 +76,7 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
     temperature = words.NOTHING if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
     return [
         *own,
-        Text(gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")),
+        Text(gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")).append(" left out" if gpu.is_left_out else "", style="dim"),
         Text(words.percent(gpu.utilisation_percent)),
         Text(words.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
         Text(temperature, style="yellow" if is_hot else ""),

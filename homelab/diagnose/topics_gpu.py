@@ -80,7 +80,7 @@ TOPICS: tuple[Topic, ...] = (
         checks_too=("power.reboot", "power.updates"),
         rules=("cuda-driver",),
         words=("nvml", "nvidia-smi", "secure boot", "dkms", "cuda version", "upgrade", "nouveau", "cpu build", "prime-select", "optimus"),
-        says=r"torch sees no GPU",
+        says=r"torch sees (?:no GPU|\d+ of the \d+ cards)",
     ),
     Topic(
         "gpu-lost",
@@ -163,14 +163,16 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "other-cards",
         "The cards are not those of cluster.toml",
-        ("homelab preflight finds fewer cards, or less memory, than cluster.toml says",),
+        ("homelab preflight finds fewer cards, or less memory, than cluster.toml says", "cluster.toml names the card GPU-..., and it is not there"),
         "A card is not seated or not powered, MIG has split it (the plan counts with one instance), it is another model than thought (the RTX 5070 Ti has 16 GB, its laptop "
-        "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL.",
+        "namesake 12), or it is none of NVIDIA's. Nodes with a card and nodes without cannot share one training with NCCL. Where gpus names "
+        "fewer cards than the node has, the others take no part; a uuid or index there must be that of a card which is in the machine now.",
         (
             "homelab preflight --only gpu, and homelab doctor NODE for all that the node says of itself",
             "correct gpus = [...] of the node in cluster.toml, or leave the node out with --nodes",
+            "an old card for the display: leave it out of gpus; of two twins uuid = \"GPU-...\" says which one trains (ssh NODE nvidia-smi -L)",
         ),
         checks=("gpu.inventory", "gpu.mig", "gpu.amd", "gpu.mixed"),
-        words=("mig", "amd", "radeon", "rocm", "missing card", "laptop gpu"),
+        words=("mig", "amd", "radeon", "rocm", "missing card", "laptop gpu", "uuid", "display card", "leave a card out"),
     ),
 )

@@ -43,6 +43,7 @@ def main():
     try:
         line = sys.stdin.buffer.readline()
         request = json.loads(line) if line.strip() else {}
+        os.environ.update(request.get("node_environment") or {})  # of cluster.toml: for all that runs here, probes too
         answer = _answer(verb, request)
         if answer is not None:
             sys.stdout.write(json.dumps(answer) + "\n")
@@ -150,7 +151,7 @@ def _chat(request):
             capture_output=True,
             text=True,
             timeout=limit_s,
-            env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1"),
+            env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1", **_cards_of(body["run_dir"], request["node"])),
         )
     except subprocess.TimeoutExpired:
         raise ValueError("the model gave no answer within %.0f s" % limit_s) from None
@@ -158,6 +159,19 @@ def _chat(request):
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise _chat_error(done) from None
+
+
+def _cards_of(run_folder, node):
+    """The variables that name the cards of the newest attempt in which this node took part: others are not the run's, or are numbered otherwise."""
+    from homelab.node import files, paths
+
+    for attempt in reversed(paths.attempts(run_folder)):
+        here = paths.node_dir(run_folder, attempt, paths.name_here(run_folder, attempt, node))
+        started = files.read_object(os.path.join(here, "start.json"))
+        if started:
+            environment = started.get("environment") or {}
+            return {name: environment[name] for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment}
+    return {}
 
 
 def _dry_run(request):

@@ -5,6 +5,7 @@ The processes carry HOMELAB_RUN=<name of the test>, as those of a run do, so wha
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import shutil
@@ -213,8 +214,10 @@ def _log(folder):
 
 
 def _errors(folder):
-    """The last lines that the ranks wrote to stderr, as torchrun kept them."""
+    """The last lines that the ranks wrote to stderr, as torchrun kept them, after those of NCCL."""
     lines = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nccl-*.log"))):
+        lines += files.tail(path, 10)
     for root, _, names in sorted(os.walk(os.path.join(folder, "logs"))):
         if "stderr.log" in names:
             lines += files.tail(os.path.join(root, "stderr.log"), 20)

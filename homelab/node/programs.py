@@ -17,13 +17,13 @@ def path_of(name):
     return None
 
 
-def answer_of(words, timeout_s):
+def answer_of(words, timeout_s, environment=None):
     """(exit status, output, errors) of a program. Raises TimeoutError, OSError.
 
     A program that hangs in the driver cannot even be killed: it is left behind, and nobody waits for it.
     """
     process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
     )
     try:
         output, errors = process.communicate(timeout=timeout_s)

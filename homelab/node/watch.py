@@ -99,9 +99,10 @@ def watch(here):
     environment = dict(os.environ)
     environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
     environment.update(plan["environment"])
-    # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp); older torch knows the other name.
-    environment["TORCH_FR_DUMP_TEMP_FILE"] = environment["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = os.path.join(here, "nccl-trace-")
-    environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(here, "nccl-dump-")
+    # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp).
+    environment["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(here, "nccl-trace-")
+    if _takes_pipes(here):
+        environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(here, "nccl-dump-")
     try:
         with open(os.path.join(here, "out.log"), "ab") as out, open(os.path.join(here, "err.log"), "ab") as err:
             child = subprocess.Popen(
@@ -148,6 +149,18 @@ def watch(here):
             "alone": kept.reason,
         },
     )
+
+
+def _takes_pipes(folder):
+    """Whether a named pipe can be made in a folder. On exFAT, NTFS and a /mnt of WSL2 it cannot, and torch, told to make one there, ends the
+    process (ProcessGroupNCCL.hpp, DumpPipe)."""
+    probe = os.path.join(folder, "pipe-%d.probe" % os.getpid())
+    try:
+        os.mkfifo(probe)
+        os.unlink(probe)
+    except OSError:
+        return False
+    return True
 
 
 def _write(path, value):

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 
 from homelab.planning.model import NodePlan
+from homelab.secrecy import HIDDEN, names_a_secret
 
 RENDEZVOUS_TIMEOUT_S = 300
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "API_KEY")
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # http://user:password@proxy
 ANSWER_MARK = "homelab-answer-begins-here"
 """The node's Python begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
 AGENT_MARK = "homelab-agent-answers-here"
@@ -40,7 +42,7 @@ def quote_words(words: Iterable[str]) -> str:
 def masked(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of secrets hidden, for anything that is shown or kept."""
     return {
-        key: "***" if any(word in key.upper() for word in _SECRET_WORDS) else value
+        key: HIDDEN if names_a_secret(key) else _LOGIN.sub(HIDDEN, value)
         for key, value in environment.items()
     }
 

@@ -84,7 +84,7 @@ class RankPlan(Frozen):
     """One process: which card, and how many samples of every global batch it computes.
 
     `share` is what is expected where `Plan.balance` is "measured", and fixed where it is "fixed". `speed` is None while nothing is
-    known of it. `token_cap` is the longest row its memory takes; None: any.
+    known of it. `token_cap` is the longest row its memory takes; None: any. `card` is the uuid of its card; None: not known.
     """
 
     rank: int
@@ -96,6 +96,14 @@ class RankPlan(Frozen):
     memory: MemoryEstimate | None = None
     speed: RankSpeed | None = None
     token_cap: int | None = None
+    card: str | None = None
+
+
+class SpareCard(Shown):
+    """A card that takes no part, because cluster.toml names others of its node. `index` is nvidia-smi's."""
+
+    index: int
+    name: str
 
 
 class NodePlan(Frozen):
@@ -110,6 +118,7 @@ class NodePlan(Frozen):
     run_dir: str
     environment: dict[str, str]
     command: tuple[str, ...]
+    spare_cards: tuple[SpareCard, ...] = ()
 
 
 class RankTime(Frozen):

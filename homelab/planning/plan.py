@@ -9,7 +9,7 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
-from homelab.planning import addresses, exactness, network, outlook, source, wsl
+from homelab.planning import addresses, cards, cuda, environment, exactness, network, outlook, source, wsl
 from homelab.planning.command import torchrun
 from homelab.planning.model import Choice, NodePlan, Plan
 from homelab.planning.outlook import Throughputs
@@ -42,6 +42,7 @@ def make(
     """
     choices: list[Choice] = []
     warnings: list[str] = []
+    facts = cards.of_cluster(cluster, facts)
     device, nodes, left_out = _device(cluster, facts, choices)
     without_card = tuple(left_out)
     if recipe.train:
@@ -57,6 +58,10 @@ def make(
             hint="bring a node back (homelab preflight), or lower min_nodes",
         )
     wsl.refuse_paging(recipe, [node.name for node in nodes], facts, device)
+    spare = cards.spare(nodes, facts, choices)
+    if device == "cuda":
+        environment.refuse_unequal(nodes, recipe)
+    choices += environment.told(nodes, recipe)
     backend = "nccl" if device == "cuda" else "gloo"
     choices.append(
         Choice(
@@ -108,11 +113,12 @@ def make(
                     run,
                     attempt,
                     run_dir,
-                    places[node.name][1],
+                    *places[node.name],
                     count,
                     device,
                     code_dir(workdir),
                 ),
+                spare_cards=spare[node.name],
                 command=torchrun(
                     python=_python(node, facts.get(node.name)),
                     node_count=len(nodes),
@@ -271,6 +277,7 @@ def _environment(
     run: str,
     attempt: int,
     run_dir: str,
+    address: str,
     interface: str,
     ranks: int,
     device: str,
@@ -290,16 +297,8 @@ def _environment(
         "OMP_NUM_THREADS": str(max(1, (known.cpu_count if known else 1) // ranks)) if device == "cpu" else "4",
     }
     if device == "cuda":
-        found |= {
-            "NCCL_SOCKET_IFNAME": interface,
-            # NCCL's monitor kills a process whose own thread gets no processor for so long; a hang is found by our watchdog before.
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
-            "TORCH_NCCL_PROPAGATE_ERROR": "1",
-            # The last collectives of every rank, written down when one times out; where, the agent says on the node.
-            "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its name before torch 2.9
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        }
+        node_dir = f"{run_dir}/attempts/{attempt}/nodes/{node.name}"
+        found |= cuda.environment(node, known, address=address, interface=interface, node_dir=node_dir)
     if (
         recipe.model
         and recipe.model.is_folder
@@ -308,4 +307,4 @@ def _environment(
         and not (recipe.data.eval or "").startswith("hub:")
     ):
         found["HF_HUB_OFFLINE"] = "1"  # nothing of this run is on the hub: do not even look
-    return found
+    return environment.merged(found, recipe, node)

@@ -45,6 +45,7 @@ def plan_ranks(
                 device_name=_device_name(node, local, facts, device),
                 share=0,
                 micro_batch=0,
+                card=_card(node, local, facts, device),
             )
             for rank, (node, local) in enumerate(slots)
         ]
@@ -101,6 +102,7 @@ def plan_ranks(
                 memory=estimate,
                 speed=_speed(outlook.belief, node.name, local),
                 token_cap=caps.get(rank),
+                card=_card(node, local, facts, device),
             )
         )
     return found
@@ -222,6 +224,10 @@ def _micro_batch(
     return max(
         1, most
     ), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"
+
+
+def _card(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str | None:
+    return facts[node.name].gpus[local].uuid if device == "cuda" and node.name in facts else None
 
 
 def _device_name(node: Node, local: int, facts: Mapping[str, Facts], device: str) -> str:

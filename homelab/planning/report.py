@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.planning import time_report
+from homelab.planning.cards import short
 from homelab.planning.command import masked, quote_words
 from homelab.planning.memory import HELD
 from homelab.planning.model import MemoryEstimate, Plan
@@ -24,7 +25,12 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
         f"{len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}, {plan.strategy} over {plan.backend}, {plan.precision} on {plan.device}; "
         f"head {plan.head} ({plan.master_address}:{plan.master_port})",
     )  # fmt: skip
-    parts: list[RenderableType] = [head, Text(), _ranks(plan), Text(), _memory(plan), Text(), time_report.of_plan(plan)]
+    spare = [
+        Text(f"GPU {card.index} of {node.name} ({short(card.name)}) is left out: cluster.toml names other cards", style="dim")
+        for node in plan.nodes
+        for card in node.spare_cards
+    ]
+    parts: list[RenderableType] = [head, Text(), _ranks(plan), *spare, Text(), _memory(plan), Text(), time_report.of_plan(plan)]
     for warning in plan.warnings:
         parts.append(Text(f"! {warning}", style="yellow"))
     parts += [Text(), Text("What is executed on each node", style="bold")]

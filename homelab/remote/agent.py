@@ -89,6 +89,8 @@ class Agent:
 
     def _request(self, request: dict[str, Any] | None) -> bytes:
         body = {"node": self.node.name, "workdir": self.node.workdir, **(request or {})}
+        if self.node.environment:
+            body["node_environment"] = self.node.environment
         return json.dumps(body).encode() + b"\n"
 
     def _command(self, verb: str) -> str:

@@ -30,6 +30,8 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     law: dict[str, Any] = {name: described["recipe"].get(name) for name in _LAW}
     if law["method"]:
         law["method"] = {key: value for key, value in law["method"].items() if key != "backend"}
+    if law["script"] and described["recipe"].get("environment"):
+        law["environment"] = described["recipe"]["environment"]
     return law | {"sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}
 
 

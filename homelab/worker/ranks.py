@@ -27,8 +27,19 @@ def claim_device(task: Task) -> None:
     if task.device == "cuda":
         if not torch.cuda.is_available():
             hint = "run `homelab preflight`; torch must be built for this card's CUDA, and the driver must be loaded"
-            raise WorkerError("the plan wants CUDA, but torch sees no GPU here", where=f"node {task.node}", hint=hint)
+            raise WorkerError("the plan wants CUDA, but torch sees no GPU here", where=f"node {task.node}{_card_of(task)}", hint=hint)
+        if task.local_rank >= torch.cuda.device_count():  # CUDA takes no card behind the first that is gone
+            wanted = sum(entry["node"] == task.node for entry in task.plan["ranks"])
+            seen = f"torch sees {torch.cuda.device_count()} of the {wanted} cards that the plan wants here"
+            hint = "`nvidia-smi -L` there lists the cards; correct `gpus` of the node in cluster.toml, then `homelab recover`"
+            raise WorkerError(f"{seen}: one is gone since the plan was made", where=f"node {task.node}{_card_of(task)}", hint=hint)
         torch.cuda.set_device(task.local_rank)
+
+
+def _card_of(task: Task) -> str:
+    own = next((entry for entry in task.plan["ranks"] if entry["rank"] == task.rank), {})
+    name = " ".join(str(own[key]) for key in ("device_name", "card") if own.get(key))
+    return f", card {name}" if name else ""
 
 
 def connect(task: Task) -> None:
@@ -57,8 +68,10 @@ def connect(task: Task) -> None:
 
 
 def disconnect() -> None:
-    """Leave the process group after everything is done."""
-    if dist.is_initialized():
+    """Leave the process group after everything is done. One of NCCL is left by the end of the process: to take it down waits for the card and
+    for threads (ProcessGroupNCCL::shutdown), and a finished rank that stalls there would look like one that hangs.
+    """
+    if dist.is_initialized() and dist.get_backend() != "nccl":
         dist.destroy_process_group()
     _stores.clear()
 

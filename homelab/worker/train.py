@@ -134,7 +134,6 @@ class Run:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
         ranks.disconnect()
-        recorder.heartbeat("done")
 
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
@@ -286,7 +285,7 @@ class Run:
         )
 
     def _finish(self, trainer: ShareTrainer) -> None:
-        """final/ on the head: the adapter or the model, the tokenizer and a model card; then everybody leaves together."""
+        """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
         from homelab.worker import ranks
         from homelab.worker.weights import write_final
 
@@ -297,6 +296,7 @@ class Run:
             fence.check(self.task.run_dir, self.task.attempt)
             write_final(trainer.model, self.tokenizer, self.task, self.curves)
         ranks.wait_for_all("finished", self.task.world_size)
+        self.recorder.heartbeat("done")  # everything is written; leaving the group comes after it, because that may stall
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -85,10 +85,12 @@ def held(xml: str, holders: Iterable[tuple[int, str, str, int]]) -> str:
 def torch(
     folder: Path, devices: Iterable[tuple[str, tuple[int, int]]], *, cuda: str = "13.0",
     architectures: Iterable[str] = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"), error: str = "", four_bit_error: str = "",
+    uuids: Iterable[str] = (),
 ) -> None:  # fmt: skip
     """Puts packages `torch` and `bitsandbytes` into `folder` that stand for a CUDA build with these cards (name, capability).
 
-    They know only what the agent's question to torch uses. `error` is raised by the matmul, `four_bit_error` by the 4-bit layer.
+    They know only what the agent's question to torch uses. `error` is raised by the matmul, `four_bit_error` by the 4-bit layer. With `uuids`
+    (none: an old torch) the order and the cards that it was told stand in `folder`/told.
     """
     (folder / "torch").mkdir(parents=True, exist_ok=True)
     (folder / "torch" / "version.py").write_text(f"cuda = {cuda!r}\n", encoding="utf-8")
@@ -97,6 +99,8 @@ def torch(
         "devices": told,
         "architectures": list(architectures),
         "error": error,
+        "uuids": list(uuids),
+        "told": str(folder / "told"),
         "build": f"2.13.0+cu{cuda.replace('.', '')}",
     }
     (folder / "torch" / "__init__.py").write_text(_TORCH.format(**values), encoding="utf-8")
@@ -122,6 +126,8 @@ def _row(card: Mapping[str, Any], compute_capability: str) -> str:
 _TORCH = """
 import contextlib
 import json
+import os
+import types
 
 __version__ = {build!r}
 float16 = "float16"
@@ -148,6 +154,12 @@ class cuda:
     get_arch_list = staticmethod(lambda: {architectures!r})
     get_device_name = staticmethod(lambda index: _devices[index][0])
     get_device_capability = staticmethod(lambda index: tuple(_devices[index][1]))
+
+    @staticmethod
+    def get_device_properties(index):
+        with open({told!r}, "w") as stream:
+            stream.write(os.environ["CUDA_DEVICE_ORDER"] + " " + os.environ["CUDA_VISIBLE_DEVICES"])
+        return types.SimpleNamespace(uuid={uuids!r}[index])
 
 
 def randn(*shape, **options):

@@ -229,22 +229,6 @@ CASES: dict[str, tuple[Callable[[], Evidence], str, str, str, str, str]] = {
         "names 1 GPU, nvidia-smi shows none",
         "lspci",
     ),
-    "a card too many": (
-        lambda: with_facts(
-            gpu(),
-            "tower",
-            gpus=[{**gpu().facts["tower"].gpus[0].model_dump(), "index": index} for index in (0, 1)],
-            gpu_probe={
-                **(gpu().facts["tower"].gpu_probe or {}),
-                "devices": 2 * (gpu().facts["tower"].gpu_probe or {})["devices"],
-            },
-        ),
-        "gpu",
-        "tower",
-        "warn",
-        "names 1 of 2 GPUs",
-        'gpus = [{ model = "RTX 5070 Ti", vram_gb = 16 }, { model = "RTX 5070 Ti", vram_gb = 16 }]',
-    ),
     "another card": (
         lambda: with_node(gpu(), "laptop", gpus=({"model": "RTX 4070", "vram_gb": 8},)),
         "gpu",

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from homelab.dashboard import view
+from homelab.dashboard import tables, view
 from homelab.dashboard.snapshot import Snapshot, event_row, next_commands
+from homelab.planning.model import SpareCard
 from homelab.runs.reply import Metric, parse_replies, plain
 from tests.dashboard import sample
 
@@ -190,3 +191,14 @@ def test_ages_are_those_of_the_nodes_own_clock_and_never_negative() -> None:
     back = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",))
     assert back.running_s is None and back.ranks[0].heartbeat_age_s is None
     assert "0 s" not in "\n".join(line.plain for line in view.lines(back, 80, 24))
+
+
+def test_a_card_that_takes_no_part_is_marked() -> None:
+    raw = sample.raw_reply("tower", 0)
+    raw["gpus"].append({**raw["gpus"][0], "index": 1, "name": "NVIDIA GeForce GT 1030"})
+    planned = sample.plan()
+    spare = planned.nodes[0].model_copy(update={"spare_cards": (SpareCard(index=1, name="NVIDIA GeForce GT 1030"),)})
+    planned = planned.model_copy(update={"nodes": (spare, *planned.nodes[1:])})
+    shot = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",), plan=planned)
+    assert [gpu.is_left_out for gpu in shot.nodes[0].gpus] == [False, True]
+    assert any("GT 1030 left out" in line.plain for line in tables.nodes(shot.nodes, 160, 1).draw(9))

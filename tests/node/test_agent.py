@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from homelab.diagnose.cause import diagnose
+from homelab.node import __main__ as node_main
 from homelab.node import digests, facts, files, paths, poll, ports, processes, watch
 from homelab.node.probes import speeds
 from homelab.remote import answers
@@ -388,3 +389,38 @@ def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:
     for damaged in ('{"x": 5}', json.dumps({str(file): {"mark": mark}}), json.dumps({str(file): {"mark": mark, "sha256": {}}}), "[" * 100_000):
         (tmp_path / "digests.json").write_text(damaged)
         assert digests.Kept(str(tmp_path)).of(str(file))["sha256"] == hashlib.sha256(b"{}").hexdigest()
+
+
+@pytest.mark.parametrize("takes_pipes", [True, False])
+def test_a_pipe_for_nccl_is_named_only_where_one_can_be_made(workdir: Path, takes_pipes: bool) -> None:
+    """exFAT, NTFS and /mnt of WSL2 take none, and torch would end the process that was told to make one."""
+    folder = paths.run_dir(str(workdir), RUN)
+    here = paths.node_dir(folder, 1, NODE)
+    script = "import os; print(sorted(name for name in os.environ if name.startswith('TORCH_')))"
+    start = {key: value for key, value in request(workdir, script).items() if key in ("command", "environment", "run", "node")}
+    files.write_json(f"{here}/start.json", {**start, "attempt": 1, "token": None})
+    refuse = "" if takes_pipes else "def refuse(path):\n    raise PermissionError(1, 'Operation not permitted')\nos.mkfifo = refuse\n"
+    program = f"import os\n{refuse}from homelab.node import watch\nwatch.watch({here!r})"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, cwd=REPOSITORY, env={**os.environ, "HOMELAB_RUN_DIR": folder})
+    pipe = ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] if takes_pipes else []
+    assert Path(here, "out.log").read_text() == f"{['TORCH_FR_DUMP_TEMP_FILE', *pipe]}\n"
+    assert not list(Path(here).glob("*.probe"))
+
+
+def test_a_node_s_own_environment_is_that_of_all_it_is_asked_for(workdir: Path) -> None:
+    """cluster.toml's variables reach the run, and the run's own go before them."""
+    script = "import os; print(os.environ['ONE'], os.environ['ODD'][:2])"
+    ask("start", request(workdir, script, node_environment={"ONE": "of the node", "ODD": "of the node"}))
+    ended(workdir)
+    here = Path(paths.node_dir(paths.run_dir(str(workdir), RUN), 1, NODE))
+    assert (here / "out.log").read_text() == "of the node it\n"
+    assert "of the node" not in (here / "start.json").read_text()
+
+
+def test_a_question_to_the_model_goes_to_the_cards_of_the_run(workdir: Path) -> None:
+    folder = paths.run_dir(str(workdir), RUN)
+    assert node_main._cards_of(folder, NODE) == {}
+    for attempt, cards in ((1, {"CUDA_VISIBLE_DEVICES": "GPU-0a"}), (2, {"CUDA_VISIBLE_DEVICES": "GPU-0b,GPU-0a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})):
+        ask("start", request(workdir, attempt=attempt, environment={"NCCL_DEBUG": "WARN", **cards}))
+        ended(workdir, attempt)
+        assert node_main._cards_of(folder, NODE) == cards

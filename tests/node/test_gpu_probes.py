@@ -15,7 +15,7 @@ from homelab.checks import gpu as gpu_checks
 from homelab.checks.evidence import Finding
 from homelab.facts import Facts, GpuFacts
 from homelab.node import load, programs
-from homelab.node.probes import amd, gpu, holders, nvidia, xid
+from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
 from tests.checks import fake_gpu, healthy
 from tests.checks.fake_gpu import REPLIES, reply
 
@@ -396,3 +396,37 @@ def test_nvidia_cards_on_the_bus_and_who_has_them(tmp_path: Path) -> None:
     device(tmp_path / "0000:01:00.1", vendor="0x10de", **{"class": "0x040300"})  # the card's sound
     (tmp_path / "0000:01:00.0" / "driver").symlink_to("/sys/bus/pci/drivers/nouveau")
     assert gpu.on_bus(str(tmp_path)) == {"cards": 1, "driver": "nouveau"}
+
+
+def test_torch_and_nvidia_smi_may_count_cards_in_another_order(tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own order is fastest first: cards are paired by uuid, and torch is asked for them in nvidia-smi's order whatever a login says."""
+    first, second = "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa", "GPU-bbbbbbbb-bbbb-bbbb-bbbb-bbbbbbbbbbbb"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    fake_gpu.nvidia_smi(bin_folder, reply("nvidia-smi-550-two-rtx4090.xml"))
+    fake_gpu.torch(tmp_path / "site", [("RTX 4090", (8, 9)), ("GT 1030", (6, 1))], uuids=[second[4:], first[4:]])
+    answer = gpu.read({})
+    assert [entry["compute_capability"] for entry in answer["gpus"]] == ["6.1", "8.9"]
+    assert [device["uuid"] for device in answer["gpu_probe"]["devices"]] == [second, first]
+    told = (tmp_path / "site" / "told").read_text().split()
+    assert told == ["PCI_BUS_ID", f"{first},{second}"]
+
+
+def test_bridges_between_cards(bin_folder: Path) -> None:
+    said = (
+        "GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-0a)\n\t Link 0: 14.062 GB/s\n\t Link 1: <inactive>\n"
+        "GPU 1: NVIDIA GeForce RTX 3090 (UUID: GPU-0b)\n\t Link 0: 14.062 GB/s\n"
+        "GPU 2: NVIDIA GeForce GT 1030 (UUID: GPU-0c)\nGPU 3: NVIDIA GeForce RTX 3090 (UUID: GPU-0d)\n\t Link 0: <inactive>\n"
+    )
+    cards: list[dict[str, Any]] = [{"uuid": f"GPU-0{letter}"} for letter in "abcd"]
+    fake_gpu.program(bin_folder, "nvidia-smi", {"nvlink --status": said})
+    nvlink.add(cards)
+    assert [entry["nvlink"] for entry in cards] == [True, True, False, False]
+    fake_gpu.program(bin_folder, "nvidia-smi", {})
+    nvlink.add(cards)
+    assert [entry["nvlink"] for entry in cards] == [None] * 4
+    (bin_folder / "nvidia-smi").unlink()
+    nvlink.add(cards)
+    one: list[dict[str, Any]] = [{"uuid": "GPU-0a"}]
+    nvlink.add(one)
+    assert cards[0]["nvlink"] is None and "nvlink" not in one[0], "a card alone is not asked for"

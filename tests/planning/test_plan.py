@@ -134,7 +134,7 @@ def test_the_environment_names_the_interface_of_each_node() -> None:
     made = make(seen)
     for node in made.nodes:
         environment = node.environment
-        assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == node.interface
+        assert environment["GLOO_SOCKET_IFNAME"] == node.interface and environment["NCCL_SOCKET_IFNAME"] == f"={node.interface}"
         assert environment["PYTHONPATH"] == f"{node.workdir}/code/abc" and environment["HOMELAB_NODE"] == node.name
         assert (environment["HOMELAB_RUN"], environment["HOMELAB_RUN_DIR"], environment["HOMELAB_ATTEMPT"]) == (made.run, node.run_dir, "1")
         assert not any("TOKEN" in key for key in environment)

@@ -117,3 +117,16 @@ def test_files_of_a_hub_model_may_be_downloaded_later() -> None:
 def test_a_damaged_record_refuses_nobody() -> None:
     for record in ({}, {"config": 5, "files": {}}, {"config": {"hidden_size": 64}, "files": {"tokenizer_json": 5}}):
         assert [line for line in identity.model_differences(record, model(), is_folder=True) if "was not there" not in line] == []
+
+
+def test_the_environment_of_a_script_is_part_of_its_training_and_that_of_the_worker_is_not() -> None:
+    """A program may read any variable; of the built-in worker those that would change the training are refused."""
+
+    def hash_of(recipe: Recipe, **environment: str) -> str:
+        changed = recipe.model_copy(update={"environment": environment})
+        assert changed.law_hash(()) == identity.fingerprint({"recipe": changed.model_dump(mode="json"), "data": {}})
+        return changed.law_hash(())
+
+    script = Recipe.model_validate({"script": {"path": "train.py"}})
+    assert hash_of(script) == script.law_hash(()) and hash_of(script, LR="1") != hash_of(script) != hash_of(script, LR="2")
+    assert hash_of(RECIPE, NCCL_DEBUG="INFO") == hash_of(RECIPE)

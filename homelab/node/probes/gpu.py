@@ -1,11 +1,12 @@
 """The cards: what nvidia-smi says of them, who holds their memory, and what torch can do with them."""
 
+import functools
 import json
 import os
 import sys
 
 from homelab.node import programs
-from homelab.node.probes import gpu_answer, holders, nvidia
+from homelab.node.probes import gpu_answer, holders, nvidia, nvlink
 
 _PCI = "/sys/bus/pci/devices"
 _PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts
@@ -17,7 +18,8 @@ def read(request):
     for card in answer["gpus"]:
         card["holders"] = holders.named(card.get("holders", ()))
     if answer["gpus"]:
-        answer["gpu_probe"] = gpu_answer.answer(request, answer, _PROBE, _gpu_probe)
+        nvlink.add(answer["gpus"])
+        answer["gpu_probe"] = gpu_answer.answer(request, answer, _PROBE, functools.partial(_gpu_probe, answer["gpus"]))
         answer["nvidia_on_bus"] = None  # not looked for where nvidia-smi answers
         _add_capability(answer)
     else:
@@ -27,10 +29,16 @@ def read(request):
 
 
 def _add_capability(answer):
-    """nvidia-smi's XML does not tell the compute capability; torch, where it sees the same cards, does."""
-    devices = (answer["gpu_probe"] or {}).get("devices") or []
-    if len(devices) == len(answer["gpus"]):
-        for card, device in zip(answer["gpus"], devices):
+    """nvidia-smi's XML does not tell the compute capability; torch does. Cards are paired by uuid; where torch tells none, by place."""
+    cards, devices = answer["gpus"], (answer["gpu_probe"] or {}).get("devices") or []
+    known = {card["uuid"] for card in cards if card.get("uuid")}
+    if all(device.get("uuid") in known for device in devices):
+        by_uuid = {device["uuid"]: device for device in devices}
+        pairs = [(card, by_uuid.get(card.get("uuid"))) for card in cards]
+    else:
+        pairs = zip(cards, devices) if len(devices) == len(cards) else ()
+    for card, device in pairs:
+        if device is not None:
             card.setdefault("compute_capability", "%d.%d" % tuple(device["capability"]))
 
 
@@ -68,6 +76,13 @@ answer = {"torch": torch.__version__, "cuda_available": torch.cuda.is_available(
 def first_line(error):
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
+def uuid_of(index):
+    try:  # a torch before 2.4 does not know it
+        uuid = str(torch.cuda.get_device_properties(index).uuid)
+    except Exception:
+        return None
+    return uuid if uuid.startswith("GPU-") else "GPU-" + uuid
+
 def four_bit():
     import bitsandbytes
     layer = bitsandbytes.nn.Linear4bit(64, 64, bias=False, quant_type="nf4", compute_dtype=torch.float16).to("cuda")
@@ -77,8 +92,9 @@ def four_bit():
 if answer["cuda_available"]:
     answer["arch_list"] = torch.cuda.get_arch_list()
     for index in range(torch.cuda.device_count()):
-        device = {"name": torch.cuda.get_device_name(index), "capability": list(torch.cuda.get_device_capability(index)),
-                  "bf16": False, "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None}
+        device = {"name": torch.cuda.get_device_name(index), "uuid": uuid_of(index),
+                  "capability": list(torch.cuda.get_device_capability(index)), "bf16": False,
+                  "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None}
         try:
             with torch.cuda.device(index):
                 a = torch.randn(256, 256, device="cuda")
@@ -97,14 +113,21 @@ print(json.dumps(answer))
 """
 
 
-def _gpu_probe(with_four_bit):
+def _gpu_probe(cards, with_four_bit):
     """torch's own view of the cards: one small matmul on each (a build without kernels for the card fails here, not later).
 
     The 4-bit layer is tried where a recipe trains with one: importing bitsandbytes takes seconds.
     """
     words = [sys.executable, "-c", _PROBE] + (["four_bit"] if with_four_bit else [])
     try:
-        _, output, _ = programs.answer_of(words, _PROBE_TIMEOUT_S)
+        _, output, _ = programs.answer_of(words, _PROBE_TIMEOUT_S, _naming(cards))
         return json.loads(output.strip().splitlines()[-1])
     except (OSError, TimeoutError, ValueError, IndexError):
         return None
+
+
+def _naming(cards):
+    """The environment in which cuda:0, cuda:1, ... are these cards in this order, whatever a login sets."""
+    uuids = [card.get("uuid") for card in cards]
+    named = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if all(uuids) and not any(card.get("mig") for card in cards) else {}
+    return dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", **named)

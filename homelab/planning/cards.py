@@ -1,0 +1,178 @@
+"""Which cards of a node are ranks: all of them, or those that `gpus` of cluster.toml names where it names fewer. Pure.
+
+A card beside the one that trains (an old one for the display) would be a rank otherwise: slower than all others, or without kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homelab import hardware
+from homelab.config.cluster import Cluster, Gpu, Node
+from homelab.errors import InputError
+from homelab.facts import Facts, GpuFacts
+from homelab.planning.model import Choice, SpareCard
+
+
+def chosen(node: Node, facts: Facts) -> Facts:
+    """The facts with the cards that take part in `gpus`, and the others in `gpus_left_out`. What torch and the driver's log say of those is
+    left out too: nobody judges a card that is not used."""
+    cards = everything(facts)
+    if _takes_all(node, cards):
+        return facts
+    meant = {card.index for card in _meant(node.gpus, cards) if card is not None}
+    taken = tuple(card for card in cards if card.index in meant)
+    others = tuple(card for card in cards if card.index not in meant)
+    gone = {_slot(card.bus_id) for card in others if card.bus_id}
+    xids = None if facts.xids is None else tuple(xid for xid in facts.xids if _slot(xid.bus_id) not in gone)
+    probe = _of_cards(facts.gpu_probe, cards, taken)
+    return facts.model_copy(update={"gpus": taken, "gpus_left_out": others, "gpu_probe": probe, "xids": xids})
+
+
+def of_cluster(cluster: Cluster, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """The same for all nodes. Raises InputError for a node without a card that cluster.toml points at."""
+    found = dict(facts)
+    for node in cluster.nodes:
+        known = facts.get(node.name)
+        if known is not None:
+            for fault in missing(node, known):
+                raise InputError(fault, where=f"cluster.toml, node {node.name}, gpus", hint=choose(node, known))
+            found[node.name] = chosen(node, known)
+    return found
+
+
+def missing(node: Node, facts: Facts) -> list[str]:
+    """What is wrong with each card that cluster.toml points at, or chooses by its name among several: it is not there, or is another one.
+
+    Where no choice is made (as many are described as are there) differences are the inventory's business.
+    """
+    cards = everything(facts)
+    if not cards or _takes_all(node, cards):
+        return []
+    found = []
+    for belief, card in zip(node.gpus, _meant(node.gpus, cards), strict=True):
+        name = belief.uuid or (f"GPU {belief.index}" if belief.index is not None else f'"{belief.model}"')
+        if card is None:
+            found.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
+        elif not same_card(belief.model, card.name):
+            found.append(f'cluster.toml says that {name} is a "{belief.model}", and it is a {short(card.name)}: {described(cards)}')
+    return found
+
+
+def pairs(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[tuple[Gpu, GpuFacts]]:
+    """Each card that the owner named with the one that is meant; what is left of both, in order."""
+    meant = list(zip(beliefs, _meant(beliefs, cards), strict=True))
+    taken = {card.index for _, card in meant if card is not None}
+    left = zip((belief for belief, card in meant if card is None), (card for card in cards if card.index not in taken), strict=False)
+    return [(belief, card) for belief, card in meant if card is not None] + list(left)
+
+
+def spare(nodes: Sequence[Node], facts: Mapping[str, Facts], choices: list[Choice]) -> dict[str, tuple[SpareCard, ...]]:
+    """The cards that take no part, by node, with a reason for each in `choices`."""
+    left_out = {node.name: facts[node.name].gpus_left_out if node.name in facts else () for node in nodes}
+    for name, of_node in left_out.items():
+        for card in of_node:
+            because = f"`gpus` of {name} in cluster.toml names fewer cards than it has, and not this {short(card.name)}"
+            choices.append(Choice(subject=f"GPU {card.index} of {name}", value="left out", because=because))
+    return {name: tuple(SpareCard(index=card.index, name=card.name) for card in of_node) for name, of_node in left_out.items()}
+
+
+def everything(facts: Facts) -> tuple[GpuFacts, ...]:
+    """Every card of the node in nvidia-smi's order, whether a choice was made already or not."""
+    return tuple(sorted((*facts.gpus, *facts.gpus_left_out), key=lambda card: card.index))
+
+
+def described(cards: Sequence[GpuFacts]) -> str:
+    """What a person chooses from: `GPU 0 is a RTX 3070 Ti (GPU-5e1c...), GPU 1 is ...`."""
+    return ", ".join(f"GPU {card.index} is a {short(card.name)}{f' ({card.uuid})' if card.uuid else ''}" for card in cards)
+
+
+def choose(node: Node, facts: Facts) -> str:
+    """The edit that mends a choice of cards which are not there."""
+    return f"{edit(node, everything(facts))}, without those that are not to train"
+
+
+def edit(node: Node, cards: Sequence[GpuFacts]) -> str:
+    """The line of cluster.toml that names these cards, by uuid where the owner points at any."""
+    believed = {card.index: belief for belief, card in pairs(node.gpus, cards)}
+    entries = []
+    for card in cards:
+        if card.memory_total_bytes is not None:
+            vram = f"{round(card.memory_total_bytes / 2**30)}"
+        else:
+            known, belief = hardware.lookup(card.name), believed.get(card.index)
+            vram = f"{belief.vram_gb:g}" if belief else f"{round(known.memory_bytes / 2**30) if known else '?'}"
+        uuid = f", uuid = {json.dumps(card.uuid)}" if card.uuid and any(map(_is_pointed_at, node.gpus)) else ""
+        entries.append(f"{{ model = {json.dumps(short(card.name))}, vram_gb = {vram}{uuid} }}")
+    return f"edit cluster.toml, node {node.name}: gpus = [{', '.join(entries)}]"
+
+
+def same_card(believed: str, answered_name: str) -> bool:
+    """Whether the owner's name and nvidia-smi's mean one card: "3070ti" is "NVIDIA GeForce RTX 3070 Ti", not its laptop part.
+
+    Memory sizes in the name do not count here (they are compared in bytes). Cards that the table does not know match when
+    every word of the owner is in the driver's name.
+    """
+    first, second = hardware.lookup(believed), hardware.lookup(answered_name)
+    if first and second:
+        return _without_size(first.name) == _without_size(second.name)
+    words = re.findall(r"[a-z]+|\d+", _without_size(believed).lower())
+    answered_words = re.findall(r"[a-z]+|\d+", answered_name.lower())
+    return all(word in answered_words for word in words)
+
+
+def short(name: str) -> str:
+    """`RTX 3070 Ti` of "NVIDIA GeForce RTX 3070 Ti"."""
+    return re.sub(r"^(NVIDIA\s+)?(GeForce\s+)?|\s+GPU$", "", name)
+
+
+def _takes_all(node: Node, cards: Sequence[GpuFacts]) -> bool:
+    """Whether there is nothing to choose: no card is named, or as many as there are and none is pointed at."""
+    return not node.gpus or (len(node.gpus) >= len(cards) and not any(map(_is_pointed_at, node.gpus)))
+
+
+def _is_pointed_at(belief: Gpu) -> bool:
+    return belief.uuid is not None or belief.index is not None
+
+
+def _meant(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[GpuFacts | None]:
+    """The card that each belief surely means: those that are pointed at first, then by name."""
+    left = list(cards)
+    found: list[GpuFacts | None] = [None] * len(beliefs)
+    for number in sorted(range(len(beliefs)), key=lambda number: not _is_pointed_at(beliefs[number])):
+        place = next((place for place, card in enumerate(left) if _fits(beliefs[number], card)), None)
+        found[number] = None if place is None else left.pop(place)
+    return found
+
+
+def _fits(belief: Gpu, card: GpuFacts) -> bool:
+    if belief.uuid is not None:
+        return card.uuid is not None and card.uuid.lower().startswith(belief.uuid.lower())
+    if belief.index is not None:
+        return card.index == belief.index
+    return same_card(belief.model, card.name)
+
+
+def _of_cards(probe: dict[str, Any] | None, cards: Sequence[GpuFacts], taken: Sequence[GpuFacts]) -> dict[str, Any] | None:
+    """What torch said of these cards alone: by uuid, and where it tells none by its place, if it saw as many as there are."""
+    devices = (probe or {}).get("devices")
+    if probe is None or not devices:
+        return probe
+    indexes, uuids, known = {card.index for card in taken}, {card.uuid for card in taken}, {card.uuid for card in cards} - {None}
+    if all(device.get("uuid") in known for device in devices):
+        devices = [device for device in devices if device["uuid"] in uuids]
+    elif len(devices) == len(cards):
+        devices = [device for card, device in zip(cards, devices, strict=True) if card.index in indexes]
+    return {**probe, "devices": devices}
+
+
+def _slot(bus_id: str) -> str:
+    """`:01:00` of "00000000:01:00.0" and of "0000:01:00": the driver's log writes the PCI domain with fewer digits."""
+    return bus_id.partition(".")[0].lower().lstrip("0")
+
+
+def _without_size(name: str) -> str:
+    return re.sub(r"\s*\b\d+\s*GB\b", "", name, flags=re.IGNORECASE).removesuffix(" PCIe")
