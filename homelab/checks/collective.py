@@ -59,20 +59,32 @@ def backend(evidence: Evidence) -> str:
     return "nccl" if any(card_count(node, evidence.facts) for node in evidence.cluster.nodes) else "gloo"
 
 
+def rank_total(evidence: Evidence) -> int:
+    """Processes that a training here has: those of the plan where there is one, else one per card, and one per node where none has any.
+
+    Two cards of one box talk over PCIe or /dev/shm, which can hang as a network can (nccl-tests issue 117).
+    """
+    if evidence.plan is not None:
+        return evidence.plan.world_size
+    return sum(card_count(node, evidence.facts) for node in evidence.cluster.nodes) or len(evidence.cluster.nodes)
+
+
 def needed(evidence: Evidence) -> bool:
-    """True when there is more than one node, and any of them has not kept a test that passed on just this cluster."""
-    if len(evidence.cluster.nodes) < 2 or (evidence.plan is not None and len(evidence.plan.nodes) < 2):
+    """True when there is more than one rank, and any node has not kept a test that passed on just this cluster."""
+    if rank_total(evidence) < 2:
         return False
     wanted = fingerprint(evidence)
     return any(facts.collective is None or facts.collective.fingerprint != wanted for facts in evidence.facts.values())
 
 
 def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
-    """Whether to run the test now: not where it could only hang (what hinders it is found already), nor where nobody is to talk to.
+    """Whether to run the test now: not where it could only hang (what hinders it is found already), nor where one rank would be alone.
 
     `skip` holds ids of checks and subjects that were to be ignored; none of ours must be left for it not to be run.
     """
-    if when == "never" or len(evidence.lan) < 2 or evidence.refused is not None:
+    if when == "never" or rank_total(evidence) < 2 or evidence.refused is not None:
+        return False
+    if len(evidence.cluster.nodes) > 1 and len(evidence.lan) < 2:
         return False
     if all(check.id in skip or check.subject in skip for check in SUBJECT.checks):
         return False
@@ -139,7 +151,8 @@ def speed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     wire = _slowest_wire(evidence, result) if result else None
     if result is None or measured is None or wire is None or measured.size_bytes < _LEAST_BYTES:
         return
-    if measured.cpu_s > _BUSY * measured.seconds:
+    # NCCL polls in a thread of its own, and the one that waits for the card spins: with it a processor is always busy.
+    if result.backend == "gloo" and measured.cpu_s > _BUSY * measured.seconds:
         return
     (source, target), wire_bytes_per_s = wire
     is_slower = measured.bus_bytes_per_s * SLOW_FACTOR < min(wire_bytes_per_s, _MOST_BYTES_PER_S[result.backend])
@@ -216,6 +229,9 @@ def _where_to_look(evidence: Evidence, name: str, state: RankState) -> str:
         return (
             f"a firewall on {evidence.head} or here drops port {evidence.master_port}: homelab preflight --only network"
         )
+    if evidence.collective is not None and len(evidence.collective.nodes) == 1:
+        p2p = 'environment = { NCCL_P2P_DISABLE = "1" }'
+        return f"cards of one machine talk over PCIe or /dev/shm: {on_node(node, 'df -h /dev/shm')}; in cluster.toml, node {name}: {p2p}; then: {_AGAIN}"
     if stage == JOINING:
         return "ranks connect to each other on ports of their own: a firewall on either side, or the wrong interface? homelab preflight --only network"
     interface = evidence.lan.get(name, ("", ""))[1]
@@ -226,8 +242,8 @@ def _where_to_look(evidence: Evidence, name: str, state: RankState) -> str:
 def _needs(evidence: Evidence) -> str | None:
     if evidence.collective is not None:
         return None
-    if len(evidence.cluster.nodes) < 2:
-        return "not needed: one node"
+    if rank_total(evidence) < 2:
+        return "not needed: one process"
     if blocked(evidence):
         return "not run: mend the failures above first"
     return (

@@ -65,7 +65,7 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
                 where=f"{paths.name}, step {seen.step}",
                 hint=f"homelab status {paths.name}; or first: homelab stop {paths.name}",
             )
-        refusals.refuse_moving(fleet, paths.name, watcher.replies, watcher.unreachable, say)
+        refusals.refuse_moving(fleet, paths.name, watcher.replies, watcher.unreachable, say, find.plan_of(paths).step_s)
     of_no_failure = ("stopping", "stopped", "planned")
     diagnosis = seen.diagnosis or (watcher.diagnosis() if seen.state not in of_no_failure else None)
     if diagnosis is not None and seen.state not in of_no_failure:

@@ -95,18 +95,19 @@ def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Ma
 
 
 def refuse_moving(
-    fleet: Fleet, run: str, replies: Mapping[str, Reply], unreachable: Mapping[str, str], say: Say
+    fleet: Fleet, run: str, replies: Mapping[str, Reply], unreachable: Mapping[str, str], say: Say, planned_s: float | None = None
 ) -> None:
     """Raises InputError when the ranks that can be seen go on, though not every node answers: no step ends without all of them.
 
-    Waits until that is clear: as long as a rank may stand still while it is well (`homelab.runs.watchdog`).
+    Waits until that is clear: as long as a rank may stand still while it is well (`homelab.runs.watchdog`). `planned_s`: how long the plan
+    expects a step to take.
     """
     runs = [reply.run for reply in replies.values() if reply.run]
     seconds = [
         metric.step_s for part in runs for rank in part.ranks.values() for metric in rank.metrics if metric.step_s
     ]
     known = {str(number): _ALL_LINES for part in runs for number in part.ranks}
-    watch = Movement(statistics.median(seconds) if seconds else None)
+    watch = Movement(statistics.median(seconds) if seconds else None, planned_s)
     names, said = [reply.node for reply in replies.values()], False
     while True:
         answers, _ = fleet.ask("poll", {"run": run, "tail_lines": 0, "after_lines": known}, names=names, timeout_s=15.0)

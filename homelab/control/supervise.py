@@ -129,12 +129,12 @@ class Supervisor:
     def _judge(self, plan: Plan, names: list[str], signs: dict[str, Sign], followers: Followers) -> Verdict:
         """The watchdog's verdict. Of an end it is asked again when torchrun has said its own word."""
         self._noticed_at = time.time()
-        verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s)
+        verdict = watchdog.judge(plan.attempt, names, signs, self._pace.step_s, plan.step_s)
         if verdict.kind not in ENDS:
             return verdict
         _settle(followers, verdict.nodes)
         signs = self._signs(followers)
-        return watchdog.confirmed(verdict, watchdog.judge(plan.attempt, names, signs, self._pace.step_s), signs)
+        return watchdog.confirmed(verdict, watchdog.judge(plan.attempt, names, signs, self._pace.step_s, plan.step_s), signs)
 
     def _signs(self, followers: Followers) -> dict[str, Sign]:
         signs = followers.signs()

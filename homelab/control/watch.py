@@ -136,7 +136,8 @@ class Watcher:
         place = head_supervisor.recorded(self._paths)
         silent = f"{place} does not answer" if place in self.unreachable else f"none is at work on {place} any more"
         steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == seen.attempt and line.get("step_s")]
-        still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, statistics.median(steps_s) if steps_s else None)
+        usual_s = statistics.median(steps_s) if steps_s else None
+        still = standing(seen.attempt, [node.name for node in plan.nodes], self.replies, usual_s, plan.step_s)
         of_run = f"{seen.run}{self._options}"
         known = store.read_object(self._paths.supervisor_json)
         return unattended.notes(

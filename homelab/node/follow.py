@@ -70,6 +70,7 @@ class Follower:
         plan = records.plan(self.folder, attempt)
         self.peers = {entry["name"]: entry["lan_address"] for entry in plan["nodes"] if entry["name"] != node}
         self.ranks = [str(rank["rank"]) for rank in plan["ranks"] if rank["node"] == node]
+        self.planned_s = plan["step_s"]
         self._beats = {}
         self._steps = {}
         self._work = {rank: work.Work() for rank in self.ranks}

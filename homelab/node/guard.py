@@ -18,28 +18,31 @@ ALONE_S = 60.0
 STEP_FACTOR = 30.0
 # Before a step was timed (kernels are compiled, caches are cold), and where one node may rightly take long (`homelab.runs.watchdog`).
 LIMITS_S = {"starting": 1200.0, "loading": 1200.0, "fetching": 180.0, "saving": 900.0, "evaluating": 1800.0}
-FIRST_STEP_S = 600.0
+FIRST_STEP_S, FIRST_STEP_FACTOR = 600.0, 4.0
 
 
-def reason(unheard_s, ranks, slowest_step_s):
+def reason(unheard_s, ranks, slowest_step_s, planned_s=None):
     """Why this node is to stop its ranks, in words; None while there is no reason.
 
     `unheard_s`: since the last word of whoever follows the attempt, or since its start. `ranks`: `follow.Follower.look`'s.
-    `slowest_step_s`: of those that were seen, None before the first. A program without heartbeats is never stopped.
+    `slowest_step_s`: of those that were seen, None before the first; `planned_s`: how long the plan expects one to take, None where it
+    does not know. A program without heartbeats is never stopped.
     """
     waiting = [rank for rank in ranks.values() if rank["phase"] not in ("absent", "done")]
     if not waiting or unheard_s < ALONE_S:
         return None
-    if any(rank["still_s"] < _limit_s(rank["phase"], slowest_step_s) for rank in waiting):
+    if any(rank["still_s"] < _limit_s(rank["phase"], slowest_step_s, planned_s) for rank in waiting):
         return None
     still_s = min(rank["still_s"] for rank in waiting)
     return "no controller was heard for %.0f s, and no rank did anything for %.0f s: the other nodes are lost" % (unheard_s, still_s)
 
 
-def _limit_s(phase, slowest_step_s):
+def _limit_s(phase, slowest_step_s, planned_s):
     if phase != "training":
         return LIMITS_S.get(phase, FIRST_STEP_S)
-    return FIRST_STEP_S if slowest_step_s is None else max(ALONE_S, STEP_FACTOR * slowest_step_s)
+    if slowest_step_s is None:
+        return max(FIRST_STEP_S, FIRST_STEP_FACTOR * (planned_s or 0.0))
+    return max(ALONE_S, STEP_FACTOR * slowest_step_s)
 
 
 class Guard:
@@ -84,7 +87,8 @@ class Guard:
             elif rank["step"] > step:
                 self._slowest_step_s = max(self._slowest_step_s or 0.0, (now_s - since_s) / (rank["step"] - step))
                 self._steps[number] = (rank["step"], now_s)
-        return reason(now_s - max(self._began_s, follow.last_heard_s(self._follower.here)), ranks, self._slowest_step_s)
+        unheard_s = now_s - max(self._began_s, follow.last_heard_s(self._follower.here))
+        return reason(unheard_s, ranks, self._slowest_step_s, self._follower.planned_s)
 
 
 @contextlib.contextmanager

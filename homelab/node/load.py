@@ -93,6 +93,25 @@ def gpus(timeout_s=10.0):
     return "ok", parse_gpus(output)
 
 
+def wait_for_cards(limit_s=5.0, every_s=0.3):
+    """Wait until no card's used memory falls any more: a driver may still be giving it back when the process that had it is gone.
+
+    At once where there is no card, and where nvidia-smi does not answer.
+    """
+    deadline = time.monotonic() + limit_s
+    before = _used_bytes()
+    while before and time.monotonic() < deadline:
+        time.sleep(every_s)
+        now = _used_bytes()
+        if not any(now.get(index, used) < used for index, used in before.items()):
+            return
+        before = now
+
+
+def _used_bytes():
+    return {card["index"]: card["memory_used_bytes"] for card in gpus(3.0)[1] if card["memory_used_bytes"] is not None}
+
+
 def parse_gpus(text):
     """The cards of nvidia-smi's CSV answer: the fields above, with or without the last three. Other lines are left out."""
     cards = []

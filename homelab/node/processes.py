@@ -33,8 +33,7 @@ def state(pid):
     if not isinstance(pid, int):
         return ""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            return stream.read().rsplit(b")", 1)[1].split()[0].decode()
+        return _stat(pid)[0].decode()
     except (OSError, IndexError):
         return ""
 
@@ -42,6 +41,36 @@ def state(pid):
 def is_alive(pid):
     """True for a process that runs (a zombie does not)."""
     return state(pid) not in ("", "Z", "X")
+
+
+def born(pid):
+    """When a process began, in ticks of the kernel (it names one process for ever, with its number); None once it holds nothing any more.
+
+    Who is killed loses its memory and its environment first and closes its files last, each thread for itself (kernel/exit.c: exit_mm,
+    exit_files), and closing them is what frees a card's memory. The first thread may be a zombie meanwhile, and only one that has
+    no other thread beside it holds nothing.
+    """
+    try:
+        words = _stat(pid)
+        if words[0] in (b"Z", b"X") and len(os.listdir("/proc/%d/task" % pid)) < 2:
+            return None
+        return int(words[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def is_ending(pid):
+    """True for one that has begun to end and still holds something (PF_EXITING of linux/sched.h)."""
+    try:
+        return bool(int(_stat(pid)[6]) & 0x4) and born(pid) is not None
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _stat(pid):
+    """The words of /proc/PID/stat behind the name (proc_pid_stat(5)): the state is the first."""
+    with open("/proc/%d/stat" % pid, "rb") as stream:
+        return stream.read().rsplit(b")", 1)[1].split()
 
 
 def run_of(pid):
@@ -91,18 +120,23 @@ def signal_all(pids, number):
             continue
 
 
-def end_run(run, workdir, node, grace_s=8.0, spare=()):
-    """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left.
+def end_run(run, workdir, node, grace_s=8.0, spare=(), ranks=()):
+    """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left, and none holds a card any more.
 
+    `ranks`: numbers of processes that were the run's, wherever they are known from; one that is ending already is waited for, too.
     Returns {"asked": n, "killed": n, "left": [pid, ...]}; `left` is what even SIGKILL did not end within 5 s.
     """
+    known = {pid: born(pid) for pid in ranks if is_ending(pid)}
 
     def remaining():
         found = [pid for pid in of_run(run, workdir, node) if pid not in spare]
         if not found:
             time.sleep(0.05)  # who is just becoming another program (execve) has no environment for a moment
             found = [pid for pid in of_run(run, workdir, node) if pid not in spare]
-        return found
+        for pid in found:
+            known.setdefault(pid, born(pid))
+        # Who is ending has no environment any more, but may still have the card.
+        return found + [pid for pid, began in known.items() if pid not in found and began is not None and born(pid) == began]
 
     asked = remaining()
     # A stopped (frozen) process cannot handle SIGTERM before it is continued.

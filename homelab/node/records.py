@@ -16,9 +16,23 @@ def agent(node_dir):
 
 
 def plan(run_folder, attempt):
-    """{"nodes": [...], "ranks": [...]} of plan.json: the entries that are whole."""
+    """{"nodes": [...], "ranks": [...], "step_s": ...} of plan.json: the entries that are whole; how long a step is expected to take, or None."""
     found = files.read_object(os.path.join(paths.attempt_dir(run_folder, attempt), "plan.json")) or {}
-    return {"nodes": _those(found.get("nodes"), _NODE), "ranks": _those(found.get("ranks"), _RANK)}
+    expected = found.get("time")
+    step_s = expected.get("step_s") if _has(expected, {"step_s": (int, float)}) else None
+    return {"nodes": _those(found.get("nodes"), _NODE), "ranks": _those(found.get("ranks"), _RANK), "step_s": step_s}
+
+
+def rank_pids(run_folder):
+    """The processes of the newest attempt's ranks here, by what they said themselves; they may be gone."""
+    found = []
+    for number in paths.attempts(run_folder)[-1:]:
+        home = os.path.join(paths.attempt_dir(run_folder, number), "ranks")
+        for rank in os.listdir(home) if os.path.isdir(home) else ():
+            beat = files.read_object(os.path.join(home, rank, "heartbeat.json")) or {}
+            if type(beat.get("pid")) is int:
+                found.append(beat["pid"])
+    return found
 
 
 def _those(entries, kinds):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from homelab.node import claims, files, guard, paths, processes
+from homelab.node import claims, files, guard, load, paths, processes, records
 from homelab.node.claims import boot_id
 
 
@@ -225,7 +225,10 @@ def _stop_everywhere(request):
 
 def _stop(request):
     run, folder = paths.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
-    outcome = processes.end_run(run, request["workdir"], paths.checked(request["node"]), grace_s=float(request.get("grace_s", 8.0)))
+    node, grace_s = paths.checked(request["node"]), float(request.get("grace_s", 8.0))
+    outcome = processes.end_run(run, request["workdir"], node, grace_s=grace_s, ranks=records.rank_pids(folder))
+    if outcome["asked"]:
+        load.wait_for_cards()
     remove_secrets(folder)
     here = _unfinished(request)
     if here is not None:

@@ -28,8 +28,10 @@ def warnings_of(recipe: Recipe, facts: Mapping[str, Facts], device: str, ranks: 
         return []
     found = []
     if recipe.method.dropout > 0:
+        on_cards = " and on cards of another model" if device == "cuda" else ""
         found.append(
-            f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches; with dropout 0 the curve is the same to the last digits"
+            f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches{on_cards}; with dropout 0 the curve is"
+            " the same to the last digits"
         )
     narrow = recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
     if recipe.parallel.compress == "powersgd" and narrow:

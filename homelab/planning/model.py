@@ -194,6 +194,11 @@ class Plan(Frozen):
     balance: str = "fixed"  # measured | fixed
     time: TimeEstimate | None = None
 
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of an optimizer step, as expected; None where nothing is known of it."""
+        return self.time.step_s if self.time else None
+
     def node(self, name: str) -> NodePlan:
         """The part of this node; KeyError when it has none."""
         for node in self.nodes:

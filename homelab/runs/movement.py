@@ -15,10 +15,13 @@ _ECHOES = 2
 
 
 class Movement:
-    """Whether the ranks of some nodes go on, from one look at them after the other. Pure. `step_s`: how long a step takes, if known."""
+    """Whether the ranks of some nodes go on, from one look at them after the other. Pure.
 
-    def __init__(self, step_s: float | None) -> None:
-        self._step_s = step_s
+    `step_s`: how long a step takes, if known; `planned_s`: how long the plan expects it to take.
+    """
+
+    def __init__(self, step_s: float | None, planned_s: float | None = None) -> None:
+        self._step_s, self._planned_s = step_s, planned_s
         self._tracks: dict[tuple[str, int], Track] = {}
         self._since: dict[tuple[str, int], float] = {}
         self.wait_s = 0.0
@@ -32,7 +35,7 @@ class Movement:
                 beat, key = rank.heartbeat, (reply.node, number)
                 if beat is None or beat.phase == "done":
                     continue
-                limit_s = watchdog.limit_s(beat.phase, self._step_s, "cut")
+                limit_s = watchdog.limit_s(beat.phase, self._step_s, "cut", self._planned_s)
                 track = self._tracks.setdefault(key, [])
                 if not track or track[-1] != (beat.phase, beat.step):
                     age_s = 0.0 if track else min(max(reply.time - beat.time, 0.0), limit_s)

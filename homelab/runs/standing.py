@@ -10,15 +10,17 @@ from homelab.runs.signs import RankSign, Sign
 from homelab.runs.watchdog import Verdict
 
 
-def standing(attempt: int, expected: Collection[str], replies: Mapping[str, Reply], step_s: float | None) -> Verdict | None:
+def standing(
+    attempt: int, expected: Collection[str], replies: Mapping[str, Reply], step_s: float | None, planned_s: float | None = None
+) -> Verdict | None:
     """The watchdog's verdict where everybody waits, None where somebody moves or nobody can tell.
 
-    `expected`: the nodes of the plan; `step_s`: how long a step takes, if known. How long a rank has stood still is counted by its
-    node's own clock, which wrote both times.
+    `expected`: the nodes of the plan; `step_s`: how long a step takes, if known; `planned_s`: how long the plan expects it to take. How
+    long a rank has stood still is counted by its node's own clock, which wrote both times.
     """
     parts = {name: (reply, reply.run) for name, reply in replies.items() if reply.run and reply.run.attempt == attempt and reply.run.is_alive}
     signs = {name: _sign(reply, run) for name, (reply, run) in parts.items()}
-    found = watchdog.judge(attempt, expected, signs, step_s)
+    found = watchdog.judge(attempt, expected, signs, step_s, planned_s)
     return found if found.kind in ("silent-node", "hang") else None
 
 

@@ -27,8 +27,10 @@ LEAST_STILL_S: Mapping[Company, float] = {"whole": 30.0, "unheard": 5.0, "cut": 
 STILL_FACTOR: Mapping[Company, float] = {"whole": 12.0, "unheard": 12.0, "cut": 3.0}
 # A process that is stopped by a signal for so long is not being looked at by a debugger for a moment.
 FROZEN_S = 3.0
-# Before the second step nobody knows how long one takes (kernels are compiled, caches are cold).
+# Before the second step nobody has seen how long one takes (kernels are compiled, caches are cold). Where the plan expects long ones: so
+# many of those, because what it expects of a card that was never measured may be wrong.
 FIRST_STEP_S: Mapping[Company, float] = {"whole": 300.0, "unheard": 120.0, "cut": 30.0}
+FIRST_STEP_FACTOR = 4.0
 # Without a sign, which is also that the process is seen to work (`homelab.node.work`). While a node is missing, waiting so long for it is
 # the likelier cause than the work itself.
 LIMITS_S: Mapping[Company, Mapping[str, float]] = {
@@ -62,11 +64,13 @@ class Verdict:
         return self.kind in TROUBLE
 
 
-def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], step_s: float | None) -> Verdict:
+def judge(
+    attempt: int, expected: Collection[str], signs: Mapping[str, Sign], step_s: float | None, planned_s: float | None = None
+) -> Verdict:
     """The verdict on one attempt.
 
     `expected`: the nodes of its plan. `signs`: each node's last line (none for a node that never spoke). `step_s`: how long the
-    slowest of the last steps took (p99), None before the second step of this attempt.
+    slowest of the last steps took (p99), None before the second step of this attempt; `planned_s`: how long the plan expects one to take.
     """
     heard = {name: sign for name, sign in signs.items() if name in expected and sign.heard_s <= UNHEARD_S}
     unheard = tuple(name for name in expected if name not in heard)
@@ -84,7 +88,7 @@ def judge(attempt: int, expected: Collection[str], signs: Mapping[str, Sign], st
     if gone is not None:
         return gone
     lost = tuple(name for name in unheard if name not in known or known[name].heard_s > LOST_S)
-    return _still(heard, unheard, lost, step_s)
+    return _still(heard, unheard, lost, step_s, planned_s)
 
 
 def confirmed(first: Verdict, again: Verdict, signs: Mapping[str, Sign]) -> Verdict:
@@ -163,7 +167,9 @@ def _gone(heard: Mapping[str, Sign], unheard: tuple[str, ...]) -> Verdict | None
     return Verdict("silent-node", tuple(gone), because=said)
 
 
-def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], lost: tuple[str, ...], step_s: float | None) -> Verdict:
+def _still(
+    heard: Mapping[str, Sign], unheard: tuple[str, ...], lost: tuple[str, ...], step_s: float | None, planned_s: float | None
+) -> Verdict:
     """Somebody has to get on. Whoever is heard and does proves that those who are not heard do, too."""
     if not heard:
         return Verdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
@@ -173,7 +179,7 @@ def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], lost: tuple[str,
     late = [
         (name, number, rank)
         for name, number, rank in _ranks(heard)
-        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, before if rank.phase in BEFORE_TRAINING else later)
+        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, before if rank.phase in BEFORE_TRAINING else later, planned_s)
     ]
     waiting = [rank for _, _, rank in _ranks(heard) if rank.phase != "done"]
     if not late or len(late) < len(waiting):
@@ -188,11 +194,13 @@ def _still(heard: Mapping[str, Sign], unheard: tuple[str, ...], lost: tuple[str,
     return Verdict("hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})")
 
 
-def limit_s(phase: str, step_s: float | None, company: Company) -> float:
-    """How long a rank in this phase may give no sign. `step_s`: the usual step, None where nobody knows it."""
+def limit_s(phase: str, step_s: float | None, company: Company, planned_s: float | None = None) -> float:
+    """How long a rank in this phase may give no sign. `step_s`: the usual step, None where nobody has seen it; `planned_s`: the plan's."""
     if phase != "training":
         return LIMITS_S[company].get(phase, FIRST_STEP_S[company])
-    return FIRST_STEP_S[company] if step_s is None else max(LEAST_STILL_S[company], STILL_FACTOR[company] * step_s)
+    if step_s is None:
+        return max(FIRST_STEP_S[company], FIRST_STEP_FACTOR * (planned_s or 0.0))
+    return max(LEAST_STILL_S[company], STILL_FACTOR[company] * step_s)
 
 
 def _ranks(signs: Mapping[str, Sign]) -> Iterator[tuple[str, int, RankSign]]:

@@ -105,8 +105,11 @@ def stand_in(pad: int) -> Row:
 
 
 def random_seed(seed: int, step: int, sources: Sequence[int]) -> int:
-    """A seed for dropout that depends on the samples in a micro-batch, not on the rank: with one row per micro-batch, the draws
-    are the same on any cluster, and a resumed run draws what the undisturbed one did."""
+    """A seed for dropout that depends on the samples in a micro-batch, not on the rank: a resumed run draws what the undisturbed one did.
+
+    With one row per micro-batch the draws are the same on any cluster of CPUs, and of cards of one model. Cards of unlike models lay the
+    same numbers out differently (ATen/native/cuda/Dropout.cu: by the number of their processors).
+    """
     digest = hashlib.sha256(f"homelab dropout {seed} {step} {list(sources)}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

@@ -39,6 +39,14 @@ class StepClock:
         yield
         self._passes.append((start, self._now() if self._ready is None else self._ready))
 
+    def keep_up(self) -> None:
+        """On CUDA, Python is ahead of the card, by a whole step where nothing holds it up: wait until the pass before the last one is done.
+
+        So a sign of life after each pass tells what the card does; one pass is queued all the while, and the card never idles for it.
+        """
+        if self.cuda and len(self._passes) > 1:
+            self._passes[-2][1].synchronize()
+
     @property
     def passes_s(self) -> list[float]:
         """Seconds of each pass of this step. On CUDA it waits for the kernels: ask after the step."""

@@ -99,13 +99,16 @@ class PowerSgd(Reduction):
         self._waiting: list[tuple[Any, Any]] = []
 
     def _reduce(self, bucket: Any) -> Any:
-        if bucket.buffer().is_cuda:
+        import torch
+        import torch.distributed as dist
+
+        if dist.get_backend() == "nccl":  # a stream of its own, in the order of the calls
             return self._one(bucket)
         # Gloo finishes an all-reduce in a thread of its own, and the hook starts the next one there. With two buckets on their way
         # those would be started in another order on each rank, and mixed up: so one bucket after the other, when all are ready.
-        import torch
-
-        future: Any = torch.futures.Future()
+        # It averages what is on a card, too.
+        buffer = bucket.buffer()
+        future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._waiting.append((bucket, future))
         if bucket.is_last():
             waiting, self._waiting = self._waiting, []

@@ -30,7 +30,9 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
     """
     if len(task.plan["ranks"]) == 1:
         return None
-    everyone = ranks.gather(numbers(model))
+    mine = numbers(model)
+    ranks.wait_for_all("weights", len(task.plan["ranks"]))  # they were read from disks of unlike speed
+    everyone = ranks.gather(mine)
     trained, read, held = (
         {rank: str(values[start : start + replicas.NUMBERS]) for rank, values in enumerate(everyone)} for start in range(0, 3 * replicas.NUMBERS, replicas.NUMBERS)
     )

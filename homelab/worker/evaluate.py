@@ -17,11 +17,13 @@ from homelab.worker.errors import TrainingError
 
 @torch.no_grad()
 def held_out_loss(
-    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device, *, after_pass: Callable[[], None]
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device, *, after_pass: Callable[[], None],
+    wait: Callable[[], None],
 ) -> float:  # fmt: skip
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
 
-    Collective: every rank calls it. No rank needs a row of its own, as the forward pass itself waits for nobody.
+    Collective: every rank calls it. No rank needs a row of its own, as the forward pass itself waits for nobody. `wait` is called when this
+    rank is through: the first evaluation is shared out by guessed speeds, and no collective should be held open for minutes.
     """
     model.eval()
     mine = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], rank)]
@@ -37,6 +39,7 @@ def held_out_loss(
         summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
         counted += tokens
         after_pass()
+    wait()
     everyone = ranks.gather([summed, float(counted)])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:

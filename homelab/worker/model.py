@@ -67,9 +67,10 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if method["kind"] != "full":
         model = add_adapters(model, method, task.seed)
         if method["dropout"] > 0:
-            note(
-                "dropout: draws depend on which rows share a micro-batch; [parallel] micro_batch = 1 makes them independent of the cluster"
-            )
+            mend = "; [parallel] micro_batch = 1 makes them independent of the cluster"
+            if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors
+                mend = " and on the model of the card; dropout = 0 makes the curve independent of the cluster"
+            note(f"dropout: draws depend on which rows share a micro-batch{mend}")
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"')

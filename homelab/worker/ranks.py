@@ -2,8 +2,9 @@
 
 There are two kinds of waiting. Where ranks connect, a silent peer cannot be reached, and HOMELAB_DDP_TIMEOUT_S (120) ends the wait. From
 then on one rank may rightly take many minutes longer than another: it loads or saves (there the others wait at torchrun's key-value
-store), or its machine is slow today and the others wait in a collective. Both end after HOMELAB_PATIENCE_S (1800), which is a last resort:
-who is dead, frozen or cut off is noticed in seconds by whoever watches the run (`homelab.runs.watchdog`, `homelab.node.guard`).
+store), or its machine is slow today and the others wait in a collective. Both end after half an hour, or after three
+times what the plan expects of a step where that is longer (HOMELAB_PATIENCE_S overrules it). That is a last resort: who is dead, frozen
+or cut off is noticed in seconds by whoever watches the run (`homelab.runs.watchdog`, `homelab.node.guard`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,8 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.task import Task
 
 _stores: list[dist.Store] = []  # the store of the process group, once joined
+_LEAST_PATIENCE_S = 1800.0
+_GUESS = 3.0  # what is expected of a card that was never measured may be wrong by so much
 
 
 def claim_device(task: Task) -> None:
@@ -53,6 +57,7 @@ def connect(task: Task) -> None:
             os.environ.pop(name, None)
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    os.environ.setdefault("HOMELAB_PATIENCE_S", str(patience_s(task.plan)))
     store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience())))
     _stores.append(dist.PrefixStore(f"homelab/{task.attempt}", store))
     wait_for_all("loaded", size)
@@ -133,4 +138,11 @@ def silence() -> datetime.timedelta:
 
 def patience() -> datetime.timedelta:
     """How long a peer that was reached once is waited for."""
-    return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_PATIENCE_S", "1800")))
+    return datetime.timedelta(seconds=float(os.environ.get("HOMELAB_PATIENCE_S", _LEAST_PATIENCE_S)))
+
+
+def patience_s(plan: Mapping[str, Any]) -> float:
+    """The same in seconds, as a plan wants it: NCCL counts from the moment at which the first rank comes to a collective, and that one
+    may have had next to nothing to do in a step, or an evaluation, of many minutes."""
+    expected = plan.get("time") or {}
+    return max(_LEAST_PATIENCE_S, *(_GUESS * float(expected.get(name) or 0.0) for name in ("step_s", "evaluate_s")))

@@ -102,7 +102,9 @@ def bring(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
             )
         room.make(task.checkpoints_dir, task.resume_step, size_bytes, int(task.section("checkpoint")["keep"]))
     ranks.gather([1.0])  # who has no room has ended by now, and everybody with it, before anything is sent
-    group = dist.new_group([source, *lacking], timeout=ranks.patience(), backend="gloo")
+    # Only its members make it. Else torch would have all others split the NCCL group beside it, which is bound to a card, and they would
+    # wait there for the members for ever (distributed_c10d.py of 2.13, _new_process_group_helper; pytorch issue 145376).
+    group = dist.new_group([source, *lacking], timeout=ranks.patience(), backend="gloo", use_local_synchronization=True)
     progress = _Progress(recorder, size_bytes)
     began_s = time.perf_counter()
     if task.rank == source:

@@ -137,8 +137,10 @@ class Run:
 
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
-        from homelab.worker import copies
+        from homelab.worker import copies, ranks
 
+        # The state of the optimizer comes from disks of unlike speed, and the first collective is in the first step.
+        ranks.wait_for_all("prepared", self.task.world_size)
         begin = self.task.resume_step
         told = copies.refuse_unequal(trainer.model, self.task, f"step {begin}, seen on node {self.task.node}")
         if told:
@@ -231,11 +233,12 @@ class Run:
         if not self.held_out:
             return
         self.recorder.heartbeat("evaluating")
+        from homelab.worker import ranks
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
             trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
-            after_pass=self.recorder.sign,
+            after_pass=self.recorder.sign, wait=lambda: ranks.wait_for_all(f"evaluated/{step}", self.task.world_size),
         )  # fmt: skip
         self.curves.evaluation(step, loss, time.time())
         if self.task.rank == 0:

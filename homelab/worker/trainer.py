@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from homelab.worker import compress, gradients, learning_rate, optimizer_state
+from homelab.worker import compress, gradient_norm, gradients, learning_rate, optimizer_state
 from homelab.worker.balance import Change, Report
 from homelab.worker.batches import StepBatches, StepItem, loss_tokens
 from homelab.worker.clock import StepClock
@@ -162,6 +162,7 @@ class ShareTrainer(Trainer):
             with self.clock.one_pass(), sync:
                 loss = super().training_step(model, batch, num_items_in_batch)
             summed += loss.detach()
+            self.clock.keep_up()
             self.after_pass()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
@@ -212,13 +213,13 @@ class ShareTrainer(Trainer):
         rest_s = self.step_s - self.clock.communication_s - sum(passes_s)
         self.meter.observe(list(zip(tokens, passes_s, strict=True)) if tokens else [], rest_s)
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        self.grad_norm = float(norm)
+    def _clip_grad_norm(self, model: Any) -> float:
+        self.accelerator.unscale_gradients()
+        self.grad_norm = gradient_norm.clip(model.parameters(), self.args.max_grad_norm)
         # With fp16 the scaler meets infinities on purpose, and skips those steps.
         if not math.isfinite(self.grad_norm) and self.task.precision != "fp16":
             raise self.not_a_number("the gradient", list(range(self.task.world_size)))
-        return norm
+        return self.grad_norm
 
     def not_a_number(self, what: str, bad: list[int]) -> TrainingError:
         """The error for a loss or gradient that is NaN or infinite on the ranks `bad`. Raised before the weights are touched."""

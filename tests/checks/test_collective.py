@@ -270,6 +270,8 @@ def test_wrong_sums_slow_sums_and_leftovers_are_found() -> None:
 def test_what_a_processor_holds_up_or_loopback_carries_is_not_called_slow() -> None:
     slow = Measured(64_000_000, 2.9, 29e6, 0.1)
     assert found(result(measured=(replace(slow, cpu_s=1.5),)), wired(2e9)) == []
+    (spins,) = found(result(backend="nccl", measured=(replace(slow, cpu_s=5.8),)), wired(2e9))
+    assert spins.check == "collective.speed", "with NCCL a processor is always busy: it polls"
     loopback = replace(wired(2e9), lan=dict.fromkeys(healthy.NAMES, ("127.0.0.1", "lo")))
     assert found(result(measured=(slow,)), loopback) == []
     assert found(result(measured=(slow,)), healthy.cpu()) == []  # the wire was not measured
@@ -292,13 +294,43 @@ def test_it_is_needed_again_when_something_changed() -> None:
     assert not judges.needed(healthy.gpu(names=("tower",)))
 
 
+def two_cards(evidence: Evidence) -> Evidence:
+    """The first node has another card like its own."""
+    node, facts = evidence.cluster.nodes[0], evidence.facts["tower"]
+    cards, devices = [entry.model_dump() for entry in facts.gpus] * 2, (facts.gpu_probe or {})["devices"] * 2
+    more = healthy.with_facts(evidence, "tower", gpus=cards, gpu_probe={**(facts.gpu_probe or {}), "devices": devices})
+    return healthy.with_node(more, "tower", gpus=[card.model_dump() for card in node.gpus] * 2)
+
+
+def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
+    """Between them P2P or /dev/shm can hang, as a network can."""
+    box = two_cards(healthy.gpu(names=("tower",)))
+    assert judges.needed(box) and judges.wanted(box, (), "when-changed") and judges.SUBJECT.needs(box) == "not run: --deep runs it"
+    alone = replace(box, lan={})
+    assert judges.wanted(alone, (), "always"), "it needs no network"
+    plan = control._plan(alone)
+    assert (plan.world_size, plan.backend, control._request(plan, "tower", "collective-1")["ranks"]) == (2, "nccl", 2)
+    one = healthy.gpu(names=("tower",))
+    assert not judges.wanted(one, (), "always") and not judges.wanted(replace(box, plan=healthy.plan([{"node": "tower", "need_gib": 1}])), (), "always")
+    kept = CollectiveFacts(fingerprint=judges.fingerprint(box))
+    assert not judges.wanted(healthy.with_facts(box, "tower", collective=kept.model_dump()), (), "when-changed")
+
+
+def test_cards_of_one_box_that_hang_have_their_own_hint() -> None:
+    box = two_cards(healthy.gpu(names=("tower",)))
+    missing = RankState(1, "tower", "joining")
+    hangs = CollectiveResult("nccl", ("tower",), 2, error="stood still", missing=(missing,), states=(RankState(0, "tower", "8 bytes"), missing))
+    (finding,) = found(hangs, box)
+    assert finding.node == "tower" and "NCCL_P2P_DISABLE" in finding.hint and "/dev/shm" in finding.hint
+
+
 def test_it_is_not_run_where_it_would_only_hang() -> None:
     assert not judges.blocked(healthy.cpu()) and not judges.blocked(healthy.gpu())
     without_torch = healthy.packages(healthy.cpu(), "laptop", torch=None)
     assert judges.blocked(without_torch) and not judges.blocked(without_torch, skip=("python",))
     assert judges.SUBJECT.needs(without_torch) == "not run: mend the failures above first"
     assert judges.SUBJECT.needs(healthy.cpu()) == "not run: --deep runs it"
-    assert judges.SUBJECT.needs(healthy.cpu(names=("tower",))) == "not needed: one node"
+    assert judges.SUBJECT.needs(healthy.cpu(names=("tower",))) == "not needed: one process"
     assert judges.SUBJECT.needs(replace(healthy.cpu(), collective=result())) is None
     assert judges.blocked(healthy.cut(healthy.cpu(), ("tower", "laptop")))
     for problem in ("Read-only file system", "Permission denied"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 
 from homelab.diagnose.cause import diagnose
 from homelab.node import __main__ as node_main
-from homelab.node import digests, facts, files, paths, poll, ports, processes, watch
+from homelab.node import digests, facts, files, load, paths, poll, ports, processes, watch
 from homelab.node.probes import speeds
 from homelab.remote import answers
 from homelab.runs.reply import parse_replies
@@ -163,6 +164,50 @@ def test_what_outlives_a_killed_torchrun_is_ended(workdir: Path) -> None:
     end = ended(workdir)
     assert (end["returncode"], end["signal"], end["stopped"]) == (None, signal.SIGKILL, False)
     wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
+
+
+LETS_GO_SLOWLY = """
+import ctypes, fcntl, json, os, signal, sys, threading, time
+home = os.path.join(os.environ["HOMELAB_RUN_DIR"], "attempts", "1", "ranks", "0")
+os.makedirs(home)
+card = open(sys.argv[1], "w")
+fcntl.flock(card, fcntl.LOCK_EX)
+with open(os.path.join(home, "heartbeat.json"), "w") as beat:
+    json.dump({"pid": os.getpid(), "phase": "training", "step": 1}, beat)
+def end(*_):
+    threading.Thread(target=lambda: (time.sleep(1.5), os._exit(0))).start()
+    ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit(2): of this thread alone
+signal.signal(signal.SIGTERM, end)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_rank_that_is_ending_is_waited_for_until_it_has_let_go_of_its_card(workdir: Path, tmp_path: Path, is_ending: bool) -> None:
+    """Its first thread is a zombie without an environment, as after a kill -9, and another one still holds the file. Who waits for it is killed."""
+    started = ask("start", request(workdir, LETS_GO_SLOWLY, command=[sys.executable, "-c", LETS_GO_SLOWLY, str(tmp_path / "card")]))
+    beat = Path(started["run_dir"]) / "attempts/1/ranks/0/heartbeat.json"
+    wait_until(lambda: beat.exists() and beat.read_text().endswith("}"))
+    pid = json.loads(beat.read_text())["pid"]
+    if is_ending:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: processes.is_ending(pid))
+        assert not processes.is_alive(pid) and pid not in processes.of_run(RUN, str(workdir), NODE)
+    outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 0.3})
+    with open(tmp_path / "card", "w") as card:
+        fcntl.flock(card, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert outcome["left"] == [] and processes.born(pid) is None and not processes.is_ending(pid)
+
+
+def test_a_stop_waits_while_a_card_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [(8000, 8000), (8000, 5000), (8000, 300), (8000, 300), (8000, 0)]
+    looks = iter(used)
+    monkeypatch.setattr(load, "gpus", lambda timeout_s: ("ok", [{"index": index, "memory_used_bytes": byte} for index, byte in enumerate(next(looks))]))
+    load.wait_for_cards(every_s=0.0)
+    assert next(looks) == used[4], "it looked four times"
+    for nothing in (("missing", []), ("ok", [{"index": 0, "memory_used_bytes": None}])):
+        monkeypatch.setattr(load, "gpus", lambda timeout_s, nothing=nothing: nothing)
+        load.wait_for_cards(every_s=60.0)
 
 
 def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:

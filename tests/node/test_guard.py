@@ -52,6 +52,19 @@ def test_who_is_alone(
     assert (guard.reason(unheard_s, dict(enumerate(ranks)), slowest_step_s) is not None) is lets_go
 
 
+@pytest.mark.parametrize(("time_of_plan", "lets_go"), [({"step_s": 275.0}, False), ({"step_s": 1.0}, True), ({"step_s": "soon"}, True), (None, True)])
+def test_a_first_step_has_the_time_that_the_plan_expects_of_it(tmp_path: Path, time_of_plan: Any, lets_go: bool) -> None:
+    """Alone for a quarter of an hour, in the first step of a 7B model on an old card."""
+    folder = Path(paths.attempt_dir(paths.run_dir(str(tmp_path), RUN), 1))
+    (folder / "ranks" / "0").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"nodes": NODES, "ranks": RANKS, "time": time_of_plan}))
+    (folder / "ranks" / "0" / "heartbeat.json").write_text(json.dumps({"phase": "training", "step": 0, "time": 1.0}))
+    alone = guard.Guard(str(tmp_path), RUN, 1, NODE)
+    alone._began_s = 0.0
+    assert alone.look(1000.0) is None
+    assert (alone.look(1900.0) is not None) is lets_go
+
+
 def test_the_word_of_a_follower_counts_and_a_damaged_file_does_not(tmp_path: Path) -> None:
     assert follow.last_heard_s(str(tmp_path)) == 0.0
     follow.hear(str(tmp_path))

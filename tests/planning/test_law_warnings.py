@@ -45,6 +45,12 @@ def test_compression_is_said_and_priced(name: str, words: str) -> None:
     assert f"all-reduce of {SENT[name]} of gradient" in less
 
 
+def test_dropout_draws_by_the_model_of_the_card() -> None:
+    (cpus,), (cards,) = (law(seen, method={"kind": "lora", "dropout": 0.05}) for seen in (healthy.cpu(), healthy.gpu()))
+    assert "other micro-batches" in cpus and "cards" not in cpus
+    assert "other micro-batches and on cards of another model" in cards
+
+
 def test_powersgd_on_adapters_that_are_narrow_already() -> None:
     recipe = healthy.recipe(parallel={"compress": "powersgd"}, method={"kind": "lora", "rank": 8})
     (line,) = (line for line in make(with_config(), recipe).warnings if "powersgd" in line)

@@ -58,6 +58,12 @@ def test_a_clock_that_jumps_makes_nobody_wait_for_ever() -> None:
     assert watch.wait_s <= 0
 
 
+def test_before_the_first_step_the_plan_says_how_long_to_look() -> None:
+    watch = Movement(step_s=None, planned_s=100.0)
+    watch.see([reply(0)], 0.0)
+    assert watch.wait_s == pytest.approx(400.0)
+
+
 def test_nobody_that_lives_is_nobody_that_moves() -> None:
     watch = Movement(step_s=None)
     watch.see([Reply.model_validate({"node": "tower", "time": 1.0})], 0.0)

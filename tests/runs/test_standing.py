@@ -35,6 +35,8 @@ def test_who_is_not_reached_while_all_others_wait_is_named() -> None:
 def test_a_hang_is_seen_while_all_answer() -> None:
     assert look(*(reply(name, 57.0) for name in NODES)) == ("hang", ())
     assert look(*(reply(name, 57.0, "loading") for name in NODES)) is None
+    first = {name: reply(name, 400.0) for name in NODES}
+    assert standing(1, NODES, first, None) and standing(1, NODES, first, None, planned_s=101.0) is None
     assert look(*(reply(name, 57.0, "saving") for name in NODES)) is None
 
 

@@ -29,8 +29,8 @@ def all_signs(**changes: dict[str, Any]) -> dict[str, Sign]:
     return {name: sign(rank, **changes.get(name, {})) for rank, name in enumerate(NODES)}
 
 
-def judge(signs: dict[str, Sign], step_s: float | None = 1.0) -> watchdog.Verdict:
-    return watchdog.judge(1, NODES, signs, step_s)
+def judge(signs: dict[str, Sign], step_s: float | None = 1.0, planned_s: float | None = None) -> watchdog.Verdict:
+    return watchdog.judge(1, NODES, signs, step_s, planned_s)
 
 
 DONE = {"exit": Exit(returncode=0), "torchrun": "", "agent": "", "rank_phase": "done", "rank_state": ""}
@@ -140,6 +140,16 @@ def test_a_slow_step_is_no_hang_and_the_first_step_has_time() -> None:
     assert judge(signs, step_s=None).kind == "well"
     late = all_signs(**{name: {"rank_still_s": watchdog.FIRST_STEP_S["whole"] + 1} for name in NODES})
     assert judge(late, step_s=None).kind == "hang"
+
+
+@pytest.mark.parametrize("company", ["whole", "unheard", "cut"])
+def test_a_first_step_that_the_plan_expects_to_take_minutes_may_take_four_times_as_long(company: watchdog.Company) -> None:
+    """One step of recipes/llama7b-lora.toml on an RTX 2060 Super alone: 275 s by the plan."""
+    assert watchdog.limit_s("training", None, company, 275.0) == 1100.0
+    assert watchdog.limit_s("training", None, company, 0.3) == watchdog.limit_s("training", None, company) == watchdog.FIRST_STEP_S[company]
+    assert watchdog.limit_s("training", 10.0, company, 275.0) < 275.0, "what was seen counts more"
+    late = all_signs(**{name: {"rank_still_s": 1000.0, "rank_step": 0} for name in NODES})
+    assert judge(late, None, 275.0).kind == "well" and judge(late, None, 200.0).kind == "hang"
 
 
 def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> None:

@@ -103,3 +103,36 @@ def test_powersgd_goes_on_after_a_resume(forks: harness.Forks, trained: Trained)
 
 def sent(run: Path, attempt: int, rank: int) -> list[int]:
     return [line["sent_bytes"] for line in harness.lines(run, attempt, rank, "metrics.jsonl", "train")]
+
+
+@pytest.mark.parametrize(("backend", "begun"), [("nccl", [1]), ("gloo", [])])
+def test_powersgd_waits_for_all_buckets_where_gloo_would_mix_them_up(monkeypatch: pytest.MonkeyPatch, backend: str, begun: list[int]) -> None:
+    """Wherever the gradients are: ranks that share one card talk over gloo, too."""
+    import torch
+    import torch.distributed as dist
+
+    class Bucket:
+        def __init__(self, number: int, *, last: bool) -> None:
+            self.number, self.last = number, last
+
+        def is_last(self) -> bool:
+            return self.last
+
+        def buffer(self) -> torch.Tensor:
+            return torch.zeros(1)
+
+    reduced: list[int] = []
+
+    def one(bucket: Bucket) -> torch.futures.Future[int]:
+        reduced.append(bucket.number)
+        done: torch.futures.Future[int] = torch.futures.Future()
+        done.set_result(bucket.number)
+        return done
+
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    reduction = compress.PowerSgd(2)
+    monkeypatch.setattr(reduction, "_one", one)
+    first = reduction._reduce(Bucket(1, last=False))
+    assert reduced == begun
+    last = reduction._reduce(Bucket(2, last=True))
+    assert reduced == [1, 2] and (first.wait(), last.wait()) == (1, 2)

@@ -57,3 +57,31 @@ def test_who_has_connected_is_waited_for_longer_than_who_never_did(monkeypatch: 
         assert group.options._timeout.total_seconds() == 300
     finally:
         ranks.disconnect()
+
+
+def test_on_a_card_a_sign_tells_that_a_pass_is_done_and_not_that_it_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from homelab.worker.clock import StepClock
+
+    queued: list[Event] = []
+    done: list[Event] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            queued.append(self)
+
+        def synchronize(self) -> None:
+            done.append(self)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = StepClock("cuda")
+    for number in range(3):
+        with clock.one_pass():
+            pass
+        assert len(queued) == 2 * (number + 1)
+        clock.keep_up()
+    assert done == [queued[1], queued[3]], "the ends of the first two passes; the third is still on its way"

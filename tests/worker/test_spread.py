@@ -104,6 +104,12 @@ def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole
     assert any("went from whole to damaged, without" in note for note in notes)
 
 
+def test_who_has_no_part_in_the_sending_does_not_wait_at_the_cards_group(run: Path, forks: harness.Forks) -> None:
+    codes, output = again(forks, run, 2, entry="tests.worker.test_spread:beside_cards")
+    assert codes == [0] * 4, output
+    assert content(checkpoints(run, "damaged") / STEP) == content(checkpoints(run, "whole") / STEP)
+
+
 def test_a_whole_copy_with_other_weights_is_replaced_by_what_most_hold(run: Path, forks: harness.Forks) -> None:
     undisturbed = harness.weights(run, 4)
     odd = checkpoints(run, "damaged")  # the head's own: it has no vote more than the others
@@ -266,4 +272,29 @@ def damaged_on_the_way() -> int:
 
     if is_without():
         spread._Arriving.write = flip  # type: ignore[method-assign]
+    return worker()
+
+
+def beside_cards() -> int:
+    """The ranks' group is bound to a card, as NCCL's is (`device_id`): who is in no new group would split it, and wait for the others."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    class Bound:
+        def perform_nocolor_split(self, device: torch.device) -> None:
+            raise RuntimeError(f"rank {dist.get_rank()} splits the group of {device}, and the members of the new one never come")
+
+    make = dist.new_group
+
+    def bound(*arguments: Any, **options: Any) -> Any:
+        everybody = distributed_c10d._get_default_group()
+        everybody.bound_device_id = torch.device("cuda", 0)
+        try:
+            return make(*arguments, **options)
+        finally:
+            everybody.bound_device_id = None
+
+    distributed_c10d._get_split_source = lambda group: Bound()
+    dist.new_group = bound
     return worker()
