@@ -15,6 +15,7 @@ Gradients are there from the start, as in DDP's buckets. Attention is the kernel
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -59,7 +60,8 @@ def dry_run(
         batch = {"input_ids": rows, "labels": rows.clone()} | (
             {"attention_mask": torch.ones_like(rows)} if masked else {}
         )
-        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=stand_ins.FakeStep)
+        optimizer = functools.partial(stand_ins.FakeStep, precision=precision)
+        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=optimizer)
     return {
         "peak_bytes": tracker.peak_bytes,
         "at": tracker.at,

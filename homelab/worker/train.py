@@ -78,8 +78,8 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import copies, ranks, spread
-        from homelab.worker.batches import StepBatches
+        from homelab.worker import copies, fused_loss, ranks, spread
+        from homelab.worker.batches import Form, StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
         from homelab.worker.trainer import ShareTrainer, training_arguments
@@ -101,7 +101,13 @@ class Run:
         recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
         ranks.claim_device(task)
         model = load_model(task, path, recorder.note)
+        why_padded = _why_padded(task, model)
         ranks.connect(task)
+        joined = not any(values[0] for values in ranks.gather([float(why_padded is not None)]))
+        if joined:
+            self.balance.join_rows()
+        elif why_padded:
+            recorder.note(f"rows of different length are padded: {why_padded}")
         resume = spread.bring(task, fault, recorder)
         self.curves = Curves.carried_by(resume, task)
         keep_before(task, self.curves)
@@ -119,7 +125,7 @@ class Run:
             steps=steps,
             balance=self.balance,
             rank=task.rank,
-            pad=self.tokenizer.pad_token_id or 0,
+            form=Form(self.tokenizer.pad_token_id or 0, joined, fused_loss.takes_labelled(model)),
         )
         if task.rank == 0 and task.section("tracking")["tensorboard"]:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
@@ -236,7 +242,7 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
+            trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, trainer.args.device,
             after_pass=self.recorder.sign,
         )  # fmt: skip
         self.curves.evaluation(step, loss, time.time())
@@ -298,6 +304,16 @@ class Run:
             fence.check(self.task.run_dir, self.task.attempt)
             write_final(trainer.model, self.tokenizer, self.task, self.curves)
         ranks.wait_for_all("finished", self.task.world_size)
+
+
+def _why_padded(task: Task, model: Any) -> str | None:
+    """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
+    if not task.switches.joined_rows:
+        return "the plan says so"
+    from homelab.worker import attention
+    from homelab.worker.model import DTYPES
+
+    return attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
 
 
 def _timed(work: Callable[[], None]) -> float:

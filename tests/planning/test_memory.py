@@ -19,7 +19,7 @@ assert SMOL and LLAMA_7B and LLAMA_8B
 
 
 def train(**changes: Any) -> Train:
-    return Train(**{"global_batch": 32, "steps": 1, "learning_rate": 1e-4, "seq_len": 512, **changes})
+    return Train(**{"global_batch": 32, "steps": 1, "learning_rate": 1e-4, "seq_len": 512, "fused_loss": False, **changes})
 
 
 def items(architecture: Architecture, method: Method, settings: Train, **changes: Any) -> dict[str, int]:
