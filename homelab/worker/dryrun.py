@@ -99,7 +99,7 @@ def build(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any],
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
-        fused_loss.install(model)
+        fused_loss.install(model, labelled_only=False)  # how many there are is not known before the data: as if all had one
     return add_adapters(model, method, int(train["seed"])) if kind != "full" else model
 
 
