@@ -27,7 +27,7 @@ def write(folder: Path, model: str, steps: int, *, method: str, completion_only:
         for _ in range(GLOBAL_BATCH * steps):
             words = min(int(draw.lognormvariate(4.5, 0.8)) + 8, 300)
             text = [draw.choice(vocabulary) for _ in range(words)]
-            cut = max(2, words // 3)
+            cut = min(max(2, words // 3), 40)
             file.write(json.dumps({"prompt": " ".join(text[:cut]), "completion": " " + " ".join(text[cut:])}) + "\n")
     recipe: dict[str, Any] = {
         "model": {"name": model, "revision": None},
