@@ -134,7 +134,8 @@ class Method(Strict):
 class Train(Strict):
     """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most.
 
-    `fused_loss` never builds all logits at once: the same loss in less memory. `lr_scale` scales `learning_rate` by
+    `fused_loss` never builds all logits at once: the same loss in less memory and time ("auto": for every model whose loss is of the
+    usual kind). `lr_scale` scales `learning_rate` by
     global_batch / reference_batch, or its square root. `global_batch_max` allows a launch over a slow wire to raise `global_batch`.
     """
 
@@ -151,7 +152,7 @@ class Train(Strict):
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     precision: Precision = "auto"
     gradient_checkpointing: bool = True
-    fused_loss: bool = False
+    fused_loss: Literal["auto"] | bool = "auto"
     lr_scale: Literal["none", "linear", "sqrt"] = "none"
     reference_batch: int | None = Field(default=None, ge=1)
     global_batch_max: int | None = Field(default=None, ge=1, le=1_000_000)

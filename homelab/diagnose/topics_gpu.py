@@ -19,7 +19,7 @@ TOPICS: tuple[Topic, ...] = (
         "adapter's optimizer state is tens of MB, so another optimizer saves nothing there.",
         (
             "homelab plan RECIPE itemises the bytes of every rank against free memory; --fit writes a copy of the recipe that fits",
-            "[parallel] micro_batch = 1, or [train] seq_len halved, or [train] fused_loss = true (no logits are built)",
+            "[parallel] micro_batch = 1, or [train] seq_len halved, or no [train] fused_loss = false (without it no logits are built)",
             '[train] gradient_checkpointing = true (the default); [method] kind = "qlora" instead of "lora"',
             "what else is on the card: ssh NODE nvidia-smi; a stale run of ours: homelab stop RUN",
             "inside of WSL2 there may be no error but a run ten times slower, as Windows lends the card the machine's memory: NVIDIA Control "

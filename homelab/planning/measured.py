@@ -129,7 +129,7 @@ def _mismatch(file: Measured, recipe: Recipe, facts: Facts, device: str, precisi
         ("device", file.device, device),
         ("precision", file.precision, precision),
         ("gradient_checkpointing", file.gradient_checkpointing, train.gradient_checkpointing),
-        ("fused_loss", file.fused_loss, train.fused_loss),
+        ("fused_loss", file.fused_loss, bool(train.fused_loss)),
     ]
     for name, then, now in compared:
         if then != now:

@@ -79,7 +79,7 @@ def _soonest(recipe: Recipe, speeds: Mapping[str, tuple[Speed, ...]], lengths: S
     asked = recipe.parallel.micro_batch
     rows = asked if asked != "auto" else 4 if device == "cpu" else 1
     flat = [speed for per_rank in speeds.values() for speed in per_rank]
-    limits = [Limits(rows * recipe.train.seq_len, None if asked == "auto" else asked)] * len(flat)
+    limits = [Limits(rows * recipe.train.seq_len, None if asked == "auto" else asked, padded=False)] * len(flat)
     counts = iter(len(positions) for positions in sampler.assign(lengths, flat, limits))
     return {name: tuple(next(counts) for _ in per_rank) for name, per_rank in speeds.items()}
 

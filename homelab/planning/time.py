@@ -123,7 +123,7 @@ def workers_of(recipe: Recipe, ranks: Sequence[RankPlan], belief: Belief) -> lis
     for rank in ranks:
         cap = rank.token_cap
         tokens = max(1, rank.micro_batch) * recipe.train.seq_len if cap is None else cap
-        limits = Limits(tokens, None if asked == "auto" else rank.micro_batch, cap)
+        limits = Limits(tokens, None if asked == "auto" else rank.micro_batch, cap, padded=False)
         speed = belief.speeds[rank.node][rank.local_rank]
         found.append(Worker(rank.rank, rank.node, belief.sources[rank.node], speed, limits, rank.share))
     return found
@@ -136,7 +136,8 @@ def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[
     for worker, positions in zip(workers, sampler.assign(lengths, speeds, limits, rows_of), strict=True):
         mine = [lengths[position] for position in positions]
         cuts = sampler.micro_batches(range(len(mine)), mine, worker.speed, worker.limits)
-        found.append(worker.speed.seconds([len(cut) * max(mine[row] for row in cut) for cut in cuts]))
+        passes = ([mine[row] for row in cut] for cut in cuts)
+        found.append(worker.speed.seconds([worker.limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes]))
     return found
 
 

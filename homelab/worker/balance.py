@@ -6,6 +6,7 @@ new assignment never changes the gradient; it may begin at any step.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class Balance:
         self.told = self.speeds  # as the last event, or the plan, says
         self._is_own = False  # the speeds were measured in this run
         self._since_s = math.inf  # work of the slowest rank since rows were last moved
+
+    def join_rows(self) -> None:
+        """The rows of a pass are not padded from now on, on any rank. Before the first step."""
+        self.limits = tuple(dataclasses.replace(limits, padded=False) for limits in self.limits)
 
     def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
         """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""

@@ -1,12 +1,15 @@
 """From rows to tensors: one item per optimizer step, holding this rank's micro-batches and nothing else.
 
-Padded rows carry an attention mask. Packed rows carry position ids that start again at every sample: without a mask, transformers
+Joined rows, where the model can (`attention.use`): one row without padding, and where each sample ends. Else padded ones: they carry an
+attention mask, or, packed, position ids that start again at every sample: without a mask, transformers
 (`masking_utils.find_packed_sequence_indices`) reads from them where one sample ends, for any number of rows per micro-batch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,7 @@ from homelab.worker.balance import Balance
 from homelab.worker.data import Row
 
 IGNORED = -100  # torch's default ignore_index of cross entropy
+Batch = dict[str, Any]  # keyword arguments of a model's forward: tensors, and the lengths of joined rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class StepItem:
 
     step: int
     epoch: int
-    micro_batches: list[dict[str, torch.Tensor]]
+    micro_batches: list[Batch]
     seeds: list[int]
     sources: list[int]
     rows: int
@@ -59,7 +63,7 @@ class StepBatches(Dataset):
         steps: int,
         balance: Balance,
         rank: int,
-        pad: int,
+        form: Form,
     ) -> None:
         self.rows = rows
         self.seed = seed
@@ -67,7 +71,7 @@ class StepBatches(Dataset):
         self.steps = steps
         self.balance = balance
         self.rank = rank
-        self.pad = pad
+        self.form = form
         self.packed = any(len(row.starts) > 1 for row in rows)
 
     def __len__(self) -> int:
@@ -85,7 +89,7 @@ class StepBatches(Dataset):
         return StepItem(
             step=step,
             epoch=epoch,
-            micro_batches=[collate(group, self.pad, packed=self.packed) for group in groups or [[stand_in(self.pad)]]],
+            micro_batches=[self.form.batch(group, packed=self.packed) for group in groups or [[stand_in(self.form.pad)]]],
             seeds=[
                 random_seed(self.seed, step, [source for row in group for source in row.sources])
                 for group in groups or [[]]
@@ -99,8 +103,6 @@ class StepBatches(Dataset):
 
 def stand_in(pad: int) -> Row:
     """A row without a loss, for a rank that has none in this step: it must still take part in every collective."""
-    from array import array
-
     return Row(array("i", [pad, pad]), bytes(2), ())
 
 
@@ -114,8 +116,74 @@ def random_seed(seed: int, step: int, sources: Sequence[int]) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def collate(rows: Sequence[Row], pad: int, *, packed: bool) -> dict[str, torch.Tensor]:
-    """input_ids and labels of shape [rows, longest], padded at the end, with attention_mask or (packed) position_ids of that shape."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows become the tensors of a pass. `pad` is the token of padding; `joined` as in `join`, else as in `collate`.
+
+    `labelled` adds the positions with a loss, for a fused loss that wants them: counted here, no card has to be asked for them.
+    """
+
+    pad: int
+    joined: bool = False
+    labelled: bool = False
+
+    def batch(self, rows: Sequence[Row], *, packed: bool) -> Batch:
+        """The keyword arguments of one forward pass."""
+        batch = join(rows) if self.joined else collate(rows, self.pad, packed=packed)
+        return batch | ({"labelled": labelled(batch["labels"])} if self.labelled else {})
+
+
+def join(rows: Sequence[Row]) -> Batch:
+    """All samples of the rows in one row: input_ids, labels and position_ids (from 0 in each sample) of shape [1, tokens].
+
+    `segment_lengths` are the tokens of each sample, `segment_ends` int32 [samples + 1] where each ends, from 0 (see `attention.forward`).
+    No sample's first token carries a loss, so the shift of the labels by one takes nothing from one into the next.
+    """
+    starts = [(*row.starts, len(row.tokens)) for row in rows]
+    lengths = tuple(end - start for ends in starts for start, end in itertools.pairwise(ends))
+    tokens = torch.cat([torch.frombuffer(row.tokens, dtype=torch.int32) for row in rows]).long()
+    trained = torch.frombuffer(bytearray(b"".join(row.trained for row in rows)), dtype=torch.bool)
+    return {
+        "input_ids": tokens.unsqueeze(0),
+        "labels": tokens.masked_fill(~trained, IGNORED).unsqueeze(0),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
+        "segment_lengths": lengths,
+        "segment_ends": torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+    }
+
+
+def labelled(labels: torch.Tensor) -> torch.Tensor:
+    """Positions in the flattened [rows x tokens] whose next token carries a loss."""
+    return torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].reshape(-1).ne(IGNORED).nonzero().squeeze(1)
+
+
+def copied(batches: Sequence[Batch], device: torch.device, *, pin: bool) -> list[Batch]:
+    """The batches on `device`, with one copy for each kind of number: the results are parts of one tensor.
+
+    `pin`: from memory that a card reads by itself, so Python does not wait for it. torch keeps that memory until it was read
+    (c10/core/CachingHostAllocator.h).
+    """
+    places: dict[torch.dtype, list[torch.Tensor]] = {}
+    for batch in batches:
+        for tensor in batch.values():
+            if torch.is_tensor(tensor):
+                places.setdefault(tensor.dtype, []).append(tensor)
+    ready: dict[torch.dtype, Any] = {}
+    for dtype, tensors in places.items():
+        joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        there = (joined.pin_memory() if pin else joined).to(device, non_blocking=True)
+        ready[dtype] = iter(there.split([tensor.numel() for tensor in tensors]))
+    return [
+        {name: next(ready[value.dtype]).view(value.shape) if torch.is_tensor(value) else value for name, value in batch.items()}
+        for batch in batches
+    ]
+
+
+def collate(rows: Sequence[Row], pad: int, *, packed: bool) -> Batch:
+    """input_ids and labels of shape [rows, longest], padded at the end, with attention_mask or (packed) position_ids of that shape.
+
+    Rows of one length carry no mask: a mask of ones says nothing.
+    """
     longest = max(len(row.tokens) for row in rows)
     shape = (len(rows), longest)
     tokens = torch.full(shape, pad, dtype=torch.long)
@@ -130,10 +198,12 @@ def collate(rows: Sequence[Row], pad: int, *, packed: bool) -> dict[str, torch.T
         mask[index, :length] = 1
         for start in (*row.starts, length):  # the padding counts as one more sample: nothing attends to it
             positions[index, start:] = torch.arange(longest - start)
-    batch: dict[str, Any] = {"input_ids": tokens, "labels": labels}
-    return batch | ({"position_ids": positions} if packed else {"attention_mask": mask})
+    batch: Batch = {"input_ids": tokens, "labels": labels}
+    if packed:
+        return batch | {"position_ids": positions}
+    return batch if all(len(row.tokens) == longest for row in rows) else batch | {"attention_mask": mask}
 
 
-def loss_tokens(batch: dict[str, torch.Tensor]) -> int:
+def loss_tokens(batch: Batch) -> int:
     """Tokens whose prediction counts. The first of a row is predicted by nothing: the model shifts the labels by one."""
     return int((batch["labels"][:, 1:] != IGNORED).sum())

@@ -49,10 +49,11 @@ class StepClock:
 
     @property
     def passes_s(self) -> list[float]:
-        """Seconds of each pass of this step. On CUDA it waits for the kernels: ask after the step."""
+        """Seconds of each pass of this step. On CUDA it waits for the last pass: ask after the losses were read, and it is no wait."""
         if not self.cuda:
             return [end - start for start, end in self._passes]
-        torch.cuda.synchronize()
+        if self._passes:
+            self._passes[-1][1].synchronize()  # not the whole card: the optimizer's step may run on while Python goes on
         return [start.elapsed_time(end) / 1000 for start, end in self._passes]
 
     def gather(self, values: list[float]) -> list[list[float]]:
@@ -81,7 +82,8 @@ class StepClock:
     def _now(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        # `blocking`: a wait for it sleeps. NCCL wants the core that a spinning one would take.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record()
         return event
 

@@ -16,6 +16,7 @@ Gradients are there from the start, as in DDP's buckets. Attention is the kernel
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -61,7 +62,8 @@ def dry_run(
         batch = {"input_ids": rows, "labels": rows.clone()} | (
             {"attention_mask": torch.ones_like(rows)} if masked else {}
         )
-        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=stand_ins.FakeStep)
+        optimizer = functools.partial(stand_ins.FakeStep, precision=precision)
+        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=optimizer)
     return {
         "peak_bytes": tracker.peak_bytes,
         "at": tracker.at,
@@ -99,7 +101,7 @@ def build(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any],
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
-        fused_loss.install(model)
+        fused_loss.install(model, labelled_only=False)  # how many there are is not known before the data: as if all had one
     return add_adapters(model, method, int(train["seed"])) if kind != "full" else model
 
 

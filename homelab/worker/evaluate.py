@@ -10,14 +10,14 @@ import torch
 
 from homelab.worker import ranks
 from homelab.worker.balance import Balance
-from homelab.worker.batches import collate, loss_tokens
+from homelab.worker.batches import Form, copied, loss_tokens
 from homelab.worker.data import Row
 from homelab.worker.errors import TrainingError
 
 
 @torch.no_grad()
 def held_out_loss(
-    model: Any, rows: Sequence[Row], balance: Balance, rank: int, pad: int, device: torch.device, *, after_pass: Callable[[], None],
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, device: torch.device, *, after_pass: Callable[[], None],
     wait: Callable[[], None],
 ) -> float:  # fmt: skip
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
@@ -30,11 +30,11 @@ def held_out_loss(
     cuts = balance.passes_of([len(row.tokens) for row in mine], rank)
     summed, counted = 0.0, 0
     for cut in cuts:
-        batch = collate([mine[row] for row in cut], pad, packed=False)
+        batch = form.batch([mine[row] for row in cut], packed=False)
         tokens = loss_tokens(batch)
         if tokens == 0:
             continue
-        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        (inputs,) = copied([batch], device, pin=device.type == "cuda")
         # num_items_in_batch = 1 makes the model's loss a sum.
         summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
         counted += tokens

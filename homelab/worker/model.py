@@ -62,8 +62,7 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
-        fused_loss.check(model, fused_loss.install(model))
-        note("loss: in chunks of tokens, without ever building all logits")
+        _fuse_loss(model, task, note)
     if method["kind"] != "full":
         model = add_adapters(model, method, task.seed)
         if method["dropout"] > 0:
@@ -76,6 +75,25 @@ def load_model(task: Task, path: str, note: Note) -> Any:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"')
     note(f"method: {method['kind']}, {trainable} trainable parameters")
     return model
+
+
+def _fuse_loss(model: Any, task: Task, note: Note) -> None:
+    """The loss in chunks of tokens; where the recipe leaves it open, the model's own for a model that has another kind of loss."""
+    plain, switches = model.forward, task.switches
+    try:
+        fused_loss.check(
+            model,
+            fused_loss.install(
+                model, labelled_only=switches.labelled_only, gradient_at_once=switches.gradient_at_once
+            ),
+        )
+    except WorkerError as error:
+        if task.section("train")["fused_loss"] != "auto":
+            raise
+        model.forward, model.takes_labelled = plain, False
+        note(f"loss: all logits at once, as {error.message}; [train] fused_loss = false makes the plan count them")
+    else:
+        note("loss: in chunks of tokens, without ever building all logits")
 
 
 def _load_base(task: Task, path: str, kind: str, note: Note) -> Any:

@@ -68,19 +68,27 @@ def quotas(rows: int, shares: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one forward pass of a rank may hold: rows x longest row in tokens, rows (None: any), and the longest row it takes at all."""
+    """What one forward pass of a rank may hold: tokens, rows (None: any), and the longest row it takes at all.
+
+    `padded`: the rows of a pass are padded to the longest of them, and the padding counts.
+    """
 
     pass_tokens: int
     pass_rows: int | None = None
     row_tokens: int | None = None
+    padded: bool = True
 
     def takes(self, length: int) -> bool:
         """Whether a row of this length can be computed here."""
         return self.row_tokens is None or length <= self.row_tokens
 
-    def holds(self, rows: int, longest: int) -> bool:
-        """Whether one pass may hold so many rows. A single row always passes: `takes` is what refuses it."""
-        return rows == 1 or (rows * longest <= self.pass_tokens and (self.pass_rows is None or rows <= self.pass_rows))
+    def tokens(self, rows: int, longest: int, total: int) -> int:
+        """What a pass computes: so many rows of together `total` tokens, padding included where there is any."""
+        return rows * longest if self.padded else total
+
+    def holds(self, rows: int, tokens: int) -> bool:
+        """Whether one pass may hold so many rows and tokens. A single row always passes: `takes` is what refuses it."""
+        return rows == 1 or (tokens <= self.pass_tokens and (self.pass_rows is None or rows <= self.pass_rows))
 
 
 def assign(
@@ -107,11 +115,11 @@ def _soonest(
     lengths: Sequence[int], order: Sequence[int], speeds: Sequence[Speed], limits: Sequence[Limits], rows_of: Sequence[int] | None
 ) -> list[list[int]]:  # fmt: skip
     """Rows longest first to the rank that would finish soonest (list scheduling on uniform machines: Graham 1969, Gonzalez, Ibarra
-    and Sahni 1977). What a row costs is what it adds: its tokens in a pass of its own, or padded to the longest row of the open pass.
+    and Sahni 1977). What a row costs is what it adds: its tokens in a pass of its own, or in the open pass, padded to its longest row.
     """
     left = None if rows_of is None else list(rows_of)
     finish = [speed.step_s for speed in speeds]
-    open_pass = [(0, 0)] * len(speeds)  # (rows, longest) of the pass that the next row may join
+    open_pass = [(0, 0, 0)] * len(speeds)  # (rows, longest, tokens of all) of the pass that the next row may join
     rows: list[list[int]] = [[] for _ in speeds]
     for position in order:
         length = lengths[position]
@@ -195,14 +203,17 @@ def _roomiest(ranks: Sequence[int], limits: Sequence[Limits]) -> list[int]:
     return [rank for rank in ranks if (limits[rank].row_tokens or 0) == most]
 
 
-def _added_s(speed: Speed, limits: Limits, open_pass: tuple[int, int], length: int) -> tuple[float, tuple[int, int]]:
-    """(seconds that a row adds, the open pass after it): in the open pass it is padded to its longest row, or it begins another."""
-    rows, longest = open_pass
+def _added_s(
+    speed: Speed, limits: Limits, open_pass: tuple[int, int, int], length: int
+) -> tuple[float, tuple[int, int, int]]:
+    """(seconds that a row adds, the open pass after it): it joins the open pass, whose first row is the longest, or begins another."""
+    rows, longest, total = open_pass
     alone = speed.micro_batch_s + speed.token_s * length
-    joined = speed.token_s * longest
-    if rows and joined <= alone and limits.holds(rows + 1, longest):
-        return joined, (rows + 1, longest)
-    return alone, (1, length)
+    tokens = limits.tokens(rows + 1, longest, total + length)
+    joined = speed.token_s * (tokens - limits.tokens(rows, longest, total))
+    if rows and joined <= alone and limits.holds(rows + 1, tokens):
+        return joined, (rows + 1, longest, total + length)
+    return alone, (1, length, length)
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], speed: Speed, limits: Limits) -> list[list[int]]:
@@ -242,13 +253,17 @@ def _last_pass(
 ) -> tuple[float, int]:
     """(least seconds of the first `end` rows, where their last pass begins), given those of all fewer rows."""
     shortest = ordered[end - 1]
-    least, cut = math.inf, end - 1
+    least, cut, total = math.inf, end - 1, 0
     for start in range(end - 1, -1, -1):
         longest = ordered[start]
-        # The shortest row alone would cost less than its padding here, and from here on rows only get longer.
-        if not limits.holds(end - start, longest) or speed.token_s * (longest - shortest) > speed.micro_batch_s:
+        total += longest
+        tokens = limits.tokens(end - start, longest, total)
+        if not limits.holds(end - start, tokens):
             break
-        seconds = best[start] + speed.micro_batch_s + speed.token_s * longest * (end - start)
+        # The shortest row alone would cost less than its padding here, and from here on rows only get longer.
+        if limits.padded and speed.token_s * (longest - shortest) > speed.micro_batch_s:
+            break
+        seconds = best[start] + speed.micro_batch_s + speed.token_s * tokens
         if seconds <= least:
             least, cut = seconds, start
     return least, cut

@@ -50,7 +50,7 @@ def content(
         "precision": task.precision,
         "device": task.device,
         "gradient_checkpointing": train["gradient_checkpointing"],
-        "fused_loss": train.get("fused_loss", False),
+        "fused_loss": bool(train.get("fused_loss", False)),
         "compress": task.section("parallel").get("compress", "none"),
         "torch": torch_version,
         "measured_at": time.time(),

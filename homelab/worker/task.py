@@ -16,6 +16,7 @@ from homelab.worker.balance import Balance
 from homelab.worker.errors import WorkerError
 from homelab.worker.sampler import Limits
 from homelab.worker.speed import Speed
+from homelab.worker.switches import Switches
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Task:
             speeds.append(Speed(**speed) if speed else None)
         names = [f"rank {entry['rank']} ({entry['node']})" for entry in entries]
         return Balance(self.shares, limits, names, speeds, measured=self.plan.get("balance") == "measured")
+
+    @property
+    def switches(self) -> Switches:
+        """What is on of all that only makes a step cheaper."""
+        return Switches(**self.plan.get("switches", {}))
 
     @property
     def precision(self) -> str:

@@ -77,8 +77,8 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import content, copies, digests, ranks, spread
-        from homelab.worker.batches import StepBatches
+        from homelab.worker import content, copies, digests, fused_loss, ranks, spread
+        from homelab.worker.batches import Form, StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
         from homelab.worker.trainer import ShareTrainer, training_arguments
@@ -101,7 +101,13 @@ class Run:
         ranks.claim_device(task)
         with digests.noting_sources():
             model = load_model(task, path, recorder.note)
+        why_padded = _why_padded(task, model)
         ranks.connect(task)
+        joined = not any(values[0] for values in ranks.gather([float(why_padded is not None)]))
+        if joined:
+            self.balance.join_rows()
+        elif why_padded:
+            recorder.note(f"rows of different length are padded: {why_padded}")
         resume = spread.bring(task, fault, recorder)
         self.saver.rows = content.of(data)
         content.refuse_other(self.saver.rows, task, resume)
@@ -116,7 +122,7 @@ class Run:
             steps=steps,
             balance=self.balance,
             rank=task.rank,
-            pad=self.tokenizer.pad_token_id or 0,
+            form=Form(self.tokenizer.pad_token_id or 0, joined, fused_loss.takes_labelled(model)),
         )
         if task.rank == 0 and task.section("tracking")["tensorboard"]:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
@@ -237,7 +243,7 @@ class Run:
         from homelab.worker.evaluate import held_out_loss
 
         loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, self.tokenizer.pad_token_id or 0, trainer.args.device,
+            trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, trainer.args.device,
             after_pass=self.recorder.sign, wait=lambda: ranks.wait_for_all(f"evaluated/{step}", self.task.world_size),
         )  # fmt: skip
         self.curves.evaluation(step, loss, time.time())
@@ -300,6 +306,16 @@ class Run:
             write_final(trainer.model, self.tokenizer, self.task, self.curves)
         ranks.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat("done")  # everything is written; leaving the group comes after it, because that may stall
+
+
+def _why_padded(task: Task, model: Any) -> str | None:
+    """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
+    if not task.switches.joined_rows:
+        return "the plan says so"
+    from homelab.worker import attention
+    from homelab.worker.model import DTYPES
+
+    return attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -13,6 +13,7 @@ their number, whoever computed them. transformers/trainer.py and loss/loss_utils
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from homelab.worker import compress, gradient_norm, gradients, learning_rate, optimizer_state
 from homelab.worker.balance import Change, Report
-from homelab.worker.batches import StepBatches, StepItem, loss_tokens
+from homelab.worker.batches import StepBatches, StepItem, copied, loss_tokens
 from homelab.worker.clock import StepClock
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.interval import NUMBERS, Interval
@@ -42,6 +43,10 @@ def training_arguments(task: Task, steps: int, note: Callable[[str], None]) -> T
     train = task.section("train")
     schedule = "constant_with_warmup" if train["schedule"] == "constant" else train["schedule"]
     optimizer = {"adamw": "adamw_torch"}.get(train["optimizer"], train["optimizer"])
+    # Not in fp16: there the kernel itself skips a step with an infinite gradient, and accelerate (optimizer.py, step_was_skipped), which
+    # asks whether the optimizer was called, would let the learning rate go on.
+    if optimizer == "adamw_torch" and task.device == "cuda" and task.precision != "fp16" and task.switches.fused_adamw:
+        optimizer = "adamw_torch_fused"
     if task.device == "cpu" and optimizer == "paged_adamw_8bit":
         note("optimizer: paging needs CUDA; this run uses adamw_8bit, whose results are the same")
         optimizer = "adamw_8bit"
@@ -149,7 +154,10 @@ class ShareTrainer(Trainer):
         self.item = item
         # Every rank has all rows and counts the whole batch by itself; that they agree is seen with the losses, before the
         # weights are touched. A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
-        return [item], torch.tensor(max(item.loss_tokens, 1), device=device)
+        count = torch.tensor(max(item.loss_tokens, 1), device=device)
+        if device.type == "cuda" and self.task.switches.copy_ahead:
+            item = dataclasses.replace(item, micro_batches=copied(item.micro_batches, device, pin=True))
+        return [item], count
 
     def training_step(
         self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
@@ -166,7 +174,8 @@ class ShareTrainer(Trainer):
             self.after_pass()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, for DDP to divide it again.
-        counted = sum(loss_tokens(batch) for batch in inputs.micro_batches)
+        assert self.item is not None
+        counted = sum(loss_tokens(batch) for batch in self.item.micro_batches)  # on the CPU: a card would have to be waited for
         mine = [float(summed) / self.accelerator.num_processes, counted, inputs.loss_tokens, self._waited_s]
         since_save = self.interval.numbers(time.perf_counter(), self.step_s)
         everyone = self.clock.gather([*mine, *since_save, *self._report(inputs)])
@@ -270,7 +279,7 @@ class _Steps(TrainerCallback):
         if isinstance(self.trainer.model_wrapped, DistributedDataParallel):
             self.trainer.model_wrapped.register_comm_hook(self.trainer.reduction, self.trainer.clock.reduce_hook)
         check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
-        if self.trainer.train_dataset.packed:
+        if self.trainer.train_dataset.packed and not self.trainer.train_dataset.form.joined:
             check_samples_stay_apart(self.trainer.model, self.trainer.args.device)
         self.before_first(self.trainer)
 

@@ -23,7 +23,7 @@ GIB = healthy.GIB
 def recipe(**train: Any) -> Recipe:
     return healthy.recipe(
         model={"name": "HuggingFaceTB/SmolLM3-3B"}, method={"kind": "qlora"}, data={"train": "hub:a/b"},
-        train={"global_batch": 12, "steps": 10, "learning_rate": 1e-4, "seq_len": 2048, **train},
+        train={"global_batch": 12, "steps": 10, "learning_rate": 1e-4, "seq_len": 2048, "fused_loss": False, **train},
     )  # fmt: skip
 
 

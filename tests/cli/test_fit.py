@@ -36,6 +36,7 @@ global_batch = 8
 steps = 2
 learning_rate = 1e-4
 seq_len = 4096     # long
+fused_loss = false
 """
 OFFLINE = ("--offline", "--cluster", "cards.toml")
 

@@ -25,7 +25,7 @@ GB = 10**9
 def recipe(**changes: Any) -> Recipe:
     content: dict[str, Any] = {
         "model": {"name": "HuggingFaceTB/SmolLM3-3B"}, "data": {"train": "hub:a/b"}, "method": {"kind": "qlora", "rank": 16},
-        "train": {"global_batch": 8, "steps": 10, "learning_rate": 1e-4, "seq_len": 2048}, "parallel": {},
+        "train": {"global_batch": 8, "steps": 10, "learning_rate": 1e-4, "seq_len": 2048, "fused_loss": False}, "parallel": {},
     }  # fmt: skip
     for name, value in changes.items():
         section, key = name.split("__")

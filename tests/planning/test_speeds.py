@@ -29,7 +29,7 @@ def file(
     """A node's file of measured speeds as the worker writes it, for the healthy recipe."""
     return {
         "schema": 1, "model": "~/models/smol", "method": {"kind": "lora", "rank": 16, "targets": "all-linear"}, "precision": "fp32",
-        "device": "cpu", "gradient_checkpointing": True, "fused_loss": False, "torch": "2.13.0+cpu", "measured_at": 1e9 - DAY_S,
+        "device": "cpu", "gradient_checkpointing": True, "fused_loss": True, "torch": "2.13.0+cpu", "measured_at": 1e9 - DAY_S,
         "run": "2026-01-01-0000-smol", "world_size": 3, "sync_s": 0.05, "save_s": 0.4, "evaluate_s": None, "rows": 500,
         "row_tokens_mean": 61.2, "data_sha256": "ab" * 32, "seq_len": 1024,
         "ranks": [{"local_rank": 0, "device_name": device_name, "step_s": 0.01, "micro_batch_s": 0.02, "token_s": token_s, "steps": 40}],
@@ -101,7 +101,7 @@ def test_measured_on_all() -> None:
         ({"precision": "bf16"}, "another precision"),
         ({"device": "cuda"}, "another device"),
         ({"gradient_checkpointing": False}, "another gradient_checkpointing (false, here true)"),
-        ({"fused_loss": True}, "another fused_loss"),
+        ({"fused_loss": False}, "another fused_loss"),
         ({"ranks": []}, "damaged: ranks"),
         (
             {"ranks": [{"local_rank": 0, "step_s": 0.1, "micro_batch_s": 0.1, "token_s": float("nan")}]},

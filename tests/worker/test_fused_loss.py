@@ -116,6 +116,80 @@ def test_never_all_logits() -> None:
     assert 0 < seen[0] <= 8 * VOCABULARY
 
 
+def test_a_frozen_head_is_multiplied_with_twice_and_only_for_labels() -> None:
+    """Its logits and the gradient of the hidden states; a third product would be the logits again."""
+
+    def products(**switches: bool) -> list[int]:
+        """Tokens of every product with the head."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        model = tiny("lora", False, fused=False)
+        base = model.get_base_model()
+        fused_loss.install(base, chunk=64, **switches)
+        seen = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if "mm" in str(function) and any(VOCABULARY in argument.shape for argument in args[-2:]):
+                    seen.append(args[-2].shape[0])
+                return function(*args, **(kwargs or {}))
+
+        with Watch():
+            loss_and_gradients(model, 9)
+        return seen
+
+    with_labels = int((batch()["labels"][:, 1:] != -100).sum())
+    assert 0 < with_labels < ROWS * LENGTH - ROWS
+    assert products() == [with_labels] * 2
+    assert products(gradient_at_once=False) == [with_labels] * 3
+    assert products(labelled_only=False) == [ROWS * LENGTH] * 2
+
+
+def test_small_gradients_survive_fp16() -> None:
+    """Unscaled, what a token adds would be below the smallest number of fp16 wherever its probability is."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(64, 5000, bias=False).half().requires_grad_(False)
+
+    class Model:
+        config = transformers.LlamaConfig()
+        get_output_embeddings = staticmethod(lambda: head)
+
+    hidden = (torch.randn(6, 64) * 2).half().requires_grad_()
+    targets = torch.arange(6)
+    scale = 2.0**14
+    (fused_loss.summed_loss(Model, hidden, targets, 4) * scale).backward()
+    exact = hidden.detach().double().requires_grad_()
+    logits = exact @ head.weight.double().T
+    (torch.nn.functional.cross_entropy(logits, targets, reduction="sum") * scale).backward()
+    assert float((hidden.grad.double() - exact.grad).norm() / exact.grad.norm()) < 2e-3
+
+
+def test_where_the_recipe_leaves_it_open_a_loss_of_another_kind_stays() -> None:
+    from types import SimpleNamespace
+
+    from homelab.worker.model import _fuse_loss
+    from homelab.worker.switches import Switches
+
+    granite = transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=VOCABULARY, logits_scaling=8.0,
+            initializer_range=0.5,
+        )
+    )  # fmt: skip
+    tokens, said = batch()["input_ids"], []
+    wanted = float(granite(input_ids=tokens, labels=tokens).loss)
+    for asked in ("auto", True):
+        task = SimpleNamespace(switches=Switches(), section=lambda name, asked=asked: {"fused_loss": asked})
+        if asked is True:
+            with pytest.raises(WorkerError, match="loss of its own kind"):
+                _fuse_loss(granite, task, said.append)
+        else:
+            _fuse_loss(granite, task, said.append)
+            assert float(granite(input_ids=tokens, labels=tokens).loss) == wanted
+            assert not fused_loss.takes_labelled(granite)
+    assert len(said) == 1 and "fused_loss = false" in said[0]
+
+
 def test_the_workers_own_checks_pass() -> None:
     for kind in ("full", "lora"):
         model = tiny(kind, True, fused=True)

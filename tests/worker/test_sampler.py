@@ -118,29 +118,44 @@ def test_padding_counts_in_what_a_row_costs() -> None:
     assert sampler.micro_batches(range(4), lengths, Speed(0, 1000, 1), sampler.Limits(400, 2)) == [[0, 1], [2, 3]]
 
 
+def test_without_padding_only_the_sum_counts() -> None:
+    lengths = [100, 60, 50, 10]
+    joined = sampler.Limits(170, padded=False)
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 1, 1), joined) == [[0], [1, 2, 3]]
+    assert sampler.micro_batches(range(4), lengths, Speed(0, 1, 1), sampler.Limits(220, padded=False)) == [[0, 1, 2, 3]]
+    # One rank may hold all of it, the other is as fast with a row at a time: tokens decide, not rows times the longest.
+    both = sampler.assign([100, 50, 25, 25], [Speed(0, 0, 1), Speed(0, 0, 1)], [joined, sampler.Limits(100, padded=False)])
+    assert both == [[0], [1, 2, 3]]
+
+
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9), most=st.integers(1, 4), room=st.integers(60, 200),
-    pass_tokens=st.integers(0, 200),
+    pass_tokens=st.integers(0, 200), padded=st.booleans(),
 )  # fmt: skip
 def test_micro_batches_hold_every_row_once_at_the_least_cost(
-    lengths: list[int], most: int, room: int, pass_tokens: int
+    lengths: list[int], most: int, room: int, pass_tokens: int, padded: bool
 ) -> None:
     rows = list(range(100, 100 + len(lengths)))
-    speed, limits = Speed(0.0, pass_tokens, 1.0), sampler.Limits(room, most)
+    speed, limits = Speed(0.0, pass_tokens, 1.0), sampler.Limits(room, most, padded=padded)
+
+    def tokens(own: list[int]) -> int:
+        return len(own) * max(own) if padded else sum(own)
+
     cuts = sampler.micro_batches(rows, lengths, speed, limits)
     assert sorted(row for cut in cuts for row in cut) == rows
     assert all(1 <= len(cut) <= most for cut in cuts)
-    assert all(len(cut) == 1 or len(cut) * max(lengths[row - 100] for row in cut) <= room for cut in cuts)
+    assert all(len(cut) == 1 or tokens([lengths[row - 100] for row in cut]) <= room for cut in cuts)
     ordered = sorted(lengths, reverse=True)
 
     def least(start: int) -> float:
         """By trying every first pass: what dynamic programming must come to."""
         if start == len(ordered):
             return 0.0
-        sizes = [size for size in range(1, len(ordered) - start + 1) if limits.holds(size, ordered[start])]
-        return min(pass_tokens + ordered[start] * size + least(start + size) for size in sizes)
+        sizes = range(1, len(ordered) - start + 1)
+        costs = {size: tokens(ordered[start : start + size]) for size in sizes}
+        return min(pass_tokens + costs[size] + least(start + size) for size in sizes if limits.holds(size, costs[size]))
 
-    assert speed.seconds([len(cut) * max(lengths[row - 100] for row in cut) for cut in cuts]) == least(0)
+    assert speed.seconds([tokens([lengths[row - 100] for row in cut]) for cut in cuts]) == least(0)
     flat = [lengths[row - 100] for cut in cuts for row in cut]
     assert flat == sorted(flat, reverse=True)
 

@@ -59,10 +59,14 @@ def balances(draw: st.DrawFn, global_batch: int, longest: int) -> Balance:
         cap = draw(st.none() | st.integers(1, 4 * longest)) if rank else None
         room = cap or draw(st.integers(longest, 8 * longest))
         limits.append(Limits(room, draw(st.none() | st.integers(1, 8)), cap))
+    joined = draw(st.booleans())
     order = draw(st.permutations(range(ranks)))
     speeds = draw(st.lists(st.none() | speeds_of_a_rank, min_size=ranks, max_size=ranks))
     names = [f"rank {rank}" for rank in range(ranks)]
-    return Balance(shares, [limits[place] for place in order], names, speeds, measured=draw(st.booleans()))
+    balance = Balance(shares, [limits[place] for place in order], names, speeds, measured=draw(st.booleans()))
+    if joined:
+        balance.join_rows()
+    return balance
 
 
 @st.composite
@@ -110,7 +114,8 @@ def one_step(run: Run, balance: Balance, batch: tuple[int, ...]) -> list[int]:
         assert sorted(position for cut in passes for position in cut) == list(range(len(own)))
         for cut in passes:
             longest = max(own[position] for position in cut)
-            assert len(cut) == 1 or len(cut) * longest <= limits.pass_tokens
+            tokens = len(cut) * longest if limits.padded else sum(own[position] for position in cut)
+            assert len(cut) == 1 or tokens <= limits.pass_tokens
             assert limits.pass_rows is None or len(cut) <= limits.pass_rows
             # Only with fixed shares may a rank have to take a row that is too long for it: the shares leave nobody else.
             assert longest <= (limits.row_tokens or math.inf) or not balance.measured or longest > roomiest
