@@ -31,7 +31,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
     import torch
 
     from homelab.worker import evaluate
-    from homelab.worker.batches import stand_in
+    from homelab.worker.batches import Form, stand_in
 
     happened: list[str] = []
 
@@ -44,7 +44,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
     model: Any = type("Model", (), {"eval": lambda self: None, "__call__": lambda self, **batch: SimpleNamespace(loss=torch.tensor(2.0))})()
     balance: Any = SimpleNamespace(rows_of=lambda lengths, rank: [0], passes_of=lambda lengths, rank: [[0]])
     loss = evaluate.held_out_loss(
-        model, [stand_in(0)], balance, 0, 0, torch.device("cpu"), after_pass=lambda: happened.append("pass"), wait=lambda: happened.append("waited")
+        model, [stand_in(0)], balance, 0, Form(pad=0), torch.device("cpu"), after_pass=lambda: happened.append("pass"), wait=lambda: happened.append("waited")
     )
     assert loss == 2.0 and happened == ["pass", "waited", "gathered"]
 
