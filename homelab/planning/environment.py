@@ -23,7 +23,7 @@ def told(nodes: Sequence[Node], recipe: Recipe) -> list[Choice]:
     """Which variables are a person's, as choices of the plan."""
     found = []
     if recipe.environment:
-        found.append(Choice(subject="environment", value=", ".join(recipe.environment), because="[environment] of the recipe, for all nodes"))
+        found.append(Choice(subject="environment", value=", ".join(recipe.environment), because="the recipe sets them for all nodes"))
     for node in nodes:
         if node.environment:
             because = f"`environment` of {node.name} in cluster.toml"

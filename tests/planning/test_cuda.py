@@ -82,7 +82,7 @@ def test_a_person_s_variables_reach_the_ranks_as_they_are() -> None:
     assert (tower.environment["NCCL_DEBUG"], tower.environment["NCCL_IB_DISABLE"]) == ("INFO", "0"), "a person goes before us"
     assert (tower.environment["OMP_NUM_THREADS"], laptop.environment["OMP_NUM_THREADS"]) == ("2", "4")
     assert why(made, "environment of tower") == ("ODD, OMP_NUM_THREADS", "`environment` of tower in cluster.toml")
-    assert "ODD=of the recipe" in report.text(made)
+    assert "ODD=of the recipe" in report.text(made) and "the recipe sets them for" in report.text(made)
     line = by_hand(tower, "me@tower").splitlines()[1].partition(" && ")[2].removesuffix("\\")
     question = f"{line} python3 -c 'import json, os; print(json.dumps(os.environ[\"ODD\"]))'"
     done = subprocess.run(["/bin/sh", "-c", question], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
