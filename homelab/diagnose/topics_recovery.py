@@ -108,7 +108,8 @@ TOPICS: tuple[Topic, ...] = (
         ("all ranks have stood still for 31 s (training at step 40)",),
         "Every process is there, every node is heard, and no step ends: the ranks wait for each other. Packets are lost on the way, a card or a "
         "disk does not answer, or ranks do not do the same collectives. The limit is twelve times the slowest of the last steps, at least "
-        "30 s, counted from the last pass of any rank (a rank that computes slowly gives a sign after each: slow is not dead); for loading, "
+        "30 s, counted from the last pass of any rank (a rank that computes slowly gives a sign after each: slow is not dead); before two steps were "
+        "seen it is four times what the plan expects of one, at least 300 s; for loading, "
         "saving and evaluating it is minutes in which no process is seen to work. Before stuck ranks are ended, their stacks are kept with the attempt.",
         (
             "homelab why RUN shows who was behind; the stacks are in runs/RUN/attempts/N/",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(30)
 
 def parameters(seed: int, *, size: float = 1.0) -> list[torch.nn.Parameter]:
     draw = torch.Generator().manual_seed(seed)
-    made = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((300, 257), (65536 * 2 + 1,), (1,), (7, 3, 2))]
+    made = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((300, 257), ((1 << 20) + 1,), (1,), (7, 3, 2))]
     for parameter in made:
         parameter.grad = torch.randn(parameter.shape, generator=draw) * size
     return [*made, torch.nn.Parameter(torch.zeros(3))]  # one that took no part
@@ -28,9 +28,11 @@ def gradients(made: list[torch.nn.Parameter]) -> list[torch.Tensor]:
 def test_it_clips_as_torch_does(most: float) -> None:
     ours, theirs = parameters(1), parameters(1)
     found = gradient_norm.clip(ours, most)
-    assert found == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs, most)), rel=1e-6)
+    assert found == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs, most)), rel=1e-4), "torch adds up a million numbers in fp32"
+    exact = sum(float(gradient.double().square().sum()) for gradient in gradients(parameters(1))) ** 0.5
+    assert found == pytest.approx(exact, rel=6e-8)
     for mine, other in zip(gradients(ours), gradients(theirs), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=0.0)
     assert gradient_norm.clip(ours, 1e6) == pytest.approx(min(most, found), rel=1e-5)
 
 
