@@ -118,7 +118,7 @@ def test_a_dry_run_that_fails_is_a_warning_and_nothing_else() -> None:
         after.warnings
     )
     assert refusing.request["situations"] == [
-        {"device": "cuda", "precision": "bf16", "micro_batch": 1, "seq_len": 1024, "masked": False}
+        {"device": "cuda", "precision": "bf16", "micro_batch": 1, "seq_len": 1024, "masked": False, "repeats_keys": False}
     ]
     good = Node({"results": [ranks.result(plan, 0, 1.1)]})
     improved = dryrun.improve(good, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
