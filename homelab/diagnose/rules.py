@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "peer-access-refused",
         "accelerate does not start on several RTX 40xx of {node} with this driver",
-        _NO_PEER_ACCESS + ', NCCL_IB_DISABLE = "1" }}, or install driver 550.40.07 or newer on {node}; then: ' + RECOVER,
+        _NO_PEER_ACCESS + ' }}, or install driver 550.40.07 or newer on {node}; then: ' + RECOVER,
         False,
         93,
         _any(r"RTX 4000 series doesn't support faster communication"),

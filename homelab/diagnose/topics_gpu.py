@@ -137,7 +137,7 @@ TOPICS: tuple[Topic, ...] = (
         ),
         "Between two cards of one machine NCCL copies directly where the driver says that it can, and with GeForce cards it often says so "
         "wrongly; through the machine's memory it always works, and beside a network at home it costs nothing. accelerate refuses several RTX "
-        "40xx with a driver before 550.40.07 unless both variables are set. Any other failed call of CUDA is the card's or the driver's.",
+        "40xx with a driver before 550.40.07 unless such copies are off. Any other failed call of CUDA is the card's or the driver's.",
         (
             'environment = { NCCL_P2P_DISABLE = "1" } of the node in cluster.toml; where that is not enough: NCCL_CUMEM_HOST_ENABLE = "0", too',
             "a newer driver on the node, and ssh NODE 'journalctl -k | grep Xid' for a card that is not well",
