@@ -22,11 +22,6 @@ class Model(Strict):
     name: str = Field(min_length=1)
     revision: str | None = None
 
-    @property
-    def identity(self) -> str:
-        """Tells what is loaded from anything else, as far as that is known before it is: with a commit it is known."""
-        return f"{self.path}:{self.config or ''}:{self.split}@{self.revision or ''}"
-
     @field_validator("name")
     @classmethod
     def _no_relative_folder(cls, name: str) -> str:
