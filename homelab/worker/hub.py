@@ -117,5 +117,8 @@ def _told(source: dict[str, Any]) -> Iterator[None]:
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         name = source["path"].removeprefix("hub:")
-        hint = f"compare [data] train, eval, config, split, eval_split and revision with https://huggingface.co/datasets/{name}; a private or gated set needs HF_TOKEN"
+        if isinstance(error, ConnectionError):
+            hint = f"let this node reach https://huggingface.co, without HF_HUB_OFFLINE; or download {name} elsewhere, and name the file in [data]"
+        else:
+            hint = f"compare [data] train, eval, config, split, eval_split and revision with https://huggingface.co/datasets/{name}; a private or gated set needs HF_TOKEN"
         raise WorkerError(f"the data set cannot be loaded: {' '.join(lines[:2])[:_MOST_WORDS]}", where=named(source), hint=hint) from error

@@ -85,7 +85,8 @@ def test_every_node_and_every_attempt_loads_the_commit_of_the_launch(hub: Hub, t
     # A node that has loaded both; the newest last, for a training of its own.
     newest, first, held, large, no_config, no_split, no_set, *away = ask(hub, tmp_path / "both", [
         TWO, {**TWO, "revision": old}, {**TWO, "split": "validation"}, {**TWO, "config": "wikitext-103-raw-v1"}, {**TWO, "config": None},
-        {**TWO, "split": "nothing"}, {**TWO, "path": "org/none"}, "offline", TWO, {**TWO, "revision": old}, {**TWO, "revision": new}, {**TWO, "revision": "a" * 40},
+        {**TWO, "split": "nothing"}, {**TWO, "path": "org/none"}, "offline", TWO, {**TWO, "revision": old}, {**TWO, "revision": new},
+        {**TWO, "revision": "a" * 40}, {**TWO, "path": "org/none"},
     ])  # fmt: skip
     assert (newest[1], first[1]) == (new, old)
     assert (newest[0][0]["text"], first[0][0]["text"], len(first[0])) == ("new 0", "old 0", 5)
@@ -93,6 +94,8 @@ def test_every_node_and_every_attempt_loads_the_commit_of_the_launch(hub: Hub, t
     assert "wikitext-103-raw-v1" in no_config["message"] and "[data] train, eval, config" in no_config["hint"]
     assert "validation" in no_split["message"] and "split nothing" in no_split["where"] and "org/none" in no_set["message"]
     assert [answer[1] for answer in away[1:3]] == [old, new], "the hub is away, and both are in the cache"
+    unknown = away[4]
+    assert "Couldn't reach 'org/none'" in unknown["message"] and unknown["hint"].startswith("let this node reach https://huggingface.co")
     refused = away[3]
     assert refused["message"].startswith(f"laptop has revision {away[0][1][:12]} of this data set, and the run was launched with aaaaaaaaaaaa")
     assert "node laptop" in refused["where"] and "homelab recover r-1" in refused["hint"]
