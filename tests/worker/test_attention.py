@@ -179,6 +179,17 @@ def test_a_step_is_copied_in_one_piece_for_each_kind_of_number() -> None:
     assert {dtype: len(storages) for dtype, storages in kinds.items()} == {torch.int64: 1, torch.int32: 1}
 
 
+def test_every_sample_of_a_joined_row_begins_anew() -> None:
+    """Rotary positions would not show it: only distances count there."""
+    packed = data.Row(array("i", [5, 6, 7, 8, 9]), bytes([0, 1, 0, 1, 1]), (0, 1), (0, 2))
+    joined = batches.join([packed, data.Row(array("i", [3, 4]), bytes([0, 1]), (2,))])
+    assert joined["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
+    assert joined["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, 4]]
+    assert joined["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1]]
+    assert joined["segment_lengths"] == (2, 3, 2) and joined["segment_ends"].tolist() == [0, 2, 5, 7]
+    assert batches.labelled(joined["labels"]).tolist() == [0, 2, 3, 5] and batches.loss_tokens(joined) == 4
+
+
 def test_rows_of_one_length_have_no_mask() -> None:
     assert "attention_mask" not in batches.collate(rows((7, 7)), 0, packed=False)
     assert batches.collate(rows((7, 6)), 0, packed=False)["attention_mask"].tolist() == [[1] * 7, [1] * 6 + [0]]
