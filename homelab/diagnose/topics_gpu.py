@@ -152,7 +152,7 @@ TOPICS: tuple[Topic, ...] = (
         "A card has no bf16",
         ("bf16 is asked for, and a card is older than Ampere (RTX 20xx, GTX 16xx, T4)",),
         "All ranks must compute in one precision. With one old card the others can use fp16, which needs loss scaling and rounds differently, "
-        "or fp32, which is slow.",
+        "or fp32, which is slow. A model that was made in bf16 (dtype in its config.json) may overflow in fp16: its loss is then not a number.",
         (
             'leave [train] precision = "auto": homelab plan RECIPE says what it takes and why',
             "or leave the old card out: homelab plan RECIPE --what-if=-NODE tells what that costs",
