@@ -91,7 +91,7 @@ def _rate(
         start_to_end_s=started[0].seconds, rows_per_pass=rows, longest=longest, **profiled,
     )  # fmt: skip
     if profiled:
-        place.figure(f"{shape}_{kind}_card_idle", 1 - profiled["card_busy_s"] / profiled["step_s"])
+        place.figure(f"{shape}_{kind}_card_idle", 1 - profiled["card_busy_s"] / profiled["profiled_step_s"])
         place.figure(f"{shape}_{kind}_kernels", profiled["kernels"])
         return rate  # the profiler itself takes time
     place.figure(f"{shape}_{kind}_{_key(name)}_tokens_per_s", rate)
