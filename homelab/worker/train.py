@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker import checkpoint, fence, imports, sampler
+from homelab.worker import checkpoint, fence, imports, sampler, unsloth
 from homelab.worker.curves import Curves, keep_before
 from homelab.worker.errors import EXIT_FAILED, WorkerError
 from homelab.worker.interval import LOSS_S, Interval, loses_more
@@ -40,7 +40,10 @@ def main() -> int:
     try:
         recorder.heartbeat("starting")
         eight_bit = task.section("train")["optimizer"] != "adamw"
-        imports.prepare(task.run, bitsandbytes=eight_bit or task.section("method")["kind"] == "qlora")
+        by_unsloth = task.section("method")["backend"] == "unsloth"  # which imports both by itself
+        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.section("method")["kind"] == "qlora", datasets=by_unsloth)
+        if by_unsloth:
+            unsloth.begin(task)
         Run(task, recorder).go()
     except WorkerError as error:
         recorder.error(error.as_dict())
