@@ -12,7 +12,7 @@ from homelab.config.recipe import Recipe
 # What the law was tested with (scripts/constraints-unsloth.txt), for nodes that have nothing yet.
 UNSLOTH_VERSIONS = {
     "torch": "2.13.0", "transformers": "5.17.0", "peft": "0.21.2", "accelerate": "1.15.0", "unsloth": "2026.10.9", "unsloth-zoo": "2026.10.9",
-    "trl": "1.15.0", "datasets": "4.8.0", "bitsandbytes": "0.50.2", "tensorboard": "2.21.0",
+    "trl": "1.15.0", "datasets": "4.8.5", "bitsandbytes": "0.50.2", "tensorboard": "2.21.0",
 }  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from homelab.checks import registry
 from homelab.config import environment
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
@@ -64,3 +66,13 @@ def test_what_hints_install_is_what_was_tested() -> None:
 def test_full_training_by_unsloth_is_refused() -> None:
     with pytest.raises(ValueError, match="trains adapters"):
         healthy.recipe(method={"kind": "full", "backend": "unsloth"})
+
+
+def test_nodes_that_have_nothing_are_told_to_install_what_was_tested() -> None:
+    seen = healthy.gpu(recipe("unsloth"), names=healthy.NAMES[:1])
+    seen = healthy.with_facts(seen, healthy.NAMES[0], python_executable="/usr/bin/python3", packages={})
+    seen = replace(seen, cluster=environment.for_recipe(seen.cluster, seen.recipe))
+    (finding,) = [found for found in registry.judge_all(seen, ()) if found.check == "python.interpreter"]
+    assert "there is no Python at ~/.homelab/unsloth/bin/python" in finding.message
+    assert "python3 -m venv ~/.homelab/unsloth && ~/.homelab/unsloth/bin/pip install torch==2.13.0 transformers==5.17.0" in finding.fix
+    assert 'unsloth_python = "..."' in finding.hint
