@@ -31,7 +31,13 @@ def begin(task: Task) -> None:
 
         ranks.claim_device(task)  # it looks at the current card while it is imported
     else:
+        import torch
+
         os.environ["UNSLOTH_FORCE_CPU"] = "1"
+        # Its transformers (5.17) reads an optimizer's state back to `args.device`, which accelerate calls cpu:0; torch.load knows only cpu.
+        torch.serialization.register_package(
+            100, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+        )
     try:
         import unsloth  # noqa: F401
     except (ImportError, RuntimeError) as error:
