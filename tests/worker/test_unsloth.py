@@ -58,7 +58,7 @@ def test_three_ranks_with_uneven_shares_and_a_kill_end_like_one(one: Path, tmp_p
     train(run, 2, [2, 3, 7], micro_batch=[1, 3, 4], resume_step=step)
     assert_the_same(run, [1, 2], one)
     assert harness.samples(run, 2, 3) == {number: ids for number, ids in harness.samples(one, 1, 1).items() if number > step}
-    notes = [line["note"] for line in harness.lines(run, 2, 0, "metrics.jsonl", "note")]
+    notes = [line["message"] for line in harness.lines(run, 2, 0, "metrics.jsonl", "note")]
     assert any("backend: unsloth" in note for note in notes)
 
 
@@ -81,7 +81,8 @@ def test_under_its_trainer_for_cards_too(one: Path, forks: harness.Forks, tmp_pa
 
 def main_under_its_trainer() -> int:
     """What a rank runs: the worker's own main, after Unsloth has changed the Trainer."""
-    os.environ |= {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
+    own = str(Path(os.environ["HOMELAB_RUN_DIR"]) / "unsloth")  # for code that it writes
+    os.environ |= {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": own}
     import unsloth  # noqa: F401
     from transformers import Trainer
     from unsloth.models._utils import patch_gradient_accumulation_fix
