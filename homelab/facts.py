@@ -291,6 +291,8 @@ class Facts(Loose):
     python_executable: str = ""
     python_version: str = ""
     packages: dict[str, str | None] = {}
+    unsloth: str | None = None  # the version in the environment that trains with it (unsloth_python of cluster.toml); None: none there
+    unsloth_takes: dict[str, str] = {}  # the newest versions that one works with, by its own metadata: {"transformers": "<=5.17.0"}
     torch_cuda: str | None = None
     nccl: str | None = None  # the version that torch brought along; None where it is not known
     code_hash: str | None = None  # of the files the agent runs from, as `homelab.remote.ship` reckons it

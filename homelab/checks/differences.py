@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from homelab.checks.commands import WORKER_PACKAGES, answered
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
+from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts, ModelFacts
 
@@ -50,8 +51,8 @@ def packages_needed(recipe: Recipe | None) -> tuple[str, ...]:
         needed.append("bitsandbytes")
     if recipe.data and any((name or "").startswith("hub:") for name in (recipe.data.train, recipe.data.eval)):
         needed.append("datasets")
-    if recipe.method and recipe.method.backend == "unsloth":
-        needed.append("unsloth")
+    if uses_unsloth(recipe):
+        needed += [name for name in ("unsloth", "unsloth-zoo", "trl", "datasets") if name not in needed]
     if recipe.tracking.tensorboard:
         needed.append("tensorboard")
     return tuple(needed)

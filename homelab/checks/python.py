@@ -24,6 +24,7 @@ from homelab.checks.evidence import Evidence, Level
 from homelab.checks.gpu_driver import install_driver
 from homelab.checks.torch_cuda import capabilities
 from homelab.config.cluster import Node
+from homelab.config.interpreter import UNSLOTH_VERSIONS, key_of, uses_unsloth
 from homelab.facts import Facts
 
 OLDEST = (3, 11)
@@ -34,7 +35,7 @@ def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
     if differences.is_fallback(node, facts):
         message = f"there is no Python at {node.python}; {facts.python_executable} answered in its place"
         create = create_environment(node, _wanted(evidence))
-        edit = f'edit cluster.toml, node {node.name} or [defaults]: python = "..."'
+        edit = f'edit cluster.toml, node {node.name} or [defaults]: {key_of(evidence.recipe)} = "..."'
         if environment_of(node) and re.fullmatch(r"python(3(\.\d+)?)?", posixpath.basename(node.python)):
             yield Problem("fail", message, f"{create} (or, where that is not the right path, {edit})", create)
         else:  # a new environment has no such file in it
@@ -70,8 +71,10 @@ def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     names = [name for name in packages_needed(evidence.recipe) if not facts.packages.get(name)]
     if names:
         verb = "are" if len(names) > 1 else "is"
-        fix = pip_install(node, _pinned(names, _common(evidence)))
+        fix = pip_install(node, _pinned(names, _pins(evidence)))
         yield Problem("fail", f"{listed(names)} {verb} not installed in {node.python}", fix=fix)
+    if uses_unsloth(evidence.recipe):
+        yield from _too_new_for_unsloth(node, facts)
 
 
 def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
@@ -158,6 +161,22 @@ def _other_versions(
         yield Problem(level, shown, fix=pip_install(node, [f"{name}=={plain(common[name])}" for name in other]))
 
 
+def _too_new_for_unsloth(node: Node, facts: Facts) -> Iterator[Problem]:
+    """It replaces parts of these packages: in a newer one than it was made for they are not what it expects."""
+    found = {name: (mine, limit) for name, limit in facts.unsloth_takes.items() if (mine := facts.packages.get(name)) and not _within(mine, limit)}
+    if found:
+        shown = "; ".join(f"{name} is {mine} here, it takes {limit}" for name, (mine, limit) in found.items())
+        yield Problem("fail", f"too new for Unsloth {facts.unsloth}: {shown}", fix=pip_install(node, [f"{name}{limit}" for name, (_, limit) in found.items()]))
+
+
+def _within(version: str, limit: str) -> bool:
+    """Whether 5.17.0 is within "<=5.17.0" or "<6"."""
+    mine, most = numbers(version), numbers(limit)
+    width = max(len(mine), len(most))
+    mine, most = mine + (0,) * (width - len(mine)), most + (0,) * (width - len(most))
+    return mine <= most if limit.startswith("<=") else mine < most
+
+
 def _new_environment(evidence: Evidence, node: Node, wanted: str) -> str:
     """venv keeps the Python of a folder that is there already, so the old environment has to go first."""
     return f"install Python {wanted} there, move the old environment away, then: {create_environment(node, _wanted(evidence), f'python{wanted}')}"
@@ -224,7 +243,12 @@ def _holders(usable: Mapping[str, Facts], name: str, wanted: str) -> str:
 
 
 def _wanted(evidence: Evidence) -> list[str]:
-    return _pinned(packages_needed(evidence.recipe), _common(evidence))
+    return _pinned(packages_needed(evidence.recipe), _pins(evidence))
+
+
+def _pins(evidence: Evidence) -> dict[str, str]:
+    """What the others have; for Unsloth, which takes few versions of other packages, else those that were tested with it."""
+    return (UNSLOTH_VERSIONS if uses_unsloth(evidence.recipe) else {}) | _common(evidence)
 
 
 def _pinned(names: tuple[str, ...] | list[str], common: Mapping[str, str]) -> list[str]:
@@ -253,7 +277,7 @@ SUBJECT = Subject(
             of_node=version,
         ),
         Check(
-            "python.packages", "every package that the training imports is installed", "fail", "python", of_node=missing
+            "python.packages", "every package that the training imports is installed, and none is too new for Unsloth", "fail", "python", of_node=missing
         ),
         Check(
             "python.same", "the packages and NCCL have the same versions on all nodes", "fail", "python", of_node=same

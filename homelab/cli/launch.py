@@ -38,6 +38,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import registry, report
+    from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
     from homelab.control import claims, launch, watch
     from homelab.control.detach import Supervision, Where
@@ -46,6 +47,7 @@ def command(
     from homelab.runs import store
 
     loaded, wanted = common.load_cluster(cluster, nodes), load_recipe(recipe)
+    loaded = for_recipe(loaded, wanted)
     skipped = registry.skipped(only=[], skip=skip)
     console = Console(stderr=as_json)  # --json leaves stdout to the JSON document
     options = common.same_options(cluster, runs_dir)

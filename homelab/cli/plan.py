@@ -37,6 +37,7 @@ def command(
     """Print nodes, ranks, shares, memory, time, environment and torchrun commands. Nothing is started."""
     from rich.console import Console
 
+    from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
     from homelab.control import gather, launch, material
     from homelab.errors import InputError
@@ -47,6 +48,7 @@ def command(
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
     given, wanted = common.load_cluster(cluster, nodes), load_recipe(recipe)
+    given = for_recipe(given, wanted)
     notes: list[str] = []
     if offline:
         loaded, facts, throughputs = given, {}, {}

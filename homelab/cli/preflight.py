@@ -40,6 +40,7 @@ def command(
     from rich.console import Console
 
     from homelab.checks import differences, registry, report
+    from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
     from homelab.control import launch, material, preflight
     from homelab.remote.fanout import Fleet
@@ -54,6 +55,7 @@ def command(
     loaded = common.load_cluster(cluster, nodes)
     skipped = registry.skipped(only=only, skip=skip)
     wanted = load_recipe(recipe) if recipe else None
+    loaded = for_recipe(loaded, wanted)
     names = [node.name for node in loaded.nodes]
     options = common.same_options(cluster)
     console = Console()

@@ -126,6 +126,7 @@ class Node(Strict):
     user: User | None = None
     identity_file: str | None = None
     python: RemotePath = "~/.homelab/env/bin/python"
+    unsloth_python: RemotePath = "~/.homelab/unsloth/bin/python"
     workdir: Workdir = "~/homelab"
     lan_address: Address | None = None
     interface: Interface | None = None

@@ -130,6 +130,12 @@ class Method(Strict):
             data = {**data, "targets": tuple(data["targets"])}
         return data
 
+    @model_validator(mode="after")
+    def _unsloth_trains_adapters(self) -> Method:
+        if self.backend == "unsloth" and self.kind == "full":
+            raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')
+        return self
+
 
 class Train(Strict):
     """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError
 from homelab.facts import Facts
@@ -30,7 +31,8 @@ def improve(fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts]
     request = {
         "config": model.config,
         "method": recipe.method.model_dump(mode="json"),
-        "train": recipe.train.model_dump(mode="json"),
+        # What is tried is transformers' model. Unsloth's has the same weights and layers, and a loss in chunks, always.
+        "train": recipe.train.model_dump(mode="json") | ({"fused_loss": True} if uses_unsloth(recipe) else {}),
         "situations": [dataclasses.asdict(one) for one in wanted],
         "time_limit_s": TIME_LIMIT_S,
     }

@@ -35,6 +35,7 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     """
     chosen = _choose(fleet, runs_dir, name, say)
     mend(fleet, chosen, say)
+    fleet.train_with(recipe_of(chosen)[1])
     return chosen
 
 

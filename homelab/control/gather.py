@@ -76,6 +76,7 @@ def _facts(
     def one(name: str) -> Facts:
         agent = fleet.agent(name)
         request: dict[str, Any] = {"peers": addresses.peers_of(fleet.cluster, name), "port": port, "data": dict(data), "deep": deep}
+        request["unsloth_python"] = fleet.cluster.node(name).unsloth_python
         request["token_sent"] = any(os.environ.get(key) for key in SECRETS)  # a launch would bring it along
         if recipe and recipe.model:
             request |= {"model": recipe.model.name, "revision": recipe.model.revision}

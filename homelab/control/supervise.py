@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.config.cluster import Cluster
+from homelab.config.interpreter import for_recipe
 from homelab.control import by_hand, claims, find, patterns, recover, stacks, watch
 from homelab.control.claims import Claim
 from homelab.control.followers import Followers
@@ -47,10 +48,10 @@ class Supervisor:
     """See the module. `cluster` holds the nodes that this run may use. `run` returns when there is nothing more to do."""
 
     def __init__(self, cluster: Cluster, paths: RunPaths, say: Say) -> None:
-        self._cluster = cluster
         self._paths = paths
         self._say = say
         described, self._recipe = find.recipe_of(paths)
+        self._cluster = for_recipe(cluster, self._recipe)
         self._items = recover.material_of(paths, described)
         known = store.read_object(paths.supervisor_json)
         whole = by_hand.kept(known)

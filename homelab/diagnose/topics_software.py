@@ -36,13 +36,14 @@ TOPICS: tuple[Topic, ...] = (
         (
             "homelab preflight --only python names what is missing on which node and offers the pip line (--fix)",
             "another environment: python at the node in cluster.toml",
+            "a recipe for Unsloth has one of its own (unsloth_python): homelab preflight RECIPE --only python names the command that makes it",
             "then: homelab recover RUN",
             "a module of your own: [script] files in the recipe, then homelab launch RECIPE",
         ),
         checks=("python.packages", "python.interpreter"),
         checks_too=("gpu.torch",),
         rules=("missing-package", "not-shipped", "import-error", "not-started"),
-        words=("import", "module", "venv", "conda", "bitsandbytes", "torchrun", "interpreter", "undefined symbol"),
+        words=("import", "module", "venv", "conda", "bitsandbytes", "torchrun", "interpreter", "undefined symbol", "unsloth"),
         says=r"needs the package|needs pyarrow",
     ),
     Topic(

@@ -55,6 +55,7 @@ class Measured(Loose):
     device: str
     gradient_checkpointing: bool
     fused_loss: bool = False
+    backend: str = "transformers"
     compress: str = "none"
     torch: str
     measured_at: MoreThanNothing
@@ -130,6 +131,7 @@ def _mismatch(file: Measured, recipe: Recipe, facts: Facts, device: str, precisi
         ("precision", file.precision, precision),
         ("gradient_checkpointing", file.gradient_checkpointing, train.gradient_checkpointing),
         ("fused_loss", file.fused_loss, bool(train.fused_loss)),
+        ("backend", file.backend, "unsloth" if method.backend == "unsloth" else "transformers"),
     ]
     for name, then, now in compared:
         if then != now:

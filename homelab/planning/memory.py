@@ -220,7 +220,9 @@ def _head_bytes(architecture: Architecture, method: Method, train: Train, precis
     over the chunks so far too.
     """
     width, vocabulary = _width(precision), architecture.vocabulary
-    at_once = min(tokens, max(1, CHUNK_LOGITS // vocabulary)) if train.fused_loss else tokens
+    # Unsloth's loss comes in chunks too, always (unsloth_zoo/fused_losses).
+    in_chunks = train.fused_loss or method.backend == "unsloth"
+    at_once = min(tokens, max(1, CHUNK_LOGITS // vocabulary)) if in_chunks else tokens
     head = LOGIT_BYTES * at_once * vocabulary
     if method.kind != "full":
         return head

@@ -9,7 +9,7 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts import Facts
-from homelab.planning import addresses, cards, cuda, environment, exactness, network, outlook, source, wsl
+from homelab.planning import addresses, cards, cuda, environment, exactness, network, outlook, source, trainer, wsl
 from homelab.planning.command import torchrun
 from homelab.planning.model import Choice, NodePlan, Plan
 from homelab.planning.outlook import Throughputs
@@ -79,6 +79,7 @@ def make(
         machines=len(nodes),
     )  # fmt: skip
     choices.append(strategy)
+    choices += trainer.choices(recipe, nodes, facts, device, world_size)
     choices += _learning_rate(recipe)
     choices += source.choices(recipe, facts, data or {})
     head = nodes[0]

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from homelab.config.cluster import Cluster, Node
+from homelab.config.interpreter import for_recipe
+from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError, UnreachableError
 from homelab.remote.agent import Agent, connect
 
@@ -56,6 +58,13 @@ class Fleet:
         part = Fleet(self.cluster.only(tuple(names)))
         part._agents, part._silent, part._given_up = self._agents, self._silent, self._given_up
         return part
+
+    def train_with(self, recipe: Recipe) -> None:
+        """From now on ask the Python that trains this recipe, over the same connections."""
+        self.cluster = for_recipe(self.cluster, recipe)
+        for node in self.cluster.nodes:
+            if node.name in self._agents:
+                self._agents[node.name].node = node
 
     def agent(self, name: str) -> Agent:
         """This node's agent, connected when it was not. Raises UnreachableError.

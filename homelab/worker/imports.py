@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 
-def prepare(run: dict[str, Any], *, bitsandbytes: bool) -> None:
-    """Keep imports lean and the hub out of it. `bitsandbytes`: whether this process needs it.
+def prepare(run: dict[str, Any], *, bitsandbytes: bool, datasets: bool = False) -> None:
+    """Keep imports lean and the hub out of it. `bitsandbytes` and `datasets`: whether this process needs them, the latter beside data of the hub.
 
     transformers and PEFT import bitsandbytes and datasets whenever they are installed: 1.0 s of 3.8 s until the Trainer is there
     (measured, two cores). None in sys.modules is Python's own way to say "not installed".
@@ -20,7 +20,7 @@ def prepare(run: dict[str, Any], *, bitsandbytes: bool) -> None:
     if not hub_model and not hub_data:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of this run is on the hub: do not even look
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    needed = {"datasets": hub_data, "bitsandbytes": bitsandbytes}
+    needed = {"datasets": datasets or hub_data, "bitsandbytes": bitsandbytes}
     hidden = {name: None for name, wanted in needed.items() if not wanted and name not in sys.modules}
     sys.modules.update(hidden)  # type: ignore[arg-type]
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that only inference would use

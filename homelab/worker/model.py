@@ -37,7 +37,7 @@ def load_tokenizer(run: dict[str, Any], path: str) -> Any:
     """The model's own tokenizer; one without a padding token pads with its end token (padding never carries loss)."""
     from transformers import AutoTokenizer
 
-    tokenizer = _from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
+    tokenizer = from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -52,12 +52,10 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     note(f"precision: {task.precision}, on {task.device}")
     if task.device == "cuda":
         grouped_queries.repeat_keys(task.precision, torch.cuda.get_device_capability())
-    if method["backend"] == "unsloth" and method["kind"] != "full":
-        if task.device == "cuda" and importlib.util.find_spec("unsloth"):
-            if train.get("fused_loss"):
-                note("fused_loss: unsloth computes the loss in its own way")
-            return _load_unsloth(task, path, note)
-        note("backend unsloth needs a CUDA GPU and the package unsloth; this run uses transformers")
+    if method["backend"] == "unsloth":
+        from homelab.worker import unsloth
+
+        return _told(unsloth.load(task, path, note), task, note)
     model = _load_base(task, path, method["kind"], note)
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
@@ -65,11 +63,17 @@ def load_model(task: Task, path: str, note: Note) -> Any:
         _fuse_loss(model, task, note)
     if method["kind"] != "full":
         model = add_adapters(model, method, task.seed)
-        if method["dropout"] > 0:
-            mend = "; [parallel] micro_batch = 1 makes them independent of the cluster"
-            if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors
-                mend = " and on the model of the card; dropout = 0 makes the curve independent of the cluster"
-            note(f"dropout: draws depend on which rows share a micro-batch{mend}")
+    return _told(model, task, note)
+
+
+def _told(model: Any, task: Task, note: Note) -> Any:
+    """The model, after a note of what is trained. Raises WorkerError where nothing is."""
+    method = task.section("method")
+    if method["kind"] != "full" and method["dropout"] > 0:
+        mend = "; [parallel] micro_batch = 1 makes them independent of the cluster"
+        if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors
+            mend = " and on the model of the card; dropout = 0 makes the curve independent of the cluster"
+        note(f"dropout: draws depend on which rows share a micro-batch{mend}")
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"')
@@ -134,7 +138,7 @@ def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int 
         options["device_map"] = {"": card}
     elif kind == "qlora":
         options["device_map"] = {"": "cpu"}
-    model = _from_pretrained(AutoModelForCausalLM, path, **options)
+    model = from_pretrained(AutoModelForCausalLM, path, **options)
     if kind == "qlora" and card is None:
         keep_trainable_on_cpu(model)
     return model
@@ -151,7 +155,7 @@ def keep_trainable_on_cpu(model: Any) -> None:
             part.support_avx512bf16_for_cpu = False
 
 
-def _from_pretrained(auto: Any, path: str, **options: Any) -> Any:
+def from_pretrained(auto: Any, path: str, **options: Any) -> Any:
     """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
     from safetensors import SafetensorError
 
@@ -207,29 +211,3 @@ def add_adapters(model: Any, method: dict[str, Any], seed: int) -> Any:
     for parameter in adapted.parameters():
         assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
     return adapted
-
-
-def _load_unsloth(task: Task, path: str, note: Note) -> Any:
-    """The same method through Unsloth's kernels. It imports only where a GPU is, and was never run by this project's tests."""
-    from unsloth import FastLanguageModel
-
-    method, train = task.section("method"), task.section("train")
-    note("backend: unsloth; it replaces parts of the Trainer, and equal curves on unequal nodes are not proven with it")
-    model, _ = FastLanguageModel.from_pretrained(
-        model_name=path,
-        max_seq_length=int(train["seq_len"]),
-        dtype=DTYPES[task.precision],
-        load_in_4bit=method["kind"] == "qlora",
-        device_map={"": task.local_rank},
-    )
-    all_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    return FastLanguageModel.get_peft_model(
-        model,
-        r=int(method["rank"]),
-        lora_alpha=method["alpha"],
-        lora_dropout=method["dropout"],
-        target_modules=all_linear if method["targets"] == "all-linear" else list(method["targets"]),
-        bias="none",
-        use_gradient_checkpointing="unsloth" if train["gradient_checkpointing"] else False,
-        random_state=task.seed,
-    )

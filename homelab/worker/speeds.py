@@ -51,6 +51,7 @@ def content(
         "device": task.device,
         "gradient_checkpointing": train["gradient_checkpointing"],
         "fused_loss": bool(train.get("fused_loss", False)),
+        "backend": "unsloth" if method.get("backend") == "unsloth" else "transformers",
         "compress": task.section("parallel").get("compress", "none"),
         "torch": torch_version,
         "measured_at": time.time(),

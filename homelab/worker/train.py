@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker import checkpoint, fence, imports, sampler
+from homelab.worker import checkpoint, fence, imports, sampler, unsloth
 from homelab.worker.curves import Curves, keep_before
 from homelab.worker.errors import EXIT_FAILED, WorkerError
 from homelab.worker.interval import LOSS_S, Interval, loses_more
@@ -39,7 +39,10 @@ def main() -> int:
     try:
         recorder.heartbeat("starting")
         eight_bit = task.section("train")["optimizer"] != "adamw"
-        imports.prepare(task.run, bitsandbytes=eight_bit or task.section("method")["kind"] == "qlora")
+        by_unsloth = task.section("method")["backend"] == "unsloth"  # which imports both by itself
+        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.section("method")["kind"] == "qlora", datasets=by_unsloth)
+        if by_unsloth:
+            unsloth.begin(task)
         Run(task, recorder).go()
     except WorkerError as error:
         recorder.error(error.as_dict())
@@ -312,6 +315,8 @@ def _why_padded(task: Task, model: Any) -> str | None:
     """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
     if not task.switches.joined_rows:
         return "the plan says so"
+    if task.section("method")["backend"] == "unsloth":
+        return "Unsloth has an attention of its own"
     from homelab.worker import attention
     from homelab.worker.model import DTYPES
 

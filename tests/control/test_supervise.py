@@ -58,7 +58,7 @@ def paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPaths]:
     """The folder of a run that trains; whoever recovers it raises, and nothing is waited for."""
     found = RunPaths(tmp_path / "2026-run")
     found.root.mkdir()
-    recipe = SimpleNamespace(recovery=SimpleNamespace(rejoin="never"), script=None)
+    recipe = SimpleNamespace(recovery=SimpleNamespace(rejoin="never"), script=None, method=None)
     monkeypatch.setattr(find, "recipe_of", lambda paths: ({}, recipe))
     monkeypatch.setattr(find, "plan_of", lambda paths: PLAN)
     monkeypatch.setattr(supervise.recover, "material_of", lambda paths, described: [])

@@ -446,3 +446,23 @@ def test_the_nccl_beside_torch() -> None:
     assert python.nccl_version(names, "12.8") == "2.27.3" and python.nccl_version(names, "13.0") == "2.28.9"
     assert python.nccl_version(names, None) is None and python.nccl_version(names[:1], "13.0") == "2.27.3"
     assert python.nccl_version([], "12.8") is None
+
+
+def test_what_an_environment_of_unsloth_takes_is_read_without_starting_it(tmp_path: Path) -> None:
+    metadata = (
+        "Metadata-Version: 2.4\nName: unsloth\nVersion: 2026.10.9\nRequires-Dist: torch<2.15.0,>=2.4.0\n"
+        "Requires-Dist: datasets!=4.0.*,!=4.1.0,<5.0.0,>=3.4.1\nRequires-Dist: transformers!=5.0.0,<=5.17.0,>=4.52.4\n"
+        "Requires-Dist: peft!=0.11.0,>=0.18.0\nRequires-Dist: numpy (<3)\nRequires-Dist: tqdm<9\n"
+        'Requires-Dist: trl<=0.1; extra == "old"\n\nRequires-Dist: accelerate<1 is prose\n'
+    )
+    there = "env/lib/python3.12/site-packages"
+    tree(tmp_path, {
+        f"{there}/unsloth-2026.10.9.dist-info/METADATA": metadata,
+        f"{there}/unsloth_zoo-2026.10.9.dist-info/METADATA": "Name: unsloth_zoo\nRequires-Dist: trl!=0.19.0,<=1.15.0,>=0.18.2\n",
+    })  # fmt: skip
+    assert python.unsloth(f"{tmp_path}/env/bin/python") == {
+        "unsloth": "2026.10.9",
+        "unsloth_takes": {"torch": "<2.15.0", "datasets": "<5.0.0", "transformers": "<=5.17.0", "numpy": "<3", "trl": "<=1.15.0"},
+    }
+    for other in (f"{tmp_path}/nowhere/bin/python", "", "/usr/bin/python3"):
+        assert python.unsloth(other) == {"unsloth": None, "unsloth_takes": {}}

@@ -14,7 +14,7 @@ NAMES = healthy.NAMES
 
 
 def recipe(**train: Any) -> Recipe:
-    return healthy.recipe(train={"global_batch": 12, "steps": 100, "warmup_steps": 10, "learning_rate": 1e-3, **train})
+    return healthy.recipe(train={"global_batch": 12, "steps": 100, "warmup_steps": 10, "learning_rate": 1e-3, "precision": "fp32", **train})
 
 
 def settled(wanted: Recipe, sync_s: float, *, measured: bool = True) -> tuple[Recipe, Plan]:

@@ -8,6 +8,7 @@ import re
 import sys
 
 _METADATA = re.compile(r"([^-]+(?:-[^-]+)*?)-(\d[^-]*)(?:-py[\d.]+[^/]*)?\.(?:dist|egg)-info$")
+_NEEDS = re.compile(r"Requires-Dist: ([\w-]+)\s*\(?([^;)]*)\)?\s*$")
 PACKAGES = (
     "torch",
     "transformers",
@@ -20,6 +21,7 @@ PACKAGES = (
     "safetensors",
     "tokenizers",
     "unsloth",
+    "unsloth-zoo",
     "numpy",
     "pyarrow",
 )
@@ -31,6 +33,7 @@ def read(request):
         "python_executable": sys.executable,
         "python_version": platform.python_version(),
         "packages": versions(PACKAGES, sys.path),
+        **unsloth(request.get("unsloth_python") or ""),
         "torch_cuda": _torch_cuda(),
         "nccl": _nccl(),
         "code_hash": code_hash(),
@@ -59,6 +62,38 @@ def versions(names, folders):
             if os.path.exists(os.path.join(folder, name + ".egg-link")):
                 found[name] = _slowly(name)
     return {name: found.get(name) for name in names}
+
+
+def unsloth(interpreter):
+    """{"unsloth": the version that is installed beside this interpreter or None, "unsloth_takes": {package: "<=5.17.0"}}.
+
+    Nothing of it is started: an environment keeps its packages in lib/python3.x/site-packages (venv's documentation).
+    """
+    folder = os.path.dirname(os.path.dirname(os.path.expanduser(interpreter)))
+    places = sorted(glob.glob(os.path.join(glob.escape(folder), "lib", "python3*", "site-packages"))) if interpreter else []
+    found, takes = {}, {}
+    for place in places:
+        found = {name: version for name, version in versions(("unsloth", "unsloth-zoo"), [place]).items() if version}
+        for name, version in found.items():
+            takes.update(_newest_taken(os.path.join(place, "%s-%s.dist-info" % (name.replace("-", "_"), version), "METADATA")))
+    return {"unsloth": found.get("unsloth"), "unsloth_takes": takes}
+
+
+def _newest_taken(path):
+    """The upper limits of what a package needs always: `Requires-Dist: trl<=1.15.0,>=0.18.2` (without an extra) is {"trl": "<=1.15.0"}."""
+    takes = {}
+    try:
+        with open(path, encoding="utf-8") as stream:
+            for line in stream:
+                if not line.strip():  # the description begins
+                    break
+                match = _NEEDS.match(line)
+                limit = match and re.search(r"<=?[\d.]+", match.group(2))
+                if limit and match.group(1) in PACKAGES:
+                    takes[match.group(1)] = limit.group()
+    except OSError:
+        pass
+    return takes
 
 
 def _is_whole(path):
