@@ -98,11 +98,10 @@ def test_what_a_run_has_measured_beside_torch_replaces_both_guesses() -> None:
 
 
 def test_measured_memory_decides_the_micro_batch() -> None:
-    card = {"memory_total_bytes": 4 * healthy.GIB, "memory_used_bytes": 0}
+    card = {"memory_total_bytes": 3 * healthy.GIB, "memory_used_bytes": 0}
     guessed = healthy.card(gpu("tower"), "tower", **card)
     measured = with_file(guessed, "tower", gpu_file("tower", ranks=ranks(1800 * MIB), world_size=1))
-    recipe = healthy.recipe(train={"global_batch": 12, "epochs": 1, "learning_rate": 1e-3, "fused_loss": False})  # all logits at once: memory is scarce
-    assert rank_of(planned(measured, recipe), "tower").micro_batch < rank_of(planned(guessed, recipe), "tower").micro_batch
+    assert rank_of(planned(measured), "tower").micro_batch < rank_of(planned(guessed), "tower").micro_batch
 
 
 def test_on_turing_keys_are_repeated_and_counted() -> None:
