@@ -195,9 +195,9 @@ def test_rows_of_one_length_have_no_mask() -> None:
     assert batches.collate(rows((7, 6)), 0, packed=False)["attention_mask"].tolist() == [[1] * 7, [1] * 6 + [0]]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_switch_of_a_plan_pads_again(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    """Joined and padded, on unlike ranks: the same losses for thirty steps, and less computed."""
+    """Joined and padded, on unlike ranks: the same losses in every step, and less computed."""
     losses, said = {}, {}
     for joined in (True, False):
         run = harness.make_run(tmp_path / f"joined {joined}", model, data, train__fused_loss="auto", method__kind="lora", data__eval_fraction=0.1)
