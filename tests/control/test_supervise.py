@@ -19,7 +19,7 @@ from homelab.runs.signs import RankSign, Sign
 pytestmark = pytest.mark.timeout(30)
 
 NODES = ("tower", "laptop")
-PLAN = SimpleNamespace(attempt=1, resume_step=0, nodes=[SimpleNamespace(name=name) for name in NODES])
+PLAN = SimpleNamespace(attempt=1, resume_step=0, step_s=None, nodes=[SimpleNamespace(name=name) for name in NODES])
 TRAINS = RankSign(pid=7, state="S", phase="saving", step=36)
 GONE = RankSign(pid=7, state="", phase="saving", step=36)
 DONE = RankSign(pid=7, state="", phase="done", step=36)

@@ -109,7 +109,7 @@ def test_the_facts_come_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     fake_gpu.nvidia_smi(tmp_path / "bin", fake_gpu.reply("nvidia-smi-575-rtx5070ti.xml"))
     calls = []
 
-    def asked(with_four_bit: bool) -> Any:
+    def asked(cards: list[dict[str, Any]], with_four_bit: bool) -> Any:
         calls.append(with_four_bit)
         return {"cuda_available": True, "devices": [{"name": "A", "capability": [12, 0], "matmul_ok": True}]}
 

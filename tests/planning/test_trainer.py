@@ -51,7 +51,8 @@ def test_its_loss_comes_in_chunks() -> None:
     assert shape is not None
 
     def logits(**method: Any) -> int:
-        recipe = healthy.recipe(method={"kind": "lora", **method})
+        train = {"global_batch": 12, "epochs": 1, "learning_rate": 1e-3, "fused_loss": False}
+        recipe = healthy.recipe(method={"kind": "lora", **method}, train=train)
         assert recipe.method is not None and recipe.train is not None
         items = memory.estimate(shape, recipe.method, recipe.train, precision="bf16", device="cuda", micro_batch=8, world_size=1)
         return sum(item.size_bytes for item in items if item.name == memory.LOGITS)

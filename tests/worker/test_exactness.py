@@ -80,7 +80,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name != "qlora packed on 4" else pytest.mark.thorough) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough if name in ("qlora packed on 4", "lora on 3", "full on 2") else ()) for name in CASES])
 def test_the_training_is_that_of_one_process(
     name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, model: Path, data: Path
 ) -> None:

@@ -68,7 +68,7 @@ def test_on_a_card_a_sign_tells_that_a_pass_is_done_and_not_that_it_is_queued(mo
     done: list[Event] = []
 
     class Event:
-        def __init__(self, enable_timing: bool) -> None:
+        def __init__(self, enable_timing: bool, blocking: bool = False) -> None:
             assert enable_timing
 
         def record(self) -> None:
