@@ -14,7 +14,7 @@ from homelab.node import files, hub, paths
 
 ON_NODE_BYTES = 32 << 20  # of a file that lies here
 _KEPT_AT_MOST = 50
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
 LONGEST_ROWS = 3
 _LONGEST_BYTES = 1 << 20  # of the text of one such row; of a longer one the size alone is told
 _SCAN_S = 10.0

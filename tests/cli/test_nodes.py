@@ -256,6 +256,7 @@ def test_a_disk_that_cannot_be_written(desk: Desk) -> None:
         complaint(desk, "launch", "script.toml", code=1)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
     with small_disk(desk, "node2", "size=1500k"):  # room for the code, and not for 2 MB of a script
         (found,) = findings(desk, code=1)
@@ -294,6 +295,7 @@ def test_a_controller_that_cannot_write_its_runs(desk: Desk) -> None:
     assert "cannot be written" in error["message"] and "runs" in error["where"] and "--runs-dir" in error["hint"]
 
 
+@pytest.mark.thorough
 def test_odd_names_everywhere_and_a_run_that_ends_well(cli_lab: Lab, desk: Desk) -> None:
     """Spaces, quotes, a substitution, a line break, letters beyond ASCII: in every name a user can choose."""
     odd = "it's \"$(touch pwned)\" `touch pwned` ä;\\n&"

@@ -115,6 +115,7 @@ def test_a_damaged_folder_is_mended_from_the_nodes(launched: tuple[Desk, str]) -
     assert desk.json("stop", run)["clean"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_folder_that_nobody_can_mend(launched: tuple[Desk, str]) -> None:
     desk, run = launched
     assert desk.json("stop", run)["clean"]
@@ -206,6 +207,7 @@ def test_a_script_that_fails_is_one_clear_message(fresh: Desk) -> None:
     assert os.listdir(fresh.folder / "runs")
 
 
+@pytest.mark.thorough
 def test_a_run_whose_node_cannot_be_asked(launched: tuple[Desk, str]) -> None:
     desk, run = launched
     true_cluster = desk.cluster

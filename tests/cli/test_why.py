@@ -133,6 +133,7 @@ def test_what_was_kept_when_the_nodes_do_not_answer(failed: tuple[Desk, str]) ->
     assert json.loads(kept.read_text())["diagnosis"]["cause"] == "python-error", "a damaged one is written anew"
 
 
+@pytest.mark.thorough
 def test_a_run_that_did_not_fail_and_one_that_nobody_knows(desk: Desk, cli_lab: Lab) -> None:
     desk.write("train.py", "print('done')\n")
     desk.homelab("launch", "script.toml", "--nodes", "node1", "--wait")

@@ -27,7 +27,7 @@ from homelab.worker import sample as looking
 from tests.checks import healthy
 from tests.worker import harness
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 DATA = {
     "format": "auto",
     "completion_only": True,

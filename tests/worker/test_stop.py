@@ -119,6 +119,7 @@ def test_asked_before_anything_is_trained_it_says_so_and_loads_nothing(tmp_path:
     assert code == 2 and "no checkpoint yet" in said and str(run / "checkpoints") in said, said
 
 
+@pytest.mark.thorough
 def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, model: Path) -> None:
     """Metrics, heartbeat, TensorBoard, final/ with a model card, retention; then the trained model speaks."""
     row = {"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "abab"}]}
