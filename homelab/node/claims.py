@@ -126,10 +126,12 @@ def undo(request):
 
 def was_stopped(request, since_s):
     """Whether the run was stopped by hand after `since_s` (of `clock_s`): why a start has failed in which it came."""
+    folder = _folder(request["workdir"])
     try:
-        with locked(request["workdir"]) as folder:
-            return _age_s(files.read_object(_mark(folder, request["run"])) or {}) < clock_s() - since_s
-    except (OSError, RefusedError):
+        with contextlib.suppress(RefusedError), locked(request["workdir"]):
+            pass  # whoever is writing the mark has written it; a frozen one is not waited for: a mark that is there counts
+        return _age_s(files.read_object(_mark(folder, request["run"])) or {}) < clock_s() - since_s
+    except OSError:
         return False
 
 
@@ -139,7 +141,7 @@ def locked(workdir):
 
     Raises OSError, and RefusedError that names the holder after `LOCK_S`.
     """
-    folder = os.path.join(paths.expand(workdir), "claims")
+    folder = _folder(workdir)
     os.makedirs(folder, exist_ok=True)
     place = os.path.join(folder, ".lock")
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -151,6 +153,10 @@ def locked(workdir):
         yield folder
     finally:
         os.close(descriptor)
+
+
+def _folder(workdir):
+    return os.path.join(paths.expand(workdir), "claims")
 
 
 def _wait(descriptor, place):

@@ -315,8 +315,6 @@ def _why_padded(task: Task, model: Any) -> str | None:
     """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
     if not task.switches.joined_rows:
         return "the plan says so"
-    if task.section("method")["backend"] == "unsloth":
-        return "Unsloth has an attention of its own"
     from homelab.worker import attention
     from homelab.worker.model import DTYPES
 

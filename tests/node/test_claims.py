@@ -207,6 +207,9 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
             with pytest.raises(claims.RefusedError, match="is frozen"):
                 stop(workdir, by_hand=True)
             assert not alive(workdir)
+            files.write_json(claims._mark(claims._folder(workdir), RUN), claims._now())
+            assert claims.was_stopped({"workdir": workdir, "run": RUN}, claims.clock_s() - 5), "a mark that is there counts"
+            os.unlink(claims._mark(claims._folder(workdir), RUN))
         finally:
             holder.kill()
     assert claim(workdir, "b", instead="a") is None
