@@ -10,7 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 HIDDEN = "***"
-_NAMES = re.compile(r"(?:^|_)(?:TOKENS?|SECRETS?|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?=_|$)", re.IGNORECASE)
+# Also behind other letters: PGPASSWORD, HFTOKEN.
+_NAMES = re.compile(
+    r"(?:TOKENS?|SECRETS?|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE|WANDB)_?KEY|_PWD|_PAT)(?=_|$)", re.IGNORECASE
+)
+# The login in an address, http://user:password@proxy. A password may hold "/" and "@"; a number before "/" is a port.
+_LOGIN = re.compile(r"(?<=://)(?:[^/?#\s]+(?=@)|[^/?#\s:]+:(?!\d+[/?#])\S+(?=@))")
 _LEAST = 8  # characters; a shorter value is part of ordinary words
 # A path or an address names where a secret is, and is none.
 _NO_SECRET = re.compile(r"[/~.]|\w+://|\d+$")
@@ -20,6 +25,11 @@ _known: list[str] = []
 def names_a_secret(name: str) -> bool:
     """Whether a variable of this name holds a secret; HF_TOKEN_PATH only says where one is."""
     return bool(_NAMES.search(name)) and not name.upper().endswith(("_PATH", "_FILE", "_DIR"))
+
+
+def without_login(value: str) -> str:
+    """The same with `***` for a user and password in an address."""
+    return _LOGIN.sub(HIDDEN, value)
 
 
 def know(environment: Mapping[str, str]) -> None:

@@ -46,7 +46,7 @@ def fingerprint(evidence: Evidence) -> str:
     nodes = [
         [
             node.name, *evidence.lan.get(node.name, ("", "")), facts.packages.get("torch"), facts.torch_cuda, facts.driver_version,
-            [card.name for card in facts.gpus], sorted({**of_recipe, **node.environment}.items()),
+            [card.uuid or card.name for card in facts.gpus], sorted({**of_recipe, **node.environment}.items()),
         ]
         for node in evidence.cluster.nodes
         if (facts := evidence.facts.get(node.name)) is not None

@@ -126,7 +126,10 @@ def _other_build(node: Node, facts: Facts, message: str) -> Problem:
     build = torch_builds.build_for(release, cards, facts.driver_cuda)
     if build is None:
         names = ", ".join(dict.fromkeys(card.name for card in facts.gpus))
-        hint = f"edit cluster.toml, node {node.name}: gpus = [...] without the card that is left out; no build of torch {release} has kernels for all of {names}"
+        if len(facts.gpus) == 1:
+            hint = f"no build of torch {release} has kernels for {names}: train without this node (--nodes with the others), or take it out of cluster.toml"
+        else:
+            hint = f"edit cluster.toml, node {node.name}: gpus = [...] without the card that is left out; no build of torch {release} has kernels for all of {names}"
         return Problem("fail", message, hint)
     install = pip_install(node, [f"torch=={release}"], f"--upgrade --force-reinstall --index-url {build.index} ")
     if build.suits(facts.driver_cuda):

@@ -209,7 +209,8 @@ def _next(found: Look, options: str, recipe: Path | None, fix: bool, is_part: bo
     name = f" {file_word(str(recipe))}" if recipe else ""
     if report.worst(found.findings) != "fail":
         if found.refused is not None:  # a launch would say the same
-            return f"The recipe cannot be launched on these nodes: {found.refused.message}\nfix:   {found.refused.hint}"
+            what = "The recipe" if recipe else "A training"
+            return f"{what} cannot be launched on these nodes: {found.refused.message}\nfix:   {found.refused.hint}"
         if is_part:
             return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
         return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"

@@ -135,6 +135,14 @@ class Node(Strict):
     environment: NodeEnvironment = {}
     _known_hosts: str | None = PrivateAttr(default=None)
 
+    @model_validator(mode="after")
+    def _each_card_once(self) -> Node:
+        pointed = [gpu.uuid.lower() if gpu.uuid else gpu.index for gpu in self.gpus if gpu.uuid or gpu.index is not None]
+        twice = next((one for place, one in enumerate(pointed) if one in pointed[:place]), None)
+        if twice is not None:
+            raise ValueError(f"two entries of `gpus` point at one card ({twice})")
+        return self
+
     @property
     def known_hosts(self) -> str | None:
         """The cluster's own known_hosts file, which commands for people must name too; None: ssh's own."""

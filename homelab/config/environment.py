@@ -42,7 +42,7 @@ _TAKEN = (
 )  # fmt: skip
 # On one node alone it would be another training there; of the built-in worker [train] says it.
 _OF_THE_LAW = (
-    r"PYTHONHASHSEED|ACCELERATE_\w+|FSDP_\w+|UNSLOTH_\w+|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    r"PYTHON(?:HASHSEED|OPTIMIZE)|ACCELERATE_\w+|FSDP_\w+|UNSLOTH_\w+|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "it changes what is computed, and a recipe alone decides the training: [train] has precision, seed and optimizer",
 )
 # Each rank of NCCL reckons with these by itself: where they differ the ranks wait for each other, or fail (NCCL guide, environment variables).
@@ -79,6 +79,9 @@ def _checked(name: str, why: str | None) -> str:
 def _value(value: str) -> str:
     if not value.isprintable():
         raise ValueError("one line of characters that can be printed")
+    if secrecy.without_login(value) != value:
+        said = "an address with a login cannot stand here, in a file that is kept with each run: such a variable belongs into /etc/environment of the node"
+        raise PydanticCustomError("variable", "{said}", {"said": said})  # the value is shown nowhere
     return value
 
 

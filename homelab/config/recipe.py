@@ -70,6 +70,7 @@ class Data(Strict):
     revision: str | None = Field(default=None, min_length=1)
     split: str = Field(default="train", min_length=1)
     eval_config: str | None = Field(default=None, min_length=1)
+    eval_revision: str | None = Field(default=None, min_length=1)
     eval_split: str = Field(default="validation", min_length=1)
     text_column: str = "text"
     template: Literal["auto", "none"] = "auto"
@@ -83,10 +84,10 @@ class Data(Strict):
 
     @model_validator(mode="after")
     def _hub_keys_need_the_hub(self) -> Data:
-        named = {"config": self.train, "revision": self.train, "eval_config": self.eval or ""}
-        for key, place in named.items():
-            if getattr(self, key) is not None and not place.startswith("hub:"):
-                raise ValueError(f"`{key}` is for data from the hub: {'eval' if key == 'eval_config' else 'train'} = \"hub:org/name\"")
+        for key in ("config", "revision", "eval_config", "eval_revision"):
+            role = "eval" if key.startswith("eval_") else "train"
+            if getattr(self, key) is not None and not (getattr(self, role) or "").startswith("hub:"):
+                raise ValueError(f"`{key}` is for data from the hub: {role} = \"hub:org/name\"")
         return self
 
     @model_validator(mode="after")
@@ -110,7 +111,8 @@ class Data(Strict):
         same = place == self.train
         if role == "train":
             return HubData(place.removeprefix("hub:"), self.config, self.split, self.revision)
-        return HubData(place.removeprefix("hub:"), self.eval_config or (self.config if same else None), self.eval_split, self.revision if same else None)
+        of_train = (self.config, self.revision) if same else (None, None)
+        return HubData(place.removeprefix("hub:"), self.eval_config or of_train[0], self.eval_split, self.eval_revision or of_train[1])
 
 
 class Method(Strict):

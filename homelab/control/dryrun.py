@@ -35,6 +35,7 @@ def improve(fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts]
         "train": recipe.train.model_dump(mode="json") | ({"fused_loss": True} if uses_unsloth(recipe) else {}),
         "situations": [dataclasses.asdict(one) for one in wanted],
         "time_limit_s": TIME_LIMIT_S,
+        "recipe_environment": recipe.environment,
     }
     try:
         answer = fleet.agent(node).ask("dry-run", request, timeout_s=TIME_LIMIT_S + 20)

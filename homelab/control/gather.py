@@ -78,6 +78,8 @@ def _facts(
         request: dict[str, Any] = {"peers": addresses.peers_of(fleet.cluster, name), "port": port, "data": dict(data), "deep": deep}
         request["unsloth_python"] = fleet.cluster.node(name).unsloth_python
         request["token_sent"] = any(os.environ.get(key) for key in SECRETS)  # a launch would bring it along
+        if recipe and recipe.environment:
+            request["recipe_environment"] = recipe.environment
         if recipe and recipe.model:
             request |= {"model": recipe.model.name, "revision": recipe.model.revision}
         if recipe and recipe.method:

@@ -12,7 +12,7 @@ from homelab.checks.evidence import Evidence, Finding
 from homelab.config.recipe import Recipe
 from homelab.control import collective, gather, sample
 from homelab.control.material import Material
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, InputError
 from homelab.planning import batch
 from homelab.planning.model import Plan
 from homelab.remote.fanout import Fleet
@@ -59,7 +59,11 @@ def look(
             refused = error
         seen = replace(seen, plan=plan, refused=refused)
     if collective_checks.wanted(seen, skip, test_collective):
-        result = collective.run(fleet, seen, say)
-        seen = replace(seen, collective=result)
-        collective.keep(fleet, seen, result)
+        try:
+            result = collective.run(fleet, seen, say)
+        except InputError as error:  # without a recipe nobody has tried to plan before
+            refused = error
+        else:
+            seen = replace(seen, collective=result)
+            collective.keep(fleet, seen, result)
     return Look(seen, registry.judge_all(seen, skip), recipe, plan, refused)

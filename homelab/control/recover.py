@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from homelab.checks import registry
-from homelab.config.recipe import HubData, LogPolicy
+from homelab.config.recipe import HubData, LogPolicy, Recipe
 from homelab.control import copies, diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
 from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
@@ -157,6 +157,7 @@ def resume(
     Nothing is left running by a failure of the start itself, or by Ctrl-C.
     """
     described, recipe = find.recipe_of(paths)
+    recipe = as_begun(recipe, find.plan_of(paths))
     items = material_of(paths, described)
     names = [name for name in halted.names if name in nodes]
     unreachable, step = halted.unreachable, halted.step
@@ -222,6 +223,13 @@ def resume(
             store.event(paths, line)
         announce(plan)
     return plan
+
+
+def as_begun(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with what "auto" came to in an earlier attempt, where it decides what is computed: other nodes make no other training of it."""
+    if recipe.train is None or recipe.train.precision != "auto":
+        return recipe
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": plan.precision})})
 
 
 def left_out_lines(attempt: int, was: Collection[str], gone: Mapping[str, str]) -> list[str]:

@@ -121,5 +121,6 @@ def _question(
         "model": folder,
         "revision": None,
         "secrets": secrets,
+        "recipe_environment": recipe.environment,
     }
     return request, body

@@ -43,7 +43,8 @@ def main():
     try:
         line = sys.stdin.buffer.readline()
         request = json.loads(line) if line.strip() else {}
-        os.environ.update(request.get("node_environment") or {})  # of cluster.toml: for all that runs here, probes too
+        for whose in ("recipe_environment", "node_environment"):  # for all that runs here, probes too; cluster.toml goes before the recipe
+            os.environ.update(request.get(whose) or {})
         answer = _answer(verb, request)
         if answer is not None:
             sys.stdout.write(json.dumps(answer) + "\n")

@@ -113,16 +113,26 @@ def _rank(folder, attempt, here, rank, request):
     # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
     logs = sorted(glob.glob(os.path.join(glob.escape(here), "logs", "*", "attempt_0", str(rank["local_rank"]))))
     tail_lines = int(request.get("tail_lines", 20))
+    beat = files.read_object(os.path.join(home, "heartbeat.json"))
     return {
-        "heartbeat": files.read_object(os.path.join(home, "heartbeat.json")),
+        "heartbeat": beat,
         "metrics": _metrics(os.path.join(home, "metrics.jsonl"), known, may_begin_anew),
         "before": _metrics(os.path.join(home, "curves.jsonl"), 0) if request.get("before") else [],
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
-            "stderr": files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else [],
+            "stderr": _warnings_of_nccl(here, beat, tail_lines) + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
         },
         "error": files.read_object(os.path.join(home, "error.json")),
     }
+
+
+def _warnings_of_nccl(here, beat, lines):
+    """What NCCL has warned of in this rank's process: it has a file of its own (NCCL_DEBUG_FILE), in which the version stands, too."""
+    pid = (beat or {}).get("pid")
+    if type(pid) is not int or lines <= 0:
+        return []
+    written = glob.glob(os.path.join(glob.escape(here), "nccl-*-%d.log" % pid))
+    return [line for path in sorted(written) for line in files.tail(path, lines) if "NCCL WARN" in line]
 
 
 def _metrics(path, after_lines, may_begin_anew=False):

@@ -55,7 +55,10 @@ def missing(node: Node, facts: Facts) -> list[str]:
     found = []
     for belief, card in zip(node.gpus, _meant(node.gpus, cards), strict=True):
         name = belief.uuid or (f"GPU {belief.index}" if belief.index is not None else f'"{belief.model}"')
-        if card is None:
+        both = [f"GPU {one.index}" for one in cards if belief.uuid is not None and _fits(belief, one)]
+        if len(both) > 1:
+            found.append(f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}")
+        elif card is None:
             found.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
         elif not same_card(belief.model, card.name):
             found.append(f'cluster.toml says that {name} is a "{belief.model}", and it is a {short(card.name)}: {described(cards)}')
@@ -139,10 +142,10 @@ def _is_pointed_at(belief: Gpu) -> bool:
 
 
 def _meant(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[GpuFacts | None]:
-    """The card that each belief surely means: those that are pointed at first, then by name."""
+    """The card that each belief surely means: those that are pointed at first (a whole uuid before the beginning of one), then by name."""
     left = list(cards)
     found: list[GpuFacts | None] = [None] * len(beliefs)
-    for number in sorted(range(len(beliefs)), key=lambda number: not _is_pointed_at(beliefs[number])):
+    for number in sorted(range(len(beliefs)), key=lambda number: (not _is_pointed_at(beliefs[number]), -len(beliefs[number].uuid or ""))):
         place = next((place for place, card in enumerate(left) if _fits(beliefs[number], card)), None)
         found[number] = None if place is None else left.pop(place)
     return found

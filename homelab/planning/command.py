@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 
 from homelab.planning.model import NodePlan
-from homelab.secrecy import HIDDEN, names_a_secret
+from homelab.secrecy import HIDDEN, names_a_secret, without_login
 
 RENDEZVOUS_TIMEOUT_S = 300
-_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")  # http://user:password@proxy
 ANSWER_MARK = "homelab-answer-begins-here"
 """The node's Python begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
 AGENT_MARK = "homelab-agent-answers-here"
@@ -42,7 +40,7 @@ def quote_words(words: Iterable[str]) -> str:
 def masked(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of secrets hidden, for anything that is shown or kept."""
     return {
-        key: HIDDEN if names_a_secret(key) else _LOGIN.sub(HIDDEN, value)
+        key: HIDDEN if names_a_secret(key) else without_login(value)
         for key, value in environment.items()
     }
 

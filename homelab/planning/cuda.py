@@ -15,7 +15,8 @@ from homelab.facts import Facts
 from homelab.planning import cards
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.10
-_GEFORCE = re.compile(r"GeForce|\b[GR]TX ?\d?\d[5-9]0\b", re.IGNORECASE)
+# As accelerate has it (utils/environment.py, check_cuda_p2p_ib_support: "RTX 40" takes the RTX 4000 Ada, too), and every other GeForce.
+_GEFORCE = re.compile(r"GeForce|RTX ?40|\b[GR]TX ?\d?\d[5-9]0\b", re.IGNORECASE)
 
 
 def environment(node: Node, known: Facts | None, *, address: str, interface: str, node_dir: str) -> dict[str, str]:

@@ -31,9 +31,9 @@ def told(nodes: Sequence[Node], recipe: Recipe) -> list[Choice]:
     return found
 
 
-def refuse_unequal(nodes: Sequence[Node], recipe: Recipe) -> None:
-    """Raises InputError where the nodes' tables differ in what NCCL wants equal on all ranks."""
-    found = differing({node.name: {**recipe.environment, **node.environment} for node in nodes})
+def refuse_unequal(environments: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises InputError where the ranks' environments, by node, differ in what NCCL wants equal on all of them."""
+    found = differing(environments)
     if found:
         variable, first, second = found
         raise InputError(

@@ -46,7 +46,7 @@ def warnings_of(recipe: Recipe, facts: Mapping[str, Facts], device: str, ranks: 
             f'law: optimizer = "{recipe.train.optimizer}" rounds its states to 8 bits, which enlarges the last digits: losses agree to about 1e-6,'
             " weights to about 1e-4 between clusters (measured)"
         )
-    if recipe.method.backend == "unsloth" and ranks > 1 and device == "cuda":
+    if recipe.method.backend == "unsloth" and device == "cuda":  # one card alone, too: on two it may be another curve
         found.append(
             'law: backend = "unsloth" trains the same on unequal nodes in fp32 on CPUs (tested, 1e-5); of its CUDA kernels nobody has shown it'
         )
@@ -90,8 +90,10 @@ def precision_warnings(
         gain = sum(added[name] for name in without_bf16)
         if gain < _WORTH_ITS_PRECISION:
             leave = " ".join(f"--what-if=-{name}" for name in without_bf16)
+            add, them = ("adds", "it") if len(without_bf16) == 1 else ("add", "them")
             found.append(
-                f"{' and '.join(without_bf16)} adds {gain:.0%} tokens per second, and without it every card has bf16: homelab plan RECIPE {leave} compares"
+                f"{' and '.join(without_bf16)} {add} {gain:.0%} tokens per second, and without {them} every card has bf16: homelab plan RECIPE {leave}"
+                " compares"
             )
     return found
 

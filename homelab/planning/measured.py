@@ -23,7 +23,7 @@ MoreThanNothing = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class MeasuredRank(Loose):
-    """One rank's measured cost (see `homelab.worker.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.footprint`)."""
+    """One rank's measured cost (see `homelab.worker.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.card_memory`)."""
 
     local_rank: Annotated[int, Field(ge=0)]
     device_name: str = ""

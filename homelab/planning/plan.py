@@ -59,8 +59,6 @@ def make(
         )
     wsl.refuse_paging(recipe, [node.name for node in nodes], facts, device)
     spare = cards.spare(nodes, facts, choices)
-    if device == "cuda":
-        environment.refuse_unequal(nodes, recipe)
     choices += environment.told(nodes, recipe)
     backend = "nccl" if device == "cuda" else "gloo"
     choices.append(
@@ -134,6 +132,8 @@ def make(
                 ),
             )
         )
+    if device == "cuda":
+        environment.refuse_unequal({plan.name: plan.environment for plan in plans})
     warnings += exactness.warnings_of(recipe, facts, device, world_size)
     warnings += wsl.warnings_of(ranks, facts, device)
     without = _without_bf16(nodes, facts) if device == "cuda" else []

@@ -33,6 +33,10 @@ def _of_unsloth(dropout: float, nodes: Sequence[Node], facts: Mapping[str, Facts
     if dropout > 0:
         return f"Unsloth would be taken for this one card without dropout: {dropout:g} turns its fused kernels off"
     (node,) = nodes
-    version = facts[node.name].unsloth if node.name in facts else None
-    there = f"{version} is there, at {node.unsloth_python}" if version else f"there is none at {node.unsloth_python}: README, Unsloth"
-    return f'Unsloth would be taken for this one card, and trains the same: [method] backend = "unsloth" ({there})'
+    if node.name not in facts:
+        there = f"nobody has looked for it at {node.unsloth_python}"
+    elif facts[node.name].unsloth:
+        there = f"{facts[node.name].unsloth} is there, at {node.unsloth_python}"
+    else:
+        there = f"there is none at {node.unsloth_python}: README, Unsloth"
+    return f'Unsloth would be taken for this one card: [method] backend = "unsloth" ({there})'

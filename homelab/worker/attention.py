@@ -147,6 +147,12 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
+def leave(model: Any) -> None:
+    """After `use`, as before it: the other ranks pad, and a padded or packed batch without a mask of its own needs the model's."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base.set_attn_implementation("sdpa")
+
+
 def _unusual(config: Any) -> str | None:
     """What a short row would not show."""
     other = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})

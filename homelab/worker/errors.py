@@ -34,3 +34,15 @@ class TrainingError(WorkerError):
     """The input was accepted, but the training went wrong (a loss that is not a number)."""
 
     exit_code = EXIT_FAILED
+
+
+def first_words(error: BaseException) -> str:
+    """What an error that is not ours says, on one line: its type, its first line (torch's C++ stack comes after it), and for NCCL what failed
+    and its last error, which torch puts behind that (NCCLUtils.cpp, getNcclErrorDetailStr).
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    words = lines[:1]
+    if "Last error:" in lines[:10]:
+        last = lines.index("Last error:")
+        words += [line for line in (*lines[1:last], *lines[last + 1 : last + 2]) if line]
+    return f"{type(error).__name__}: {'; '.join(words)}"

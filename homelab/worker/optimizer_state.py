@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+_HOW = ("fused", "foreach", "capturable")  # of torch's optimizers: by which kernels a step is done
 _PAGED_ELEMENTS = 100_000  # of a parameter whose state is paged: get_state_buffer
 
 
@@ -19,6 +20,9 @@ def load(optimizer: Any, path: Path, device: torch.device) -> None:
     """Read the file into `optimizer`, which computes on `device`. In a card's case straight from the disk, without a copy in RAM."""
     is_card = device.type == "cuda"
     state = torch.load(path, map_location="cpu", mmap=is_card, weights_only=True)
+    # The kernels are this attempt's, whatever the one that saved it had: where a counter lies depends on it, and so does the memory of a step.
+    for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        then.update({name: now[name] for name in _HOW if name in now})
     if is_card and getattr(optimizer, "is_paged", False):
         load_paged(optimizer, state)
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.worker import checkpoint, fence, imports, sampler, unsloth
 from homelab.worker.curves import Curves, keep_before
-from homelab.worker.errors import EXIT_FAILED, WorkerError
+from homelab.worker.errors import EXIT_FAILED, WorkerError, first_words
 from homelab.worker.interval import LOSS_S, Interval, loses_more
 from homelab.worker.metrics import Recorder, peak_memory_bytes, perplexity
 from homelab.worker.saving import Saver
@@ -49,10 +49,8 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     except Exception as error:  # not the user's mistake: a lost peer, no memory left, or a fault of ours
-        # torch puts what happened first and its C++ stack after it.
-        first = (str(error).strip().splitlines() or [""])[0]
         where = f"step {recorder.step + 1}, rank {task.rank} on {task.node}"
-        recorder.error({"message": f"{type(error).__name__}: {first}", "where": where, "hint": ""})
+        recorder.error({"message": first_words(error), "where": where, "hint": ""})
         traceback.print_exc()
         return EXIT_FAILED
     return 0
@@ -80,7 +78,7 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can mend."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat("loading")
-        from homelab.worker import content, copies, digests, fused_loss, ranks, spread
+        from homelab.worker import attention, content, copies, digests, fused_loss, ranks, spread
         from homelab.worker.batches import Form, StepBatches
         from homelab.worker.data import load_data
         from homelab.worker.model import load_model, load_tokenizer, model_path
@@ -109,7 +107,9 @@ class Run:
         joined = not any(values[0] for values in ranks.gather([float(why_padded is not None)]))
         if joined:
             self.balance.join_rows()
-        elif why_padded:
+        elif why_padded is None:
+            attention.leave(model)
+        else:
             recorder.note(f"rows of different length are padded: {why_padded}")
         resume = spread.bring(task, fault, recorder)
         self.saver.rows = content.of(data)

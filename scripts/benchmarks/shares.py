@@ -5,6 +5,7 @@ length. What is counted are tokens without padding, by the benchmark itself, fro
 times of rank 0, between the ends of two steps after the first ones. Every step must hold 84 different rows.
 
 auto_over_sum_*                       homelab, shares = "auto"
+auto_ceiling_*                        the most that this machine's noise leaves in that run: its processors are not equally fast in every step
 equal_over_sum_*                      homelab, shares = "equal"
 rows_over_sum_varying_length          homelab's worker, rows dealt by their number in proportion to the solo speeds (rows_by_count.py)
 hf_rebalance_over_sum_varying_length  the plain Hugging Face Trainer with its batch_rebalance (hf_rebalance.py)

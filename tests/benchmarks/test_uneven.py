@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from benchmarks import shares
-from benchmarks.uneven import aftermath, machines, meter
+from benchmarks.uneven import aftermath, machines, meter, noise
 from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.validity import Account, disturbance
 
@@ -67,7 +67,7 @@ class Bench(shares.Bench):
         for others in next(self.rounds):
             run = machines.Run("r", {}, 84, [])
             self.ledger.note("auto_over_sum_equal_length", number + others)
-            self.ledger.keep("auto", "equal_length", run, machines.Window(1, 7, 100, 2.0, (100,), (0.3,)), account(others=others))
+            self.ledger.keep("auto", "equal_length", run, machines.Window(1, 7, 100, 2.0, (100,), (0.3,), None), account(others=others))
 
     def calibrate(self) -> None:
         self._play(0)
@@ -229,3 +229,11 @@ def test_the_folder_is_kept_where_something_failed(
     assert ended == [lab.cluster_file, kept], "supervisors end before their nodes do"
     assert places[0].is_dir() == kept
     assert any(f"kept, to look at: {places[0]}" in line for line in said) == kept
+
+
+def test_the_ceiling_is_what_the_noise_leaves() -> None:
+    even = [[(100, 2.0), (100, 2.0)], [(50, 2.0), (50, 2.0)]]
+    assert noise.ceiling(even) == 1.0 == noise.ceiling([[(100, 1.0), (100, 3.0)]]), "one rank waits for nobody"
+    assert noise.ceiling([[(100, 2.0), (150, 3.0)], [(50, 2.0), (25, 1.0)]]) == 1.0, "more rows are no noise"
+    # Each is once a third slower than usual and once a third faster: every step takes 4/3 of what both would take with even speed.
+    assert noise.ceiling([[(30, 2.0), (30, 4.0)], [(30, 4.0), (30, 2.0)]]) == pytest.approx(3 / 4)

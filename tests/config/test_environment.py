@@ -16,9 +16,10 @@ REFUSED = [
     ("CUDA_VISIBLE_DEVICES", "`gpus` of the node"), ("CUDA_DEVICE_ORDER", "`gpus` of the node"), ("NCCL_SOCKET_IFNAME", "`interface`"),
     ("GLOO_SOCKET_IFNAME", "`interface`"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "when a peer is gone"), ("NCCL_DEBUG_FILE", "when a peer is gone"),
     ("HOMELAB_RUN", "homelab itself"), ("PYTHONPATH", "homelab's own code"), ("HOME", "`workdir`"), ("WANDB_API_KEY", "log in on the node"),
+    ("PGPASSWORD", "log in on the node"), ("GITHUB_PAT", "log in on the node"),
     ("HF_TOKEN", "export HF_TOKEN"), ("A-B", "letters of the alphabet"), ("1A", "letters of the alphabet"), ("", "letters of the alphabet"),
 ]  # fmt: skip
-LAW = ["PYTHONHASHSEED", "ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE"]
+LAW = ["PYTHONHASHSEED", "PYTHONOPTIMIZE", "ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE"]
 RECIPE = '[model]\nname = "/m"\n[data]\ntrain = "/d.jsonl"\n[method]\nkind = "lora"\n[train]\nglobal_batch = 4\nsteps = 1\nlearning_rate = 1e-3\n'
 SCRIPT = '[script]\npath = "train.py"\n'
 
@@ -76,3 +77,17 @@ def test_it_is_written_as_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("card", ['uuid = "4090"', 'uuid = "GPU-1a", index = 1', "index = -1", 'uuid = "GPU-$(x)"'])
 def test_a_card_that_cannot_be_meant(tmp_path: Path, card: str) -> None:
     assert len(faults(tmp_path, node(f'gpus = [{{ model = "RTX 4090", vram_gb = 24, {card} }}]'))) == 1
+
+
+@pytest.mark.parametrize("login", ["mine:pass", "mine:pa@ss", "mine:pa/ss", "mine"])
+def test_a_login_is_kept_nowhere(tmp_path: Path, login: str) -> None:
+    (line,) = faults(tmp_path, node(f'environment = {{ HTTPS_PROXY = "http://{login}@proxy:3128" }}'))
+    assert "environment.HTTPS_PROXY" in line and "/etc/environment" in line and login not in line
+    assert load(tmp_path, node('environment = { HF_ENDPOINT = "https://mirror:8080/models@v1" }'))
+
+
+def test_one_card_is_named_once(tmp_path: Path) -> None:
+    for which in ("index = 0", 'uuid = "GPU-1A2b"'):
+        entry = f'{{ model = "RTX 4090", vram_gb = 24, {which} }}'
+        (line,) = faults(tmp_path, node(f"gpus = [{entry}, {entry}]"))
+        assert "two entries of `gpus` point at one card" in line

@@ -174,6 +174,8 @@ def test_data_of_the_hub_has_its_configuration_split_and_revision(tmp_path: Path
     assert hub(same) == [("a/b", "two", "train", "v1"), ("a/b", "two", "validation", "v1")]
     other = 'train = "hub:a/b"\nconfig = "two"\nrevision = "v1"\neval = "hub:a/c"\neval_split = "test"\neval_config = "x"'
     assert hub(other)[1] == ("a/c", "x", "test", None), "a revision of one data set is none of another"
+    assert hub(f'{other}\neval_revision = "v2"')[1] == ("a/c", "x", "test", "v2")
+    assert hub('train = "chats.jsonl"\neval = "hub:a/b"\neval_revision = "v2"') == [None, ("a/b", None, "validation", "v2")]
 
 
 def test_lines_of_keys() -> None:

@@ -14,6 +14,7 @@ from homelab.diagnose import endings
 from homelab.diagnose.rules import RULES, Rule
 from homelab.diagnose.suspects import best_rule
 from homelab.diagnose.traces import child_failures, last_exceptions
+from homelab.worker.errors import first_words
 
 # CUDA and NCCL: as reported to pytorch/pytorch, hiyouga/LlamaFactory, Comfy-Org/ComfyUI and vllm-project/vllm, shortened.
 LINES = [
@@ -85,6 +86,15 @@ FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "m
 def test_the_words_of_a_cause(cause: str, line: str) -> None:
     found = best_rule(line)
     assert found is not None and found[0].id == cause
+
+
+@pytest.mark.parametrize(("cause", "line"), [(cause, line) for cause, line in LINES if "DistBackendError" in line])
+def test_the_words_of_a_cause_in_a_worker_s_own_account(cause: str, line: str) -> None:
+    """error.json has one line, and NCCL's reason comes behind torch's first one; then comes a stack."""
+    kind = type("DistBackendError", (RuntimeError,), {})
+    found = best_rule(first_words(kind(line.partition(": ")[2] + "\nException raised from x at y.cpp:1\nframe #0: <unknown>")))
+    assert found is not None and found[0].id == cause
+    assert first_words(kind("plain\nstack")) == "DistBackendError: plain" and first_words(kind("")) == "DistBackendError: "
 
 
 def test_every_rule_is_tried_here() -> None:

@@ -327,6 +327,13 @@ def test_poll_gives_only_new_lines_and_the_ends_of_logs(workdir: Path) -> None:
     assert looked()["before"] == [] and [line["step"] for line in looked(before=True)["before"]] == [1]
     assert looked(tail_lines=2)["log_tail"]["stdout"] == ["line 99998 \ufffd", "line 99999 \ufffd"]
     assert looked(tail_lines=0)["log_tail"] == {"stdout": [], "stderr": []}
+    (rank / "heartbeat.json").write_text(json.dumps({"time": 1.0, "phase": "training", "step": 5, "pid": 77}))
+    (log / "stderr.log").write_text("its own last word\n")
+    warning = "tower:77:90 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-x to size 9637892, error: No space left on device (28)"
+    (folder / "nodes" / NODE / "nccl-tower-77.log").write_text(f"NCCL version 2.29.2+cuda13.0\n{warning}\n")
+    (folder / "nodes" / NODE / "nccl-tower-78.log").write_text(warning.replace("77", "78") + "\n")
+    assert looked()["log_tail"]["stderr"] == [warning, "its own last word"]
+    assert looked(tail_lines=0)["log_tail"]["stderr"] == []
     assert len(json.dumps(looked(tail_lines=10**6))) < 200_000, "an answer stays small"
 
 
@@ -454,11 +461,12 @@ def test_a_pipe_for_nccl_is_named_only_where_one_can_be_made(workdir: Path, take
 
 def test_a_node_s_own_environment_is_that_of_all_it_is_asked_for(workdir: Path) -> None:
     """cluster.toml's variables reach the run, and the run's own go before them."""
-    script = "import os; print(os.environ['ONE'], os.environ['ODD'][:2])"
-    ask("start", request(workdir, script, node_environment={"ONE": "of the node", "ODD": "of the node"}))
+    script = "import os; print(os.environ['ONE'], os.environ['ODD'][:2], os.environ['TWO'])"
+    of_recipe = {"ONE": "of the recipe", "TWO": "of the recipe"}  # where a recipe is looked at: its model and data are found by them
+    ask("start", request(workdir, script, recipe_environment=of_recipe, node_environment={"ONE": "of the node", "ODD": "of the node"}))
     ended(workdir)
     here = Path(paths.node_dir(paths.run_dir(str(workdir), RUN), 1, NODE))
-    assert (here / "out.log").read_text() == "of the node it\n"
+    assert (here / "out.log").read_text() == "of the node it of the recipe\n"
     assert "of the node" not in (here / "start.json").read_text()
 
 

@@ -114,6 +114,21 @@ def test_a_card_that_is_gone_or_another_one_is_told_with_node_card_and_edit(gpus
     assert "tower" in caught.value.where
 
 
+def test_the_beginning_of_a_uuid_is_one_card_s() -> None:
+    """Of "GPU-aaaaaaaa-..." and another one that begins as it does."""
+    twin = FIRST[:-1] + "b"
+    before = two_cards("NVIDIA GeForce RTX 4090")
+    entries = [card.model_dump() for card in before.facts["tower"].gpus]
+    both = healthy.with_facts(before, "tower", gpus=[entries[0], {**entries[1], "uuid": twin}], gpu_probe=None)
+    with pytest.raises(InputError, match=r"GPU-aaaa of cluster\.toml is the beginning of several uuids") as caught:
+        make(healthy.with_node(both, "tower", gpus=({**RTX, "uuid": "GPU-aaaa"},)))
+    assert "(GPU 0, GPU 1)" in caught.value.message and twin in caught.value.hint
+    one = healthy.with_node(before, "tower", gpus=({**RTX, "uuid": "GPU-aa"}, {**RTX, "uuid": SECOND}))
+    assert make(one).node("tower").rank_count == 2
+    whole = healthy.with_node(both, "tower", gpus=({**RTX, "uuid": FIRST},))
+    assert make(whole).node("tower").environment["CUDA_VISIBLE_DEVICES"] == FIRST
+
+
 def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
     """Between two attempts the cards were put into each other's slots: by uuid nothing changes, by number it is told."""
     before = two_cards(gpus=({**RTX, "uuid": SECOND},))

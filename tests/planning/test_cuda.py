@@ -46,6 +46,7 @@ def test_what_nccl_is_told() -> None:
         (("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"), False, True),
         (("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"), True, False),
         (("NVIDIA RTX A5000", "NVIDIA RTX A5000"), None, False),
+        (("NVIDIA RTX 4000 Ada Generation", "NVIDIA RTX 4000 Ada Generation"), None, True),  # "RTX 40" is what accelerate looks for
         (("NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090"), None, True),  # accelerate counts the card that takes no part
     ],
 )
@@ -98,8 +99,13 @@ def test_what_all_ranks_of_nccl_must_have_alike() -> None:
     assert "laptop" in caught.value.where and "[defaults.environment]" in caught.value.hint
     assert make(seen, healthy.recipe(environment={"NCCL_BUFFSIZE": "1048576"})), "the recipe says it to the others"
     assert make(healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_P2P_DISABLE": "1"})), "that concerns its own box"
+    assert make(healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_IB_DISABLE": "1"})), "all have that value from us"
 
 
 def test_secrets_and_logins_are_masked_and_nothing_else() -> None:
     given = {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false", "HTTPS_PROXY": "http://me:pass@proxy:3128", "HF_TOKEN_PATH": "/keys/hf", "A": "me@tower"}
     assert masked(given) == {**given, "HF_TOKEN": "***", "HTTPS_PROXY": "http://***@proxy:3128"}
+    hard = {"PGPASSWORD": "x", "MYTOKEN": "x", "MYSQL_PWD": "x", "B": "http://me:pa@ss@proxy", "C": "http://me:pa/ss@proxy", "D": "http://proxy:80/a@b", "PWD": "/home"}
+    assert masked(hard) == {
+        **dict.fromkeys(("PGPASSWORD", "MYTOKEN", "MYSQL_PWD"), "***"), "B": "http://***@proxy", "C": "http://***@proxy", "D": hard["D"], "PWD": "/home",
+    }  # fmt: skip

@@ -73,7 +73,7 @@ def test_unsloth_is_not_proven_on_cards() -> None:
     (line,) = law(healthy.gpu(), method=method)
     assert "unsloth" in line and "CUDA kernels" in line
     assert law(healthy.cpu(), method=method) == [], "on CPUs it is"
-    assert law(healthy.gpu(names=healthy.NAMES[:1]), method=method) == [], "one card shares nothing"
+    assert law(healthy.gpu(names=healthy.NAMES[:1]), method=method) == [line], "one card today may be three tomorrow"
 
 
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "router_aux_loss_coef": 0.001}

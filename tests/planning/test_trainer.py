@@ -45,6 +45,11 @@ def test_auto_on_one_card_names_the_environment_that_is_there() -> None:
     assert value == "transformers" and 'backend = "unsloth" (2026.10.9 is there' in because
 
 
+def test_offline_nobody_has_looked_for_it() -> None:
+    made = make(healthy.gpu(names=ONE), healthy.recipe(method={"kind": "lora"}), offline=True)
+    assert "nobody has looked for it at" in why(made, "trainer")[1]
+
+
 def test_its_loss_comes_in_chunks() -> None:
     """Of a small model with a large vocabulary all logits at once would be most of the peak."""
     shape = architecture.from_config(healthy.LLAMA)

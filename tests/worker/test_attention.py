@@ -15,6 +15,7 @@ pytest.importorskip("peft")
 
 from homelab.worker import attention, batches, data, fused_loss  # noqa: E402
 from homelab.worker.model import add_adapters, enable_checkpointing  # noqa: E402
+from homelab.worker.trainer import check_samples_stay_apart  # noqa: E402
 from tests.worker import harness  # noqa: E402
 
 CPU, SMALL = torch.device("cpu"), {
@@ -206,3 +207,15 @@ def test_the_switch_of_a_plan_pads_again(forks: harness.Forks, tmp_path: Path, m
         said[joined] = (run / "attempts" / "1" / "ranks" / "0" / "metrics.jsonl").read_text()
     assert losses[True] == pytest.approx(losses[False], rel=1e-5) and len(losses[True]) == 8
     assert losses[True][1] == pytest.approx(losses[False][1], rel=1e-6)
+
+
+def test_who_could_join_rows_pads_where_another_rank_cannot() -> None:
+    """Its attention makes no mask: packed samples would see each other, and the model would be blamed for it."""
+    model, some = llama(), data.pack_rows(rows(), 26)
+    wanted = passed(model, batches.Form(0).batch(some, packed=True))
+    assert attention.use(model, CPU, torch.float32) is None
+    with pytest.raises(Exception, match="see each other"):
+        check_samples_stay_apart(model, CPU)
+    attention.leave(model)
+    check_samples_stay_apart(model, CPU)
+    assert_same(passed(model, batches.Form(0).batch(some, packed=True)), wanted)

@@ -99,7 +99,20 @@ def test_it_is_read_into_ram_and_keeps_no_page_of_the_file(
     after = torch.optim.AdamW(resumed, lr=0.1)
     optimizer_state.load(after, tmp_path / "optimizer.pt", torch.device(device))
     assert asked == ["cpu"]
+    assert after.param_groups[0]["foreach"] is None
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     stepped(before, trained, 2)
     stepped(after, resumed, 2)
     assert all(torch.equal(old, new) for old, new in zip(trained, resumed, strict=True))
+
+
+def test_the_kernels_are_those_of_this_attempt(tmp_path: Path) -> None:
+    """A run that began on a CPU, or in fp16, goes on with what the plan of now counts on."""
+    trained = parameters()
+    before = torch.optim.AdamW(trained, lr=0.1, foreach=True)
+    stepped(before, trained, 1)
+    torch.save(before.state_dict(), tmp_path / "optimizer.pt")
+    after = torch.optim.AdamW(copy.deepcopy(trained), lr=0.2, fused=True)
+    optimizer_state.load(after, tmp_path / "optimizer.pt", torch.device("cpu"))
+    group = after.param_groups[0]
+    assert (group["fused"], group["foreach"], group["lr"]) == (True, None, 0.1)

@@ -65,6 +65,8 @@ class Ledger:
             raise Disturbed(f"{words}: {why}")
         if self.round:
             self._speeds.setdefault(words, []).append(window.tokens_per_s)
+            if label == "auto" and window.ceiling is not None:
+                self.note(f"auto_ceiling_{kind}", window.ceiling)
             self._busy_cores.append(account.busy_cores)
 
     def note(self, figure: str, value: float) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.uneven import aftermath
+from benchmarks.uneven import aftermath, noise
 from benchmarks.uneven.meter import Meter
 
 from homelab.lab import Lab
@@ -42,6 +42,7 @@ class Window:
     seconds: float
     rank_tokens: tuple[int, ...]
     step_s: tuple[float, ...]
+    ceiling: float | None  # see `noise`; None for a program that does not say how long it computes
 
     @property
     def tokens_per_s(self) -> float:
@@ -53,6 +54,7 @@ class Window:
         return {
             "steps": [self.first, self.last], "tokens": self.tokens, "seconds": round(self.seconds, 3),
             "tokens_per_s": round(self.tokens_per_s, 2), "rank_tokens": self.rank_tokens, "step_s": [round(value, 3) for value in self.step_s],
+            "ceiling": self.ceiling,
         }  # fmt: skip
 
 
@@ -93,11 +95,13 @@ class Run:
         """Throughput between the ends of two steps. Every step must hold `global_batch` different rows, or the run was no training."""
         times = self.times()
         rows: dict[int, list[int]] = {step: [] for step in range(first + 1, last + 1)}
-        rank_tokens = []
+        rank_tokens, work = [], []
         for rank in range(len(self.folders)):
             mine = self.rows_of(rank)
             self._compare(rank, mine)
             rank_tokens.append(sum(self.row_tokens[row] for step in rows for row in mine[step]))
+            computed_s = {line["step"]: line.get("compute_s") for line in self.lines(rank, "metrics.jsonl", "train")}
+            work.append([(sum(self.row_tokens[row] for row in mine[step]), computed_s[step]) for step in rows if computed_s.get(step)])
             for step in rows:
                 rows[step] += mine[step]
         for step, ids in rows.items():
@@ -106,7 +110,8 @@ class Run:
                     f"error: step {step} of {self.name} trained on {len(ids)} rows, {len(set(ids))} different ones"
                 )
         step_s = tuple(times[step] - times[step - 1] for step in rows)
-        return Window(first, last, sum(rank_tokens), times[last] - times[first], tuple(rank_tokens), step_s)
+        ceiling = noise.ceiling(work) if all(len(of_rank) == last - first for of_rank in work) else None
+        return Window(first, last, sum(rank_tokens), times[last] - times[first], tuple(rank_tokens), step_s, ceiling)
 
     def rows_of(self, rank: int) -> dict[int, list[int]]:
         """Step -> the rows that a rank trained on in it."""
