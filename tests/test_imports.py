@@ -29,7 +29,7 @@ DOES_IO = {
 }  # fmt: skip
 HEAVY = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "safetensors", "numpy")
 # What the plan predicts with is what the worker does: these files import nothing that is not everywhere.
-SHARED_WITH_THE_WORKER = {f"homelab.worker.{name}" for name in ("speed", "sampler", "compress", "learning_rate", "interval", "replicas")}
+SHARED_WITH_THE_WORKER = {f"homelab.worker.{name}" for name in ("speed", "sampler", "joined", "compress", "learning_rate", "interval", "replicas")}
 # Python's own list has none of what was added after 3.9.
 AFTER_39 = {"tomllib", "graphlib.nothing"}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts import Facts
-from homelab.planning import measured, network, rows, speeds, time, verdict
+from homelab.planning import attention, measured, network, rows, speeds, time, verdict
 from homelab.planning.architecture import Architecture
 from homelab.planning.model import Choice, RankPlan, TimeEstimate
 from homelab.planning.rows import DataFile, Rows
@@ -35,7 +35,7 @@ def look(
         return None
     files, unused = measured.usable(recipe, nodes, facts, device, precision)
     warnings += unused
-    found = rows.of_data(recipe, _file("train", data, facts), files.values())
+    found = replace(rows.of_data(recipe, _file("train", data, facts), files.values()), padded=attention.why_padded(recipe, facts))
     held_out = _file("eval", data, facts)
     held_out_rows = None
     if recipe.data.eval is not None:
@@ -65,6 +65,8 @@ def estimate(
             because=found.rows_because,
         )
     )
+    if outlook.rows.padded:
+        choices.append(Choice(subject="padding", value="rows are padded to the longest of their pass", because=outlook.rows.padded))
     choices.append(Choice(subject="wire", value=f"{found.wire_s:.2g} s per step", because=found.wire_because))
     wire = network.wire_between({rank.node for rank in ranks}, throughputs)
     return found.model_copy(update={"verdict": verdict.lines(recipe, shape, precision, ranks, found, wire)})

@@ -27,7 +27,8 @@ class DataFile:
 class Rows:
     """Rows that are trained on per epoch (None: not known) and their mean length in tokens; `because` says whence.
 
-    `quantiles` are lengths from the shortest row to the longest at even distances, where somebody has counted them.
+    `quantiles` are lengths from the shortest row to the longest at even distances, where somebody has counted them. `padded` says why the
+    rows of a pass are padded to its longest one; empty: they stand one after the other.
     """
 
     count: int | None
@@ -35,6 +36,7 @@ class Rows:
     is_measured: bool
     because: str
     quantiles: tuple[float, ...] = ()
+    padded: str = ""
 
     def steps(self, recipe: Recipe) -> int | None:
         """Optimizer steps of the whole run; None when that takes rows which nobody has counted."""

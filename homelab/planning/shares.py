@@ -66,20 +66,21 @@ def decide(
     batch = recipe.train.global_batch
     shares, choice = node_shares(batch, setting, belief.weights, absent)
     if setting == "auto" and belief.speeds is not None:
-        shares = _soonest(recipe, belief.speeds, rows.lengths(batch, recipe.train.seq_len), device)
+        shares = _soonest(recipe, belief.speeds, rows, device)
         because = "as many as each computes while the others compute theirs; rows go longest first to the rank that finishes soonest"
         choice = Choice(subject="shares", value=_table(shares), because=because)
     flat = tuple(share for per_rank in shares.values() for share in per_rank)
     return flat, (choice,) if setting == "equal" else (belief.choice, choice)
 
 
-def _soonest(recipe: Recipe, speeds: Mapping[str, tuple[Speed, ...]], lengths: Sequence[int], device: str) -> dict[str, tuple[int, ...]]:
+def _soonest(recipe: Recipe, speeds: Mapping[str, tuple[Speed, ...]], rows: Rows, device: str) -> dict[str, tuple[int, ...]]:
     """How many rows of a typical batch the worker's own rule gives to every rank; at least one row each."""
     assert recipe.train is not None
     asked = recipe.parallel.micro_batch
-    rows = asked if asked != "auto" else 4 if device == "cpu" else 1
+    pass_rows = asked if asked != "auto" else 4 if device == "cpu" else 1
+    lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
     flat = [speed for per_rank in speeds.values() for speed in per_rank]
-    limits = [Limits(rows * recipe.train.seq_len, None if asked == "auto" else asked, padded=False)] * len(flat)
+    limits = [Limits(pass_rows * recipe.train.seq_len, None if asked == "auto" else asked, padded=bool(rows.padded))] * len(flat)
     counts = iter(len(positions) for positions in sampler.assign(lengths, flat, limits))
     return {name: tuple(next(counts) for _ in per_rank) for name, per_rank in speeds.items()}
 

@@ -75,7 +75,7 @@ def estimate(
     if belief.speeds is None:
         return None
     assert recipe.train is not None and recipe.method is not None
-    workers = workers_of(recipe, ranks, belief)
+    workers = workers_of(recipe, ranks, belief, padded=bool(rows.padded))
     lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
     sync = sync_of(recipe, belief, shape, throughputs, len(workers))
     measured = recipe.parallel.shares == "auto"
@@ -115,7 +115,7 @@ def estimate(
     )  # fmt: skip
 
 
-def workers_of(recipe: Recipe, ranks: Sequence[RankPlan], belief: Belief) -> list[Worker]:
+def workers_of(recipe: Recipe, ranks: Sequence[RankPlan], belief: Belief, *, padded: bool) -> list[Worker]:
     """The ranks of a plan with their limits as the worker will read them (`homelab.worker.task.Task.balance`)."""
     assert recipe.train is not None and belief.speeds is not None
     asked = recipe.parallel.micro_batch
@@ -123,7 +123,7 @@ def workers_of(recipe: Recipe, ranks: Sequence[RankPlan], belief: Belief) -> lis
     for rank in ranks:
         cap = rank.token_cap
         tokens = max(1, rank.micro_batch) * recipe.train.seq_len if cap is None else cap
-        limits = Limits(tokens, None if asked == "auto" else rank.micro_batch, cap, padded=False)
+        limits = Limits(tokens, None if asked == "auto" else rank.micro_batch, cap, padded=padded)
         speed = belief.speeds[rank.node][rank.local_rank]
         found.append(Worker(rank.rank, rank.node, belief.sources[rank.node], speed, limits, rank.share))
     return found

@@ -21,6 +21,8 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 
+from homelab.worker import joined
+
 NAME = "homelab_joined_rows"
 # What changes the scores and is not known here (models/gemma2, gpt_oss, t5); a window is looked at in the config, too.
 _UNKNOWN = ("softcap", "sliding_window", "s_aux", "sinks", "position_bias", "cache")
@@ -122,7 +124,7 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
         return "unsloth computes attention in its own way"
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
-    reason = _unusual(base.config.get_text_config())
+    reason = joined.unusual(base.config.get_text_config().to_dict())
     if reason or before != "sdpa":
         return reason or f"its attention is {before}"
     rows = [torch.arange(1, length + 1, device=device) for length in _TRIAL]
@@ -151,17 +153,6 @@ def leave(model: Any) -> None:
     """After `use`, as before it: the other ranks pad, and a padded or packed batch without a mask of its own needs the model's."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     base.set_attn_implementation("sdpa")
-
-
-def _unusual(config: Any) -> str | None:
-    """What a short row would not show."""
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if other:
-        return f"it has layers with {', '.join(other)}"
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(config, name, None) is not None and getattr(config, "use_" + name, True):
-            return f"it has a {name}"
-    return None
 
 
 def _padded_logits(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:

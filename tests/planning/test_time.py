@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe
-from homelab.planning import network, plan, rows, time, time_report
+from homelab.planning import attention, network, plan, rows, time, time_report
 from homelab.planning.architecture import known
 from homelab.planning.model import Plan
 from homelab.planning.rows import DataFile, Rows
@@ -283,3 +283,31 @@ def test_the_rows_of_a_typical_batch_are_as_different_as_those_that_were_counted
     assert len(counted) == 60 and statistics.fmean(counted) == pytest.approx(mean, rel=0.02)
     assert statistics.median(counted) == pytest.approx(lengths[1000], rel=0.15) and max(counted) > 3 * mean
     assert max(Rows(2000, mean, True, "").lengths(60, 512)) < 1.5 * mean, "unless they were counted, nothing is known of the long ones"
+
+
+@pytest.mark.parametrize(
+    ("config", "backend", "words"),
+    [
+        ({}, "transformers", ""),
+        ({"sliding_window": None}, "transformers", ""),
+        ({"sliding_window": 4096, "use_sliding_window": False}, "transformers", ""),
+        ({"sliding_window": 4096}, "transformers", "it has a sliding_window"),
+        ({"text_config": {"layer_types": ["full_attention", "sliding_attention"]}}, "transformers", "layers with sliding_attention"),
+        ({"attn_logit_softcapping": 50.0}, "transformers", "it has a attn_logit_softcapping"),
+        ({}, "unsloth", "Unsloth has an attention of its own"),
+    ],
+)
+def test_where_the_worker_pads_the_plan_counts_the_padding(config: dict[str, Any], backend: str, words: str) -> None:
+    seen = healthy.cpu()
+    for name in NAMES:
+        seen = healthy.with_facts(seen, name, model={"found": True, "config": {**healthy.LLAMA, **config}})
+    recipe = healthy.recipe(method={"kind": "lora", "backend": backend}, parallel={"micro_batch": 4})
+    data = {"train": DataFile(160_000, 100, "x")}  # 400 tokens a row, half as many to half as many again
+    made, plain = (make(all_measured(one), recipe, data=data) for one in (seen, healthy.cpu()))
+    if backend == "unsloth":  # whose speed nobody has measured here
+        assert attention.why_padded(recipe, seen.facts) == words
+        return
+    said = [choice.because for choice in made.choices if choice.subject == "padding"]
+    assert (words in said[0]) if words else not said
+    assert made.time is not None and plain.time is not None
+    assert (made.time.step_s > 1.02 * plain.time.step_s) is bool(words)
