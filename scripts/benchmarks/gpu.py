@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_parts import smi
 from benchmarks.gpu_parts.catalogue import PARTS, Part
 from benchmarks.gpu_parts.runner import Outcome, run
 
@@ -40,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     began = time.monotonic()
     document: dict[str, Any] = {"figures": {}, "gates": {}, "parts": {}, "runs": [], "machine": _machine(), "command": " ".join(sys.argv), "time": time.time()}
+    for needed in (asked.folder, asked.json.parent if asked.json else None):
+        if needed is not None:
+            needed.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-gpu-", dir=asked.folder))
     outcomes: dict[str, Outcome] = {}
 
@@ -104,12 +109,8 @@ def _say(part: Part, outcome: Outcome) -> None:
 
 def _machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    cards = ""
-    if shutil.which("nvidia-smi"):
-        fields = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
-        cards = subprocess.run(fields, capture_output=True, text=True, timeout=30).stdout.strip()
     return {
-        "cards": cards, "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
+        "cards": smi.cards(), "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")},
     }
 
@@ -122,4 +123,5 @@ def _version(package: str) -> str | None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that nothing stays on the card
     sys.exit(main())
