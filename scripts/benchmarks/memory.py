@@ -26,33 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.gpu_parts import smi
+from benchmarks.gpu_parts.material import SHAPES, llama
 
 from homelab.config.recipe import Method, Train
 from homelab.planning import memory
 from homelab.planning.architecture import from_config
 
-_LAYERS = {"model_type": "llama", "tie_word_embeddings": False, "max_position_embeddings": 4096}
-
-
-def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any
-) -> dict[str, Any]:
-    return _LAYERS | {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate, "vocab_size": vocabulary, **more,
-    }  # fmt: skip
-
-
-_SMALL = _llama(128, 2, 4, 2, 384, 3000)
+_SMALL = llama(128, 2, 4, 2, 384, 3000)
 _LARGE = {
-    "TinyLlama-1.1B": _llama(2048, 22, 32, 4, 5632, 32000),
-    "SmolLM3-3B": _llama(
-        2048, 36, 16, 4, 11008, 128256, model_type="smollm3", tie_word_embeddings=True, pad_token_id=0
-    ),
-    "Llama-2-7B": _llama(4096, 32, 32, 32, 11008, 32000),
-    "Llama-2-13B": _llama(5120, 40, 40, 40, 13824, 32000),
+    "TinyLlama-1.1B": SHAPES["1.1B"],
+    "SmolLM3-3B": SHAPES["3B"] | {"model_type": "smollm3", "pad_token_id": 0},
+    "Llama-2-7B": SHAPES["7B"],
+    "Llama-2-13B": llama(5120, 40, 40, 40, 13824, 32000),
 }
-_ON_CUDA = {"135M": _llama(576, 30, 9, 3, 1536, 49152, tie_word_embeddings=True), "1.1B": _LARGE["TinyLlama-1.1B"]}
+_ON_CUDA = {"135M": llama(576, 30, 9, 3, 1536, 49152, tie_word_embeddings=True), "1.1B": _LARGE["TinyLlama-1.1B"]}
 
 
 def main() -> int:
@@ -201,7 +189,9 @@ def _load(folder: Path, run: dict[str, Any]) -> Any:
 
     recipe = {"model": {"name": str(folder), "revision": None}, "method": run["method"], "train": run["train"]}
     plan = {"precision": run["precision"], "device": run["device"]}
-    task = Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
+    # The worker keeps a quantised base two folders above its run's: here with the model, and apart for each process, as some run side by side.
+    run_dir = folder / f"process-{os.getpid()}" / "runs" / "run"
+    task = Task(run_dir, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
     return load_model(task, str(folder), lambda text: None)
 
 
@@ -219,12 +209,12 @@ def _batch(run: dict[str, Any], vocabulary: int, device: str) -> dict[str, Any]:
 
 
 class _RealStep:
-    """torch's own AdamW; its state is made at once, by a step that changes nothing."""
+    """torch's own AdamW as the worker takes it, fused on a card; its state is made at once, by a step that changes nothing."""
 
     def __init__(self, trainable: list[Any], train: dict[str, Any], device: str) -> None:
         import torch
 
-        self.optimizer = torch.optim.AdamW(trainable, lr=0.0, foreach=device == "cuda")
+        self.optimizer = torch.optim.AdamW(trainable, lr=0.0, fused=device == "cuda")
         self.optimizer.step()
 
     def step(self) -> None:
@@ -318,13 +308,8 @@ def one_on_cuda(folder: str, run: dict[str, Any]) -> None:
         del loss
         stepper.step()
     torch.cuda.synchronize()
-    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    said = (
-        subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout if shutil.which("nvidia-smi") else ""
-    )
-    mine = [line.split(",")[1] for line in said.splitlines() if line.split(",")[0].strip() == str(os.getpid())]
-    process = int(float(mine[0]) * 2**20) if mine and mine[0].strip().isdigit() else 0
-    print(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), process)
+    held = smi.held_bytes([os.getpid()])
+    print(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), *held or [0])
 
 
 def _accelerate(config: dict[str, Any]) -> str:
