@@ -77,8 +77,9 @@ def _start(place: Place, name: str, model: Path, kind: str, way: str) -> dict[st
     program = ["-m", "benchmarks.gpu_parts.restart_start", place.device, str(model), kind, way, str(place.folder / "runs" / "run")]
     started = ranks.start(program, place.folder / f"start-{name}.txt")
     ranks.checked([started], 150)
-    parts = {part: float(seconds) for part, seconds in re.findall(r"^took (\w+) ([0-9.]+)$", started.words(10**6), re.MULTILINE)}
-    place.run(f"start, {name}", seconds=parts)
+    words = started.words(10**6)
+    parts = {part: float(seconds) for part, seconds in re.findall(r"^took (\w+) ([0-9.]+)$", words, re.MULTILINE)}
+    place.run(f"start, {name}", seconds=parts, notes=re.findall("^base: .*", words, re.MULTILINE))
     for part, seconds in parts.items():
         place.figure(f"start_{name.replace(', ', '_')}_{part}_s", seconds)
     return parts

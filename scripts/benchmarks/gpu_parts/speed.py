@@ -13,6 +13,7 @@ import shutil
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts import material, ranks
@@ -43,7 +44,7 @@ class Kind:
 
 MODELS = (Kind("3B", "qlora", 2048, 8), Kind("1.1B", "lora", 1024, 16), Kind("7B", "qlora", 1024, 8))
 # Switches of the recipe; those of the worker are added where it has some.
-_RECIPE: dict[str, dict[str, Any]] = {
+RECIPES: dict[str, dict[str, Any]] = {
     "fused loss off": {"train__fused_loss": False},
     "fused loss on": {"train__fused_loss": True},
     # A packed row is as long as the longest one: a few of them are about as many tokens as a plain batch.
@@ -72,7 +73,7 @@ def measure(place: Place) -> None:
     for kind, rate in plain.items():
         if kind.shape == "7B":
             continue
-        for name, recipe in _RECIPE.items():
+        for name, recipe in RECIPES.items():
             with place.attempt(f"{kind.name}, {name}"):
                 place.figure(f"{_key(kind.name)}_{_key(name)}_over_plain", _rate(place, kind, name, recipe) / rate)
         for name in worker_switches():
@@ -91,19 +92,7 @@ def worker_switches() -> list[str]:
 
 def _rate(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any] | None = None, switches: dict[str, bool] | None = None) -> float:
     """Tokens per second of one run of a few steps."""
-    steps = 14 if place.is_card else _WARM + 4
-    data = material.rows(place.folder / "rows.jsonl", row_lengths(kind, steps))
-    # A number of rows in the recipe, or a pass takes whatever memory holds: here all rows of a step, and nothing would be copied ahead.
-    settings: dict[str, Any] = {
-        "method__kind": kind.method, "train__global_batch": kind.batch, "train__steps": steps, "train__seq_len": kind.longest,
-        "train__gradient_checkpointing": True, "train__fused_loss": default_fused_loss(), "parallel__micro_batch": kind.rows,
-        **(recipe or {}),
-    }  # fmt: skip
-    batch, rows = settings["train__global_batch"], settings["parallel__micro_batch"]
-    # Two folders deep: beside them the worker keeps the quantised bases.
-    run = material.run(place.folder / "runs" / f"{kind.shape} {name}", place.folder / kind.shape, data, **settings)
-    precision, backend = ("bf16", "nccl") if place.is_card else ("fp32", "gloo")
-    material.plan(run, 1, (batch,), device=place.device, precision=precision, backend=backend, micro_batch=rows, switches=switches)
+    run = prepare(place, kind, name, recipe or {}, switches or {})
     is_profiled = name == "profiled"
     started = ranks.worker(run, 1, 1, program=("-m", "benchmarks.gpu_parts.speed_profile") if is_profiled else ("-m", "homelab.worker"))
     ranks.checked(started, 150)
@@ -113,7 +102,8 @@ def _rate(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any] | None 
     rate = sum(line["tokens"] for line in lines) / sum(line["step_s"] for line in lines)
     place.run(
         f"{kind.name}, {name}", tokens_per_s=rate, step_s=statistics.median(line["step_s"] for line in lines),
-        peak_bytes=max(line["memory_bytes"] for line in lines), start_to_end_s=started[0].seconds, rows_per_pass=rows, longest=kind.longest, **profiled,
+        peak_bytes=max(line["memory_bytes"] for line in lines), start_to_end_s=started[0].seconds, longest=kind.longest,
+        rows_per_pass=(recipe or {}).get("parallel__micro_batch", kind.rows), **profiled,
     )  # fmt: skip
     if profiled:  # its rate is none: the profiler itself takes time
         place.figure(f"{_key(kind.name)}_card_idle", 1 - profiled["card_busy_s"] / profiled["profiled_step_s"])
@@ -123,9 +113,22 @@ def _rate(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any] | None 
     return rate
 
 
-def row_lengths(kind: Kind, steps: int) -> list[int]:
-    """Tokens of the rows of so many steps."""
-    return material.lengths(kind.batch * steps, kind.longest)
+def prepare(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any], switches: dict[str, bool]) -> Path:
+    """The run folder of one rank, with its plan and its rows."""
+    steps = 14 if place.is_card else _WARM + 4
+    data = material.rows(place.folder / "rows.jsonl", material.lengths(kind.batch * steps, kind.longest))
+    # A number of rows in the recipe, or a pass takes whatever memory holds: here all rows of a step, and nothing would be copied ahead.
+    settings: dict[str, Any] = {
+        "method__kind": kind.method, "train__global_batch": kind.batch, "train__steps": steps, "train__seq_len": kind.longest,
+        "train__gradient_checkpointing": True, "train__fused_loss": default_fused_loss(), "parallel__micro_batch": kind.rows, **recipe,
+    }  # fmt: skip
+    # Two folders deep: beside them the worker keeps the quantised bases.
+    run = material.run(place.folder / "runs" / f"{kind.shape} {name}", place.folder / kind.shape, data, **settings)
+    material.plan(
+        run, 1, (settings["train__global_batch"],), device=place.device, precision="bf16" if place.is_card else "fp32",
+        backend="nccl" if place.is_card else "gloo", micro_batch=settings["parallel__micro_batch"], switches=switches,
+    )  # fmt: skip
+    return run
 
 
 def default_fused_loss() -> Any:
