@@ -3,9 +3,10 @@
 A part that fails or runs out of time keeps what it had measured by then, and the next one begins. The file of --json is written anew every
 few seconds, so that what is known survives whatever ends this machine. Nothing is downloaded: models are random weights of real shapes, made
 here; where trl, bitsandbytes or nvidia-smi is missing, the part says so and measures the rest. Ranks share the one card: how they behave is
-real, how fast they are is not. Without scripts/bench (no network, an environment of your own):
+real, how fast they are is not. Of several cards the first visible one is measured. Without scripts/bench (no network, an environment of your
+own, packages in a folder of PYTHONPATH):
 
-    PYTHONPATH=scripts:. python -m benchmarks.gpu --json gpu.json
+    PYTHONPATH=scripts:.:$PYTHONPATH python -m benchmarks.gpu --json gpu.json
 
 """
 

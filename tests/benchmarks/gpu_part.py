@@ -27,6 +27,7 @@ def measure(place: Place) -> None:
         value = importlib.import_module("carried_package").VALUE
         place.run("environment", value=value, session=os.getsid(0), cards=os.environ["CUDA_VISIBLE_DEVICES"])
     if place.folder.name == "stumbling":
+        print("the part stumbles", flush=True)
         with place.attempt("the first"):
             raise RuntimeError("a" * 5000 + " and fell")
         place.figure("second", 2)

@@ -79,6 +79,7 @@ def test_one_attempt_that_fails_is_told_and_the_part_goes_on(parts: Any, tmp_pat
     assert code == 1 and document["parts"]["stumbling"]["state"] == "done"
     assert document["gates"] == {"stumbling.the first ran": False, "stumbling.holds": True} and document["figures"]["stumbling.second"] == 2
     (problem,) = [line["problem"] for line in document["runs"] if line["what"] == "the first"]
+    assert [line["text"] for line in document["runs"] if line["what"] == "output"] == ["the part stumbles\n"]
     assert problem.startswith("RuntimeError: aaa") and problem.endswith("a and fell") and len(problem) < 700
 
 

@@ -69,6 +69,7 @@ def _paged(place: Place) -> None:
     first = bitsandbytes.optim.PagedAdamW8bit(_weights([(1024, 1024)] * 4, "cuda"), lr=1e-6)
     first.step()
     second = bitsandbytes.optim.PagedAdamW8bit(_weights([(1024, 1024)] * 4, "cuda"), lr=1e-6)
+    torch.cuda.synchronize()  # the host reads memory that the card may still write
     torch.save(first.state_dict(), place.folder / "optimizer.pt")
     optimizer_state.load(second, place.folder / "optimizer.pt", torch.device("cuda", 0))
     second.step()

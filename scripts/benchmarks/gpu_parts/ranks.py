@@ -90,9 +90,9 @@ def wait(ranks: Sequence[Rank], limit_s: float, since: float | None = None) -> b
 
 
 def checked(ranks: Sequence[Rank], limit_s: float) -> None:
-    """`wait`, and RuntimeError with the words of the first one that did not end well."""
+    """`wait`, and RuntimeError with the words of the one that failed first: others then wait for it until they are killed."""
     if not wait(ranks, limit_s):
-        bad = next(rank for rank in ranks if rank.code != 0)
+        bad = min((rank for rank in ranks if rank.code != 0), key=lambda rank: float("inf") if rank.seconds is None else rank.seconds)
         raise RuntimeError(f"a rank ended with {bad.code} after {bad.seconds} s:\n{bad.words()}")
 
 

@@ -81,7 +81,7 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
         outcome.state, outcome.problem = "failed", _last_words(log)
     else:
         outcome.state = "done"
-    if outcome.state != "done":
+    if outcome.state != "done" or not all(outcome.gates.values()):
         outcome.runs.append({"what": "output", "text": _end_of(log, 6000)})
         ranks = sorted(file for file in own.rglob("*.txt") if file != log)
         outcome.runs += [{"what": f"output of {file.relative_to(own)}", "text": _end_of(file, 1500)} for file in ranks]
