@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu_parts import catalogue, law, memory, nccl, runner, smi, speed
 from benchmarks.gpu_parts.catalogue import PARTS, Part
+from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
 from benchmarks.gpu_parts.runner import Outcome, run
 
@@ -121,6 +124,24 @@ def test_at_its_limit_a_part_is_ended_with_all_that_it_started(monkeypatch: pyte
     assert not (tmp_path / "stuck").exists(), "its files stay"
     (child,) = [line["pid"] for line in outcome.runs if line["what"] == "child"]
     harness.wait_for(lambda: not is_running(child), timeout_s=10)
+
+
+@pytest.mark.timeout(60)
+def test_a_benchmark_that_is_ended_ends_its_part_and_leaves_no_files(tmp_path: Path) -> None:
+    def has_a_part() -> bool:
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # a process that has just ended
+                if b"gpu_parts.place" in (command := file.read_bytes()) and os.fsencode(tmp_path) in command:
+                    return True
+        return False
+
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "clock", "--folder", str(tmp_path)]
+    bench_process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
+    harness.wait_for(has_a_part, timeout_s=20)
+    bench_process.terminate()
+    assert bench_process.wait(20) == 143
+    harness.wait_for(lambda: not has_a_part(), timeout_s=10)
+    assert not list(tmp_path.iterdir())
 
 
 def is_running(pid: int) -> bool:
