@@ -83,7 +83,7 @@ def _on_this_cpu(folder: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any
     for number, (kind, (seq_len, rows), checkpointing, fused) in enumerate(
         itertools.product(("full", "lora", "qlora"), ((96, 1), (192, 3)), (True, False), (True, False))
     ):
-        run = _situation(
+        run = situation(
             "small", kind, "fp32" if number % 3 == 0 else "bf16", "cpu", seq_len, rows, checkpointing, fused
         )
         real = _real_step(model, run)
@@ -103,11 +103,11 @@ def _large(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name, config in _LARGE.items():
         for seq_len, rows, fused in ((1024, 1, False), (2048, 2, True)):
-            found.append(_compared(name, config, _situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
+            found.append(_compared(name, config, situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
     tiny = "TinyLlama-1.1B"
     for kind, checkpointing, fused in (("lora", False, True), ("full", True, False)):
         found.append(
-            _compared(tiny, _LARGE[tiny], _situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
+            _compared(tiny, _LARGE[tiny], situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
         )
     runs += found
     return found
@@ -124,9 +124,10 @@ def _compared(name: str, config: dict[str, Any], run: dict[str, Any]) -> dict[st
     }
 
 
-def _situation(
+def situation(
     model: str, kind: str, precision: str, device: str, seq_len: int, rows: int, checkpointing: bool, fused: bool
 ) -> dict[str, Any]:
+    """What a step is made of; `rows` of `seq_len` tokens each in a pass."""
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
     train = {
         "seq_len": seq_len,
@@ -170,6 +171,12 @@ def _analytic(config: dict[str, Any], run: dict[str, Any], names: tuple[str, ...
     return sum(item.size_bytes for item in items if item.name in names)
 
 
+def foretold(config: dict[str, Any], run: dict[str, Any]) -> dict[str, int]:
+    """Bytes that the dry run says, and with what the plan adds for the allocator."""
+    dry = int(_dry(config, run)["peak_bytes"])
+    return {"dry_run_bytes": dry, "predicted_bytes": dry + _analytic(config, run, (memory.ALLOCATOR,))}
+
+
 def _save(folder: Path, config: dict[str, Any]) -> Path:
     """A random model with this config, as a folder that the worker can load."""
     import torch
@@ -189,9 +196,7 @@ def _load(folder: Path, run: dict[str, Any]) -> Any:
 
     recipe = {"model": {"name": str(folder), "revision": None}, "method": run["method"], "train": run["train"]}
     plan = {"precision": run["precision"], "device": run["device"]}
-    # The worker keeps a quantised base two folders above its run's: here with the model, and apart for each process, as some run side by side.
-    run_dir = folder / f"process-{os.getpid()}" / "runs" / "run"
-    task = Task(run_dir, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
+    task = Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
     return load_model(task, str(folder), lambda text: None)
 
 
@@ -241,7 +246,7 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
         for kind, checkpointing, fused, (seq_len, count) in itertools.product(
             ("lora", "qlora", "full"), (True, False), (True, False), ((512, 1), (1024, 4))
         ):
-            run = _situation(name, kind, "bf16", "cuda", seq_len, count, checkpointing, fused)
+            run = situation(name, kind, "bf16", "cuda", seq_len, count, checkpointing, fused)
             text = f"from benchmarks import memory; memory.one_on_cuda({str(model)!r}, {run!r})"
             done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
@@ -249,11 +254,11 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
                 runs.append(run)
                 continue
             reserved, allocated, process = (int(word) for word in done.stdout.split()[-3:])
-            dry = _dry(config, run)["peak_bytes"]
-            predicted = dry + _analytic(config, run, (memory.ALLOCATOR,))
-            run |= {
-                "reserved_bytes": reserved, "allocated_bytes": allocated, "process_bytes": process, "dry_run_bytes": dry,
-                "predicted_bytes": predicted, "predicted_process_bytes": predicted + memory.CONTEXT_BYTES,
+            said = foretold(config, run)
+            dry, predicted = said["dry_run_bytes"], said["predicted_bytes"]
+            run |= said | {
+                "reserved_bytes": reserved, "allocated_bytes": allocated, "process_bytes": process,
+                "predicted_process_bytes": predicted + memory.CONTEXT_BYTES,
                 "error_percent": 100 * (predicted / reserved - 1), "dry_run_over_allocated_percent": 100 * (dry / allocated - 1),
             }  # fmt: skip
             found.append(run)

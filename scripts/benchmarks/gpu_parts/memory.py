@@ -68,8 +68,10 @@ def _situations(place: Place, model: Path, shape: dict[str, Any]) -> None:
         place.run("situations", problem="rich and pydantic are not installed here: `scripts/bench memory` needs them")
         return
     kinds = ("lora", "full") if importlib.util.find_spec("bitsandbytes") is None else ("lora", "qlora", "full")
-    grid = itertools.product(kinds, (True, False), (True, False), ((512, 1), (1024, 4)))
-    runs = [_situation(place, *one) for one in grid] if place.is_card else [_situation(place, "lora", True, False, (64, 2))]
+    from benchmarks.memory import foretold, situation
+
+    grid = itertools.product(kinds, (True, False), (True, False), ((512, 1), (1024, 4))) if place.is_card else [("lora", True, False, (64, 2))]
+    runs = [situation("model", kind, "bf16", place.device, *size, checkpointing, fused) for kind, checkpointing, fused, size in grid]
     free_bytes = _free_bytes() if place.is_card else 0
     errors, dry_errors = [], []
     running: deque[_Step] = deque()
@@ -87,7 +89,7 @@ def _situations(place: Place, model: Path, shape: dict[str, Any]) -> None:
 
     for number, run in enumerate(runs):
         with place.attempt(_title(run)):
-            said = _said(shape, run)
+            said = foretold(shape, run)
             while must_wait([step.said["predicted_bytes"] for step in running], said["predicted_bytes"], free_bytes):
                 hear()
             running.append(_Step(run, said, _start(place, model, run, number)))
@@ -103,14 +105,6 @@ def must_wait(running: Sequence[int], predicted: int, free_bytes: int) -> bool:
     """Whether a step that takes `predicted` bytes has to wait for one of those that run, which take so many each, on a card with so many free."""
     taken = sum(size + _CONTEXT_BYTES for size in (*running, predicted))
     return bool(running) and (len(running) >= _SIDE_BY_SIDE or taken > free_bytes)
-
-
-def _situation(place: Place, kind: str, checkpointing: bool, fused: bool, size: tuple[int, int]) -> dict[str, Any]:
-    return {
-        "method": {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto"},
-        "train": {"seq_len": size[0], "gradient_checkpointing": checkpointing, "fused_loss": fused, "optimizer": "adamw", "seed": 1},
-        "precision": "bf16", "device": place.device, "micro_batch": size[1], "model": "model",
-    }  # fmt: skip
 
 
 def _title(run: dict[str, Any]) -> str:
@@ -134,22 +128,6 @@ def _free_bytes() -> int:
     import torch
 
     return int(torch.cuda.mem_get_info(0)[0])
-
-
-def _said(shape: dict[str, Any], run: dict[str, Any]) -> dict[str, int]:
-    """Bytes that the dry run says, and with what the plan adds for the allocator."""
-    from homelab.config.recipe import Method, Train
-    from homelab.planning import memory
-    from homelab.planning.architecture import from_config
-    from homelab.worker.dryrun import dry_run
-
-    known = {key: run[key] for key in ("device", "precision", "micro_batch")}
-    dry = dry_run(shape, run["method"], run["train"], **known, masked=run["micro_batch"] > 1)["peak_bytes"]
-    train = Train(global_batch=64, steps=1, learning_rate=1e-3, **{key: value for key, value in run["train"].items() if key != "seed"})
-    built = from_config(shape)
-    assert built is not None
-    items = memory.estimate(built, Method(kind=run["method"]["kind"], rank=run["method"]["rank"]), train, **known, world_size=1)
-    return {"dry_run_bytes": dry, "predicted_bytes": dry + sum(item.size_bytes for item in items if item.name == memory.ALLOCATOR)}
 
 
 def _gaps(place: Place, model: Path, name: str, variables: Mapping[str, str]) -> None:
