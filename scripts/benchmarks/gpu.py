@@ -3,9 +3,10 @@
 A part that fails or runs out of time keeps what it had measured by then, and the next one begins. The file of --json is written anew every
 few seconds, so that what is known survives whatever ends this machine. Nothing is downloaded: models are random weights of real shapes, made
 here; where trl, bitsandbytes or nvidia-smi is missing, the part says so and measures the rest. Ranks share the one card: how they behave is
-real, how fast they are is not. Without scripts/bench (no network, an environment of your own):
+real, how fast they are is not. Of several cards the first visible one is measured. Without scripts/bench (no network, an environment of your
+own, packages in a folder of PYTHONPATH):
 
-    PYTHONPATH=scripts:. python -m benchmarks.gpu --json gpu.json
+    PYTHONPATH=scripts:.:$PYTHONPATH python -m benchmarks.gpu --json gpu.json
 
 """
 
@@ -17,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_parts import smi
 from benchmarks.gpu_parts.catalogue import PARTS, Part
 from benchmarks.gpu_parts.runner import Outcome, run
 
@@ -40,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     began = time.monotonic()
     document: dict[str, Any] = {"figures": {}, "gates": {}, "parts": {}, "runs": [], "machine": _machine(), "command": " ".join(sys.argv), "time": time.time()}
+    for needed in (asked.folder, asked.json.parent if asked.json else None):
+        if needed is not None:
+            needed.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-gpu-", dir=asked.folder))
     outcomes: dict[str, Outcome] = {}
 
@@ -104,12 +110,8 @@ def _say(part: Part, outcome: Outcome) -> None:
 
 def _machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    cards = ""
-    if shutil.which("nvidia-smi"):
-        fields = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
-        cards = subprocess.run(fields, capture_output=True, text=True, timeout=30).stdout.strip()
     return {
-        "cards": cards, "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
+        "cards": smi.cards(), "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")},
     }
 
@@ -122,4 +124,5 @@ def _version(package: str) -> str | None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that nothing stays on the card
     sys.exit(main())

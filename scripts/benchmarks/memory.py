@@ -26,33 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.gpu_parts import smi
+from benchmarks.gpu_parts.material import SHAPES, llama
 
 from homelab.config.recipe import Method, Train
 from homelab.planning import memory
 from homelab.planning.architecture import from_config
 
-_LAYERS = {"model_type": "llama", "tie_word_embeddings": False, "max_position_embeddings": 4096}
-
-
-def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any
-) -> dict[str, Any]:
-    return _LAYERS | {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate, "vocab_size": vocabulary, **more,
-    }  # fmt: skip
-
-
-_SMALL = _llama(128, 2, 4, 2, 384, 3000)
+_SMALL = llama(128, 2, 4, 2, 384, 3000)
 _LARGE = {
-    "TinyLlama-1.1B": _llama(2048, 22, 32, 4, 5632, 32000),
-    "SmolLM3-3B": _llama(
-        2048, 36, 16, 4, 11008, 128256, model_type="smollm3", tie_word_embeddings=True, pad_token_id=0
-    ),
-    "Llama-2-7B": _llama(4096, 32, 32, 32, 11008, 32000),
-    "Llama-2-13B": _llama(5120, 40, 40, 40, 13824, 32000),
+    "TinyLlama-1.1B": SHAPES["1.1B"],
+    "SmolLM3-3B": SHAPES["3B"] | {"model_type": "smollm3", "pad_token_id": 0},
+    "Llama-2-7B": SHAPES["7B"],
+    "Llama-2-13B": llama(5120, 40, 40, 40, 13824, 32000),
 }
-_ON_CUDA = {"135M": _llama(576, 30, 9, 3, 1536, 49152, tie_word_embeddings=True), "1.1B": _LARGE["TinyLlama-1.1B"]}
+_ON_CUDA = {"135M": llama(576, 30, 9, 3, 1536, 49152, tie_word_embeddings=True), "1.1B": _LARGE["TinyLlama-1.1B"]}
 
 
 def main() -> int:
@@ -95,7 +83,7 @@ def _on_this_cpu(folder: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any
     for number, (kind, (seq_len, rows), checkpointing, fused) in enumerate(
         itertools.product(("full", "lora", "qlora"), ((96, 1), (192, 3)), (True, False), (True, False))
     ):
-        run = _situation(
+        run = situation(
             "small", kind, "fp32" if number % 3 == 0 else "bf16", "cpu", seq_len, rows, checkpointing, fused
         )
         real = _real_step(model, run)
@@ -115,11 +103,11 @@ def _large(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for name, config in _LARGE.items():
         for seq_len, rows, fused in ((1024, 1, False), (2048, 2, True)):
-            found.append(_compared(name, config, _situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
+            found.append(_compared(name, config, situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
     tiny = "TinyLlama-1.1B"
     for kind, checkpointing, fused in (("lora", False, True), ("full", True, False)):
         found.append(
-            _compared(tiny, _LARGE[tiny], _situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
+            _compared(tiny, _LARGE[tiny], situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
         )
     runs += found
     return found
@@ -136,9 +124,10 @@ def _compared(name: str, config: dict[str, Any], run: dict[str, Any]) -> dict[st
     }
 
 
-def _situation(
+def situation(
     model: str, kind: str, precision: str, device: str, seq_len: int, rows: int, checkpointing: bool, fused: bool
 ) -> dict[str, Any]:
+    """What a step is made of; `rows` of `seq_len` tokens each in a pass."""
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
     train = {
         "seq_len": seq_len,
@@ -182,6 +171,12 @@ def _analytic(config: dict[str, Any], run: dict[str, Any], names: tuple[str, ...
     return sum(item.size_bytes for item in items if item.name in names)
 
 
+def foretold(config: dict[str, Any], run: dict[str, Any]) -> dict[str, int]:
+    """Bytes that the dry run says, and with what the plan adds for the allocator."""
+    dry = int(_dry(config, run)["peak_bytes"])
+    return {"dry_run_bytes": dry, "predicted_bytes": dry + _analytic(config, run, (memory.ALLOCATOR,))}
+
+
 def _save(folder: Path, config: dict[str, Any]) -> Path:
     """A random model with this config, as a folder that the worker can load."""
     import torch
@@ -219,12 +214,12 @@ def _batch(run: dict[str, Any], vocabulary: int, device: str) -> dict[str, Any]:
 
 
 class _RealStep:
-    """torch's own AdamW; its state is made at once, by a step that changes nothing."""
+    """torch's own AdamW as the worker takes it, fused on a card; its state is made at once, by a step that changes nothing."""
 
     def __init__(self, trainable: list[Any], train: dict[str, Any], device: str) -> None:
         import torch
 
-        self.optimizer = torch.optim.AdamW(trainable, lr=0.0, foreach=device == "cuda")
+        self.optimizer = torch.optim.AdamW(trainable, lr=0.0, fused=device == "cuda")
         self.optimizer.step()
 
     def step(self) -> None:
@@ -251,7 +246,7 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
         for kind, checkpointing, fused, (seq_len, count) in itertools.product(
             ("lora", "qlora", "full"), (True, False), (True, False), ((512, 1), (1024, 4))
         ):
-            run = _situation(name, kind, "bf16", "cuda", seq_len, count, checkpointing, fused)
+            run = situation(name, kind, "bf16", "cuda", seq_len, count, checkpointing, fused)
             text = f"from benchmarks import memory; memory.one_on_cuda({str(model)!r}, {run!r})"
             done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
@@ -259,11 +254,11 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
                 runs.append(run)
                 continue
             reserved, allocated, process = (int(word) for word in done.stdout.split()[-3:])
-            dry = _dry(config, run)["peak_bytes"]
-            predicted = dry + _analytic(config, run, (memory.ALLOCATOR,))
-            run |= {
-                "reserved_bytes": reserved, "allocated_bytes": allocated, "process_bytes": process, "dry_run_bytes": dry,
-                "predicted_bytes": predicted, "predicted_process_bytes": predicted + memory.CONTEXT_BYTES,
+            said = foretold(config, run)
+            dry, predicted = said["dry_run_bytes"], said["predicted_bytes"]
+            run |= said | {
+                "reserved_bytes": reserved, "allocated_bytes": allocated, "process_bytes": process,
+                "predicted_process_bytes": predicted + memory.CONTEXT_BYTES,
                 "error_percent": 100 * (predicted / reserved - 1), "dry_run_over_allocated_percent": 100 * (dry / allocated - 1),
             }  # fmt: skip
             found.append(run)
@@ -318,13 +313,8 @@ def one_on_cuda(folder: str, run: dict[str, Any]) -> None:
         del loss
         stepper.step()
     torch.cuda.synchronize()
-    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    said = (
-        subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout if shutil.which("nvidia-smi") else ""
-    )
-    mine = [line.split(",")[1] for line in said.splitlines() if line.split(",")[0].strip() == str(os.getpid())]
-    process = int(float(mine[0]) * 2**20) if mine and mine[0].strip().isdigit() else 0
-    print(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), process)
+    held = smi.held_bytes([os.getpid()])
+    print(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), *held or [0])
 
 
 def _accelerate(config: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.gpu_parts.environment import python_path
 from benchmarks.pace import settings
 
 from homelab.worker.switches import Switches
@@ -40,7 +41,7 @@ class Side:
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self._log = log
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(("scripts", "."))}
+        environment = os.environ | {"PYTHONPATH": python_path()}
         self._process = subprocess.Popen(
             [python, "-m", *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True, env=environment
         )

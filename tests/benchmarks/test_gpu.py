@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks import gpu
-from benchmarks.gpu_parts import catalogue, nccl, runner
+from benchmarks.gpu_parts import catalogue, law, memory, nccl, runner, smi, speed
 from benchmarks.gpu_parts.catalogue import PARTS, Part
+from benchmarks.gpu_parts.environment import python_path
+from benchmarks.gpu_parts.place import Place
 from benchmarks.gpu_parts.runner import Outcome, run
 
+from homelab.worker.task import Task, load_task
 from tests.worker import harness
 
 FOLDER = Path(catalogue.__file__).parent
@@ -70,6 +76,29 @@ def test_a_part_that_fails_keeps_what_it_told_and_the_next_one_begins(parts: Any
     assert "Traceback" in next(line["text"] for line in document["runs"] if line["what"] == "output")
 
 
+def test_one_attempt_that_fails_is_told_and_the_part_goes_on(parts: Any, tmp_path: Path) -> None:
+    parts(fake("stumbling"))
+    code, document = bench(tmp_path)
+    assert code == 1 and document["parts"]["stumbling"]["state"] == "done"
+    assert document["gates"] == {"stumbling.the first ran": False, "stumbling.holds": True} and document["figures"]["stumbling.second"] == 2
+    (problem,) = [line["problem"] for line in document["runs"] if line["what"] == "the first"]
+    assert [line["text"] for line in document["runs"] if line["what"] == "output"] == ["the part stumbles\n"]
+    assert problem.startswith("RuntimeError: aaa") and problem.endswith("a and fell") and len(problem) < 700
+
+
+def test_a_part_finds_carried_packages_and_one_card_and_stays_in_the_session(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "carried_package.py").write_text("VALUE = 7\n")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    parts(fake("carried"))
+    file = tmp_path / "not" / "there" / "gpu.json"
+    assert gpu.main(["--json", str(file), "--folder", str(tmp_path / "new")]) == 0
+    environment = next(line for line in json.loads(file.read_text())["runs"] if line["what"] == "environment")
+    assert (environment["value"], environment["cards"], environment["session"]) == (7, "3", os.getsid(0))
+
+
 def test_a_gate_that_does_not_hold_is_told_by_the_exit_code(parts: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts(fake("missed"))
     assert bench(tmp_path)[0] == 1 and "missed: missed.holds" in capsys.readouterr().out
@@ -90,8 +119,29 @@ def test_at_its_limit_a_part_is_ended_with_all_that_it_started(monkeypatch: pyte
     run(fake("stuck"), outcome, tmp_path, "cuda", 1.5, lambda: kept.append(dict(outcome.figures)))
     assert time.monotonic() - began < 10 and outcome.state == "out of time" and outcome.figures == {"answer": 42}
     assert kept.count({"answer": 42}) > 1, "it is kept while the part runs"
+    texts = {line["what"]: line.get("text") for line in outcome.runs}
+    assert texts["output"] == "the part waits\n" and texts["output of run/rank-0.txt"] == "the rank waits"
+    assert not (tmp_path / "stuck").exists(), "its files stay"
     (child,) = [line["pid"] for line in outcome.runs if line["what"] == "child"]
     harness.wait_for(lambda: not is_running(child), timeout_s=10)
+
+
+@pytest.mark.timeout(60)
+def test_a_benchmark_that_is_ended_ends_its_part_and_leaves_no_files(tmp_path: Path) -> None:
+    def has_a_part() -> bool:
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # a process that has just ended
+                if b"gpu_parts.place" in (command := file.read_bytes()) and os.fsencode(tmp_path) in command:
+                    return True
+        return False
+
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "clock", "--folder", str(tmp_path)]
+    bench_process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": python_path()})
+    harness.wait_for(has_a_part, timeout_s=20)
+    bench_process.terminate()
+    assert bench_process.wait(20) == 143
+    harness.wait_for(lambda: not has_a_part(), timeout_s=10)
+    assert not list(tmp_path.iterdir())
 
 
 def is_running(pid: int) -> bool:
@@ -112,6 +162,103 @@ def test_every_part_is_there_and_limits_are_limits() -> None:
 
 def test_the_plans_own_variables_are_measured() -> None:
     assert nccl.planned().keys() & {"NCCL_SOCKET_IFNAME"}
+
+
+def place_on_a_card(tmp_path: Path) -> tuple[Place, Path]:
+    """For what is only written and reckoned there."""
+    return Place(tmp_path, "cuda", tmp_path / "told.jsonl"), tmp_path / "told.jsonl"
+
+
+def told(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_without_the_planner_its_variables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, file = place_on_a_card(tmp_path)
+    checks = [name for name, _ in nccl._checks(place, "nccl")]
+    assert checks.index("start, as it is") < checks.index("SIGKILL, the plan's") < checks.index("interface =lo") < checks.index("SIGKILL, torch's defaults")
+    assert len(set(checks)) == len(checks) and checks[-1] == "subgroup" and not file.exists()
+    monkeypatch.setattr(nccl, "planned", dict)
+    checks = [name for name, _ in nccl._checks(place, "nccl")]
+    assert not any("the plan's" in name for name in checks) and {"SIGKILL, short dump", "SIGSTOP, torch's defaults"} <= set(checks)
+    assert "left out" in told(file)[0]["run"]["problem"]
+
+
+def test_without_the_recipes_module_the_loss_is_that_of_a_recipe_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = speed.default_fused_loss()
+    monkeypatch.setitem(sys.modules, "homelab.config.recipe", None)
+    assert speed.default_fused_loss() == usual == "auto"
+
+
+def task_of(run_folder: Path, rank: int = 0, size: int = 1) -> Task:
+    environment = {"HOMELAB_RUN_DIR": str(run_folder), "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": f"n{rank}", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    return load_task(environment)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", speed.MODELS, ids=lambda kind: kind.shape)
+def test_a_step_of_the_speed_part_is_several_passes(kind: speed.Kind, padded: bool, tmp_path: Path) -> None:
+    place, _ = place_on_a_card(tmp_path)
+    balance = task_of(speed.prepare(place, kind, "plain", {}, {})).balance()
+    if not padded:
+        balance.join_rows()
+    lengths = [len(row["prompt"]) + len(row["completion"]) for row in map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())]
+    for first in range(0, len(lengths), kind.batch):
+        passes = balance.passes_of(lengths[first : first + kind.batch], 0)
+        assert len(passes) >= 4 and max(map(len, passes)) <= kind.rows
+    packed = task_of(speed.prepare(place, kind, "packed", speed.RECIPES["packed"], {})).balance()
+    assert [len(cut) for cut in packed.passes_of([kind.longest] * 4, 0)] == [1] * 4
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_second_gradient_is_seen_in_passes_of_one_size(passes: int, tmp_path: Path) -> None:
+    run_folder = memory.second_gradient_run(tmp_path, tmp_path / "model", passes, "cpu")
+    for rank in (0, 1):
+        folder = run_folder if rank == 0 else tmp_path / f"{run_folder.name} on n1"
+        balance = task_of(folder, rank, 2).balance()
+        balance.join_rows()
+        assert [len(cut) for cut in balance.passes_of([128] * balance.shares[rank], rank)] == [2] * passes
+
+
+def test_steps_run_side_by_side_as_far_as_the_card_has_room() -> None:
+    gb = 10**9
+    assert not memory.must_wait([], 200 * gb, 80 * gb), "what is too large is tried alone"
+    assert not memory.must_wait([20 * gb] * 2, 20 * gb, 80 * gb) and memory.must_wait([20 * gb] * 3, 20 * gb, 80 * gb)
+    assert not memory.must_wait([gb] * 3, gb, 80 * gb) and memory.must_wait([gb] * 4, gb, 80 * gb)
+
+
+def test_a_group_of_the_law_is_told_though_one_of_its_cases_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(run_folder: Path, size: int, steps: int) -> dict[str, Any]:
+        if run_folder.name.endswith("8+4"):
+            raise RuntimeError("no result")
+        return {"losses": [2.0 if run_folder.name.endswith("again") else 1.0], "skipped": [], "weights": {"w": torch.ones(1)}, "samples": [], "seconds": 1.0}
+
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(law.material, "model", lambda folder, *_: folder)
+    monkeypatch.setattr(law.ranks, "worker", lambda *_: [])
+    monkeypatch.setattr(law, "_result", result)
+    file = tmp_path / "told.jsonl"
+    law.measure(Place(tmp_path, "cpu", file))
+    lines = told(file)
+    compared = [line["run"]["what"] for line in lines if "loss_apart" in line.get("run", {})]
+    assert compared == ["again", "padded", "lora, fused loss"]
+    assert {line["gate"]: line["holds"] for line in lines if "gate" in line} == {"fp32, 8+4 ran": False, "fp32_losses_agree": True}
+    assert {line["figure"]: line["value"] for line in lines if "figure" in line}["fp32_loss_noise"] == 1.0
+    assert next(line["run"]["one_kernel"] for line in lines if line.get("run", {}).get("what") == "attention") is False
+    assert not list(tmp_path.glob("fp32, again*")) and (tmp_path / "fp32, 8+4").exists(), "what a failed case said is kept for the report"
+
+
+def test_nvidia_smi_that_hangs_or_fails_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program.write_text("#!/bin/sh\necho '12, 3 MiB'\necho '345, 67 MiB'\n")
+    program.chmod(0o755)
+    assert smi.held_bytes([345, 6]) == [67 * 2**20] and smi.cards()
+    monkeypatch.setattr(smi, "_LIMIT_S", 0.2)
+    program.write_text("#!/bin/sh\nexec sleep 5\n")
+    assert smi.held_bytes([345]) == [] and smi.cards() == ""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert smi.cards() == ""
 
 
 @pytest.mark.timeout(100)

@@ -24,7 +24,7 @@ PARTS = (
     Part("law", "the same losses and weights however a batch is divided, in fp32, bf16 and fp16", 60, 300),
     Part("nccl", "how long survivors hold on when a peer dies, and what a start sends and holds", 60, 300),
     Part("speed", "tokens per second of the worker, beside TRL where it is installed; each switch off in turn", 90, 420),
-    Part("restart", "when the memory of a killed rank is free again; what a start consists of", 40, 180),
+    Part("restart", "when the memory of a killed rank is free again; what a start consists of", 40, 240),
     Part("memory", "what a step really takes against what the plan says; the context; gaps of the allocator", 60, 240),
     Part("clock", "whether a slow peer moves the seconds of this rank's passes", 40, 120),
     Part("attention", "milliseconds and bytes of the attention kernels, masked and packed", 20, 120),

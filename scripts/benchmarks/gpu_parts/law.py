@@ -6,7 +6,6 @@ other shapes). Ranks share the card and talk over gloo: only who computes what d
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,46 +27,91 @@ class Case:
     micro_batch: int = 4
     like: str = "one"
     recipe: dict[str, Any] = field(default_factory=dict)
+    switches: dict[str, bool] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Apart:
+    """How far a case is from the one that it is like: the largest difference of a step's loss and that of the weights, both relative."""
+
+    loss: float
+    weights: float
+    skips_the_same: bool
+
+
+_LORA = {"method__kind": "lora"}
 CASES = (
     Case("one"),
     Case("again"),
     Case("8+4", (8, 4)),
     Case("7+4+1", (7, 4, 1)),
-    Case("passes of 1", micro_batch=1),
+    Case("padded", switches={"joined_rows": False}),
+    Case("lora", like="lora", recipe=_LORA),
+    # Its head is frozen, so this makes the gradient in the forward pass, in fp16 by a scale of its own.
+    Case("lora, fused loss", like="lora", recipe=_LORA | {"train__fused_loss": True}),
     Case("7+4+1, passes of 2", (7, 4, 1), 2),
+    Case("passes of 1", micro_batch=1),
     Case("checkpointing", (8, 4), recipe={"train__gradient_checkpointing": True}),
     Case("fused loss", (8, 4), recipe={"train__fused_loss": True}),
     Case("packed", recipe={"data__packing": True}, like="packed"),
     Case("packed, 8+4", (8, 4), like="packed", recipe={"data__packing": True}),
 )
-_FEW = ("one", "again", "8+4", "7+4+1", "7+4+1, passes of 2")
+_FEW = ("one", "again", "8+4", "7+4+1", "padded", "lora", "lora, fused loss", "7+4+1, passes of 2")
 _OF = {"fp32": tuple(case.name for case in CASES), "bf16": _FEW, "fp16": _FEW}
 
 
 def measure(place: Place) -> None:
     """All cases of all precisions; the gate is fp32's."""
+    with place.attempt("attention"):
+        _tell_of_the_kernel(place)
     steps, shape = (30, "small") if place.is_card else (2, "tiny")
     model = material.model(place.folder / "model", shape, "float32", place.device)
     data = material.rows(place.folder / "rows.jsonl", material.lengths(12 * steps, 250))
-    for precision, names in _OF.items() if place.is_card else [("fp32", ("one", "again", "8+4"))]:
+    few_on_cpu = ("one", "again", "8+4", "padded", "lora", "lora, fused loss")
+    for precision, names in _OF.items() if place.is_card else [("fp32", few_on_cpu)]:
         cases = [case for case in CASES if case.name in names]
         done: dict[str, dict[str, Any]] = {}
+        apart: dict[str, Apart] = {}
         for first in range(0, len(cases), _SIDE_BY_SIDE):
-            some = cases[first : first + _SIDE_BY_SIDE]
-            started = [(case, *_start(place, model, data, steps, precision, case)) for case in some]
-            for case, run, processes in started:
-                ranks.checked(processes, 200)
-                done[case.name] = _result(run, len(case.shares), steps)
-                shutil.rmtree(run / "final", ignore_errors=True)
-        _compare(place, precision, cases, done)
+            group = cases[first : first + _SIDE_BY_SIDE]
+            done |= _train(place, model, data, steps, precision, group)
+            for case in group:
+                if case.name != case.like and {case.name, case.like} <= done.keys():
+                    apart[case.name] = _compare(place, precision, case.name, done[case.name], done[case.like])
+            _judge(place, precision, apart)  # after every group: the next one may not end before the part's limit
+
+
+def _tell_of_the_kernel(place: Place) -> None:
+    """Whether joined rows are one kernel here, or torch's attention row by row: older releases of torch have no such kernel."""
+    import torch
+
+    from homelab.worker import attention
+
+    heads = torch.empty((1, 8, 1, 64), dtype=torch.bfloat16, device=place.device)
+    place.run("attention", one_kernel=attention.is_one_kernel(heads, heads))
+
+
+def _train(place: Place, model: Path, data: Path, steps: int, precision: str, group: list[Case]) -> dict[str, dict[str, Any]]:
+    """The results, by name, of those that ran; all of a group train at once."""
+    started: list[tuple[Case, Path, list[ranks.Rank]]] = []
+    for case in group:
+        with place.attempt(f"{precision}, {case.name}"):
+            started.append((case, *_start(place, model, data, steps, precision, case)))
+    results = {}
+    for case, run, processes in started:
+        with place.attempt(f"{precision}, {case.name}"):
+            ranks.checked(processes, 100)
+            results[case.name] = _result(run, len(case.shares), steps)
+            material.remove(run, len(case.shares))
+    return results
 
 
 def _start(place: Place, model: Path, data: Path, steps: int, precision: str, case: Case) -> tuple[Path, list[ranks.Rank]]:
-    recipe = {"train__steps": steps, "train__precision": precision, "checkpoint__every_steps": steps, **case.recipe}
+    recipe = {
+        "train__steps": steps, "train__precision": precision, "checkpoint__every_steps": steps, "parallel__micro_batch": case.micro_batch, **case.recipe,
+    }  # fmt: skip
     run = material.run(place.folder / f"{precision}, {case.name}", model, data, **recipe)
-    material.plan(run, 1, case.shares, device=place.device, precision=precision, micro_batch=case.micro_batch)
+    material.plan(run, 1, case.shares, device=place.device, precision=precision, micro_batch=case.micro_batch, switches=case.switches)
     return run, ranks.worker(run, 1, len(case.shares))
 
 
@@ -86,28 +130,33 @@ def _result(run: Path, size: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _compare(place: Place, precision: str, cases: list[Case], done: dict[str, dict[str, Any]]) -> None:
-    apart: dict[str, tuple[float, float]] = {}
-    for case in cases:
-        if case.name == case.like:
-            continue
-        found, expected = done[case.name], done[case.like]
-        loss = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], expected["losses"], strict=True))
-        weight = _weights_apart(found["weights"], expected["weights"])
-        apart[case.name] = loss, weight
-        place.run(
-            case.name, precision=precision, loss_apart=loss, weights_apart=weight, skipped=found["skipped"], skipped_by_one=expected["skipped"],
-            samples=found["samples"], seconds=found["seconds"],
-        )  # fmt: skip
-    noise = apart.pop("again")
-    for name, index in (("loss", 0), ("weights", 1)):
-        place.figure(f"{precision}_{name}_noise", noise[index])
-        place.figure(f"{precision}_{name}_apart", max(pair[index] for pair in apart.values()))
+def _compare(place: Place, precision: str, name: str, ours: dict[str, Any], expected: dict[str, Any]) -> Apart:
+    apart = Apart(
+        max(abs(a - b) / abs(b) for a, b in zip(ours["losses"], expected["losses"], strict=True)),
+        _weights_apart(ours["weights"], expected["weights"]),
+        ours["skipped"] == expected["skipped"],
+    )
+    place.run(
+        name, precision=precision, loss_apart=apart.loss, weights_apart=apart.weights, skipped=ours["skipped"],
+        skipped_by_one=expected["skipped"], samples=ours["samples"], seconds=ours["seconds"],
+    )  # fmt: skip
+    return apart
+
+
+def _judge(place: Place, precision: str, apart: dict[str, Apart]) -> None:
+    """Figures and gates of all that was compared so far."""
+    if precision == "fp16" and apart:
+        place.gate("fp16_skips_the_same_steps", all(case.skips_the_same for case in apart.values()))
+    noise, others = apart.get("again"), [case for name, case in apart.items() if name != "again"]
+    if noise is None or not others:
+        return
+    loss = max(case.loss for case in others)
+    place.figure(f"{precision}_loss_noise", noise.loss)
+    place.figure(f"{precision}_loss_apart", loss)
+    place.figure(f"{precision}_weights_noise", noise.weights)
+    place.figure(f"{precision}_weights_apart", max(case.weights for case in others))
     if precision == "fp32":
-        place.gate("fp32_losses_agree", max(pair[0] for pair in apart.values()) <= max(_NOISE * noise[0], _FLOOR * 10))
-    if precision == "fp16":
-        alike = all(done[case.name]["skipped"] == done[case.like]["skipped"] for case in cases)
-        place.gate("fp16_skips_the_same_steps", alike)
+        place.gate("fp32_losses_agree", loss <= max(_NOISE * noise.loss, _FLOOR * 10))
 
 
 def _weights_apart(found: dict[str, Any], expected: dict[str, Any]) -> float:

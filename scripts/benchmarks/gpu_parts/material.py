@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import random
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 
-def _llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    """A config.json of this shape."""
     return {
         "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
         "intermediate_size": intermediate, "vocab_size": vocabulary, "tie_word_embeddings": False, "max_position_embeddings": 4096, **more,
@@ -19,11 +21,11 @@ def _llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: in
 
 
 SHAPES = {
-    "tiny": _llama(64, 2, 4, 2, 128, 300),
-    "small": _llama(512, 8, 8, 2, 1408, 32000),
-    "1.1B": _llama(2048, 22, 32, 4, 5632, 32000),  # TinyLlama
-    "3B": _llama(2048, 36, 16, 4, 11008, 128256, tie_word_embeddings=True),  # SmolLM3, without its layers that have no positions
-    "7B": _llama(4096, 32, 32, 32, 11008, 32000),  # Llama 2
+    "tiny": llama(64, 2, 4, 2, 128, 300),
+    "small": llama(512, 8, 8, 2, 1408, 32000),
+    "1.1B": llama(2048, 22, 32, 4, 5632, 32000),  # TinyLlama
+    "3B": llama(2048, 36, 16, 4, 11008, 128256, tie_word_embeddings=True),  # SmolLM3, without its layers that have no positions
+    "7B": llama(4096, 32, 32, 32, 11008, 32000),  # Llama 2
 }
 
 
@@ -41,6 +43,10 @@ def model(folder: Path, shape: str, dtype: str = "bfloat16", device: str = "cpu"
         made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     made.save_pretrained(folder)
     _tokenizer(folder)
+    if device == "cuda":  # what this process keeps of the card is missing to the ranks
+        del made
+        gc.collect()
+        torch.cuda.empty_cache()
     return folder
 
 
@@ -94,6 +100,7 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
     }  # fmt: skip
     for name, value in changes.items():
         section, key = name.split("__")
+        assert key in recipe[section], name
         recipe[section][key] = value
     source = {"path": str(data), "sha256": hashlib.sha256(data.read_bytes()).hexdigest(), "kind": "file"}
     digest = hashlib.sha256(json.dumps([recipe, source], sort_keys=True).encode()).hexdigest()[:16]
@@ -106,6 +113,12 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
 def folder_of(run_folder: Path, rank: int) -> Path:
     """Each rank is a node of its own, with a disk of its own: the first one's is the run's folder."""
     return run_folder if rank == 0 else run_folder.with_name(f"{run_folder.name} on n{rank}")
+
+
+def remove(run_folder: Path, size: int) -> None:
+    """The folders of all `size` ranks: checkpoints and final models are large."""
+    for rank in range(size):
+        shutil.rmtree(folder_of(run_folder, rank), ignore_errors=True)
 
 
 def plan(

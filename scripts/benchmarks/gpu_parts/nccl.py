@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.gpu_parts import material, ranks
+from benchmarks.gpu_parts import material, ranks, smi
 from benchmarks.gpu_parts.place import Place
 
 _PEER = ("-m", "benchmarks.gpu_parts.nccl_peer")
 # What decides how long a survivor holds on (ProcessGroupNCCL.cpp). The plan's own variables are asked of the planner.
 _SETTINGS: dict[str, dict[str, str]] = {
-    "torch's defaults": {},
     "short dump": {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"},
+    "torch's defaults": {},
     "heartbeat 30": {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_PROPAGATE_ERROR": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
 }
 _TIMEOUT_S = 20  # of a collective, so that what ends by it ends soon
@@ -30,19 +28,44 @@ _LIMIT_S = 100.0
 
 
 def measure(place: Place) -> None:
-    """The checks, the most telling first."""
+    """What a run does by itself first, then what is quick to see, then all that waits for a timeout: the last checks may not fit into the limit."""
     backend = "nccl" if place.is_card else "gloo"
-    settings = _SETTINGS | {"the plan's": planned()} if place.is_card else {"torch's defaults": {}}
-    for local in (False, True):
-        _subgroup(place, backend, local=local)
-    for name, variables in settings.items():
-        _death(place, backend, signal.SIGKILL, name, variables)
+    for name, check in _checks(place, backend):
+        with place.attempt(name):
+            check()
+
+
+def _checks(place: Place, backend: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    settings = _settings(place)
+    first, *others = settings
+
+    def death(how: signal.Signals, name: str) -> tuple[str, Callable[[], None]]:
+        return f"{how.name}, {name}", lambda: _death(place, backend, how, name, settings[name])
+
+    yield "subgroup with local synchronization", lambda: _subgroup(place, backend, local=True)
+    yield "start, as it is", lambda: _start(place, backend, "as it is", {})
+    yield death(signal.SIGKILL, first)
     if place.is_card:
-        for name in ("torch's defaults", "the plan's"):
-            _death(place, backend, signal.SIGSTOP, name, settings[name])
-        _interfaces(place)
-        _one_host(place)
-    _starts(place, backend)
+        yield death(signal.SIGSTOP, first)
+        yield from ((f"interface {name}", lambda name=name: _interface(place, name)) for name in ("=lo", "l"))
+        yield "two ranks on one card", lambda: _one_host(place)
+        yield "start, two channels", lambda: _start(place, backend, "two channels, 1 MiB", {"NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "1048576"})
+        yield from (death(signal.SIGKILL, name) for name in others)
+        yield death(signal.SIGSTOP, "torch's defaults")
+    yield "subgroup", lambda: _subgroup(place, backend, local=False)
+
+
+def _settings(place: Place) -> dict[str, dict[str, str]]:
+    """Variables to be measured, by name: the plan's own first, but not where the planner cannot be imported."""
+    if not place.is_card:
+        return {"torch's defaults": {}}
+    own: dict[str, str] = {}
+    with place.attempt("the plan's"):
+        own = planned()
+    if not own:
+        place.run("the plan's", problem="the planner cannot be imported here (pydantic?): its variables are not known, and left out")
+        return _SETTINGS
+    return {"the plan's": own, **_SETTINGS}
 
 
 def planned() -> dict[str, str]:
@@ -94,13 +117,12 @@ def _death(place: Place, backend: str, how: signal.Signals, name: str, variables
     place.figure(f"{how.name.lower()}_{_key(name)}_s", max(second or 0.0 for second in seconds))
 
 
-def _interfaces(place: Place) -> None:
+def _interface(place: Place, name: str) -> None:
     """NCCL_SOCKET_IFNAME is a list of beginnings, but for one that begins with "="."""
-    for name in ("=lo", "l"):
-        started = ranks.group(2, [*_PEER, "once", "nccl", str(_TIMEOUT_S), "0"], place.folder / f"interface {name}", {"NCCL_SOCKET_IFNAME": name, "NCCL_DEBUG": "INFO"})
-        well = ranks.wait(started, 60)
-        used = re.findall(r"NET/Socket : Using (.*)", started[0].words(100_000))
-        place.run(f"NCCL_SOCKET_IFNAME={name}", well=well, used=used[:1])
+    started = ranks.group(2, [*_PEER, "once", "nccl", str(_TIMEOUT_S), "0"], place.folder / f"interface {name}", {"NCCL_SOCKET_IFNAME": name, "NCCL_DEBUG": "INFO"})
+    well = ranks.wait(started, 60)
+    used = re.findall(r"NET/Socket : Using (.*)", started[0].words(100_000))
+    place.run(f"NCCL_SOCKET_IFNAME={name}", well=well, used=used[:1])
 
 
 def _one_host(place: Place) -> None:
@@ -110,32 +132,28 @@ def _one_host(place: Place) -> None:
     place.run("two ranks on one card", well=well, words=[rank.words(1500) for rank in started])
 
 
-def _starts(place: Place, backend: str) -> None:
+def _start(place: Place, backend: str, name: str, variables: Mapping[str, str]) -> None:
     """A real start of three ranks with adapters on a frozen base: bytes on loopback before the first step, and what each rank holds of the card."""
     steps = 4
     model = material.model(place.folder / "model", "1.1B" if place.is_card else "tiny", device=place.device)
     base_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     data = material.rows(place.folder / "rows.jsonl", material.lengths(12 * steps, 250))
-    channels = {"NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "1048576"}
-    for name, variables in {"as it is": {}, "two channels, 1 MiB": channels}.items() if place.is_card else {"as it is": {}}.items():
-        run = material.run(place.folder / name, model, data, method__kind="lora", train__steps=steps)
-        precision = "bf16" if place.is_card else "fp32"
-        material.plan(run, 1, (6, 4, 2), device=place.device, precision=precision, backend=backend)
-        before = _loopback_bytes()
-        started = ranks.worker(run, 1, 3, variables)
-        _until(lambda run=run: bool(ranks.lines(run, 1, 0)), 120, started)
-        sent = _loopback_bytes() - before
-        held = _held_bytes([rank.process.pid for rank in started])
-        ranks.checked(started, 120)
-        place.run(f"start, {name}", backend=backend, loopback_bytes=sent, base_bytes=base_bytes, held_bytes=held, losses=[line["loss"] for line in ranks.lines(run, 1, 0)])
-        place.figure(f"start_bytes_over_base_{_key(name)}", sent / base_bytes)
-        if held:
-            place.figure(f"rank_holds_bytes_{_key(name)}", max(held))
-        shutil.rmtree(run)
+    run = material.run(place.folder / name, model, data, method__kind="lora", train__steps=steps)
+    material.plan(run, 1, (6, 4, 2), device=place.device, precision="bf16" if place.is_card else "fp32", backend=backend)
+    before = _loopback_bytes()
+    started = ranks.worker(run, 1, 3, variables)
+    _until(lambda: bool(ranks.lines(run, 1, 0)), 120, started)
+    sent = _loopback_bytes() - before
+    held = smi.held_bytes([rank.process.pid for rank in started])
+    ranks.checked(started, 120)
+    place.run(f"start, {name}", backend=backend, loopback_bytes=sent, base_bytes=base_bytes, held_bytes=held, losses=[line["loss"] for line in ranks.lines(run, 1, 0)])
+    place.figure(f"start_bytes_over_base_{_key(name)}", sent / base_bytes)
+    if held:
+        place.figure(f"rank_holds_bytes_{_key(name)}", max(held))
+    material.remove(run, 3)
 
 
-def _until(holds: object, limit_s: float, started: list[ranks.Rank]) -> None:
-    assert callable(holds)
+def _until(holds: Callable[[], bool], limit_s: float, started: list[ranks.Rank]) -> None:
     deadline = time.monotonic() + limit_s * ranks.patience()
     while not holds():
         if time.monotonic() > deadline or any(rank.process.poll() not in (None, 0) for rank in started):
@@ -147,16 +165,6 @@ def _until(holds: object, limit_s: float, started: list[ranks.Rank]) -> None:
 def _loopback_bytes() -> int:
     line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[8])
-
-
-def _held_bytes(pids: list[int]) -> list[int]:
-    """What nvidia-smi says that these processes hold; nothing where it does not say (containers hide the process ids)."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    said = subprocess.run(asked, capture_output=True, text=True, timeout=30).stdout
-    found = dict(re.findall(r"(\d+), (\d+)", said))
-    return [int(found[str(pid)]) << 20 for pid in pids if str(pid) in found]
 
 
 def _key(name: str) -> str:

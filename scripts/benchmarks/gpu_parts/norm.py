@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu_parts import timing
@@ -9,37 +11,36 @@ from benchmarks.gpu_parts.place import Place
 
 
 def measure(place: Place) -> None:
-    """Layouts of the same numbers stand for cards that add up in another order."""
+    """Layouts of the same numbers stand for cards that add up in another order: torch's own norm in fp32, the worker's in float64."""
     import torch
+
+    from homelab.worker import digests, gradient_norm
 
     count, pieces = (2**26, 504) if place.is_card else (2**12, 8)
     torch.manual_seed(0)
     whole = torch.randn(count, device=place.device)
-    layouts = [list(whole.chunk(number)) for number in (1, 7, pieces)]
-    for dtype in (torch.float32, torch.float64):
-        norms = [_norm(layout, dtype) for layout in layouts]
-        name = str(dtype).removeprefix("torch.")
-        spent = timing.seconds(lambda dtype=dtype: _norm(layouts[-1], dtype), place.device)
+    layouts = [[_with_gradient(piece) for piece in whole.chunk(number)] for number in (1, 7, pieces)]
+    ways: dict[str, Callable[[list[Any]], float]] = {
+        "float32": lambda layout: float(torch.nn.utils.get_total_norm([parameter.grad for parameter in layout])),
+        "float64": lambda layout: gradient_norm.clip(layout, math.inf),
+    }
+    for name, norm in ways.items():
+        norms = [norm(layout) for layout in layouts]
+        spent = timing.seconds(lambda norm=norm: norm(layouts[-1]), place.device)
         place.run(f"norm, {name}", norms=norms, seconds=spent)
         place.figure(f"norm_{name}_distinct", len(set(norms)))
         place.figure(f"norm_{name}_ms", 1000 * spent)
-    place.gate("float64_norms_are_the_same_bits", len({_norm(layout, torch.float64) for layout in layouts}) == 1)
+    place.gate("float64_norms_are_the_same_bits", len({ways["float64"](layout) for layout in layouts}) == 1)
     base = torch.randn(count * 4 if place.is_card else count, device=place.device).to(torch.bfloat16)
-    spent = timing.seconds(lambda: _digest(base), place.device, 5)
-    place.run("digest of bits", bytes=base.numel() * 2, seconds=spent, digest=_digest(base))
-    place.figure("digest_gb_per_s", base.numel() * 2 / 1e9 / spent)
+    spent = timing.seconds(lambda: digests.each({"base": base}), place.device, 5)
+    place.run("digest of bits", bytes=base.nbytes, seconds=spent, digest=digests.each({"base": base})["base"])
+    place.figure("digest_gb_per_s", base.nbytes / 1e9 / spent)
 
 
-def _norm(tensors: list[Any], dtype: Any) -> float:
-    """As torch.nn.utils.clip_grad_norm_ has it: the norm of the norms; rounded to fp32, as it is used."""
+def _with_gradient(numbers: Any) -> Any:
+    """A parameter whose gradient these are."""
     import torch
 
-    norms = torch._foreach_norm(tensors, 2, dtype=dtype)
-    return float(torch.linalg.vector_norm(torch.stack(norms)).to(torch.float32))
-
-
-def _digest(tensor: Any) -> int:
-    """The sum of its bits as whole numbers: exact, in any order."""
-    import torch
-
-    return int(tensor.view(torch.int16).sum(dtype=torch.int64))
+    parameter = torch.nn.Parameter(numbers)
+    parameter.grad = numbers
+    return parameter

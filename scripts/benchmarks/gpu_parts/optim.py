@@ -14,17 +14,22 @@ def measure(place: Place) -> None:
     kinds = {"adapters": [(16, 4096)] * 504, "full": [(2048, 2048), (5632, 2048)] * 22} if place.is_card else {"tiny": [(8, 8)] * 6}
     for name, shapes in kinds.items():
         for way in ("foreach", "fused", "adamw_8bit"):
-            weights = _weights(shapes, place.device)
-            optimizer = _optimizer(way, weights, place)
-            if optimizer is None:
-                continue
-            optimizer.step()  # its state is made here
-            held = timing.peak_bytes(optimizer.step, place.device)
-            spent = timing.seconds(optimizer.step, place.device)
-            place.run(f"{way}, {name}", seconds=spent, bytes=held)
-            place.figure(f"{name}_{way}_ms", 1000 * spent)
+            with place.attempt(f"{way}, {name}"):
+                _steps(place, name, way, shapes)
     if place.is_card and importlib.util.find_spec("bitsandbytes"):
-        _paged(place)
+        with place.attempt("paged state"):
+            _paged(place)
+
+
+def _steps(place: Place, name: str, way: str, shapes: list[tuple[int, int]]) -> None:
+    optimizer = _optimizer(way, _weights(shapes, place.device), place)
+    if optimizer is None:
+        return
+    optimizer.step()  # its state is made here
+    held = timing.peak_bytes(optimizer.step, place.device)
+    spent = timing.seconds(optimizer.step, place.device)
+    place.run(f"{way}, {name}", seconds=spent, bytes=held)
+    place.figure(f"{name}_{way}_ms", 1000 * spent)
 
 
 def _weights(shapes: list[tuple[int, int]], device: str) -> list[Any]:
@@ -51,8 +56,11 @@ def _optimizer(way: str, weights: list[Any], place: Place) -> Any:
 
 
 def _paged(place: Place) -> None:
-    """A few MB only. After load_state_dict the state lies on the card, or is still paged (`is_paged` of bitsandbytes' tensors)."""
+    """A few MB only. Loaded as the worker resumes, the state is still paged (`is_paged` of bitsandbytes' tensors), and a step takes it."""
     import bitsandbytes
+    import torch
+
+    from homelab.worker import optimizer_state
 
     def state(optimizer: Any) -> dict[str, Any]:
         tensor = next(iter(optimizer.state.values()))["state1"]
@@ -61,6 +69,10 @@ def _paged(place: Place) -> None:
     first = bitsandbytes.optim.PagedAdamW8bit(_weights([(1024, 1024)] * 4, "cuda"), lr=1e-6)
     first.step()
     second = bitsandbytes.optim.PagedAdamW8bit(_weights([(1024, 1024)] * 4, "cuda"), lr=1e-6)
-    second.load_state_dict(first.state_dict())
+    torch.cuda.synchronize()  # the host reads memory that the card may still write
+    torch.save(first.state_dict(), place.folder / "optimizer.pt")
+    optimizer_state.load(second, place.folder / "optimizer.pt", torch.device("cuda", 0))
+    second.step()
+    torch.cuda.synchronize()
     place.run("paged state", before=state(first), after=state(second))
-    place.figure("paged_after_loading", float(state(second)["is_paged"]))
+    place.gate("state_is_paged_after_loading", state(second)["is_paged"])

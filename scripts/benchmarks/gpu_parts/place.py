@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,16 @@ class Place:
     def gate(self, name: str, holds: bool) -> None:
         """What has to hold."""
         self._tell({"gate": name, "holds": bool(holds)})
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Around one of several things that a part measures: when it raises, its error is told, the gate "WHAT ran" is missed, and the part goes on."""
+        try:
+            yield
+        except Exception as error:
+            # A rank's words stand at the end of such an error, and what ended the rank stands at the end of its words.
+            self.run(what, problem=f"{type(error).__name__}: {str(error)[-600:]}")
+            self.gate(f"{what} ran", False)
 
     def _tell(self, line: dict[str, Any]) -> None:
         with self._told.open("a", encoding="utf-8") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.material import folder_of
-
-_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @dataclass
@@ -31,12 +31,18 @@ class Rank:
         """The end of what it printed."""
         return self.output.read_text(errors="replace")[-most:]
 
+    def last_line(self, pattern: str) -> str:
+        """The last line that is all of `pattern`: libraries print warnings before and after it. RuntimeError where there is none."""
+        lines = re.findall(f"^{pattern}$", self.words(10**6), re.MULTILINE)
+        if not lines:
+            raise RuntimeError(f"it printed no line like {pattern}:\n{self.words()}")
+        return str(lines[-1])
+
 
 def start(program: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> Rank:
     """`python PROGRAM`, with what it prints in a file."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    paths = os.pathsep.join((str(_REPOSITORY / "scripts"), str(_REPOSITORY)))
-    known = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    known = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     with output.open("w") as stream:
         process = subprocess.Popen(
             [sys.executable, *program], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, **known, **(environment or {})}
@@ -84,9 +90,9 @@ def wait(ranks: Sequence[Rank], limit_s: float, since: float | None = None) -> b
 
 
 def checked(ranks: Sequence[Rank], limit_s: float) -> None:
-    """`wait`, and RuntimeError with the words of the first one that did not end well."""
+    """`wait`, and RuntimeError with the words of the one that failed first: others then wait for it until they are killed."""
     if not wait(ranks, limit_s):
-        bad = next(rank for rank in ranks if rank.code != 0)
+        bad = min((rank for rank in ranks if rank.code != 0), key=lambda rank: float("inf") if rank.seconds is None else rank.seconds)
         raise RuntimeError(f"a rank ended with {bad.code} after {bad.seconds} s:\n{bad.words()}")
 
 

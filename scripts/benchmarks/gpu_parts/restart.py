@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,22 +13,33 @@ from benchmarks.gpu_parts import material, ranks
 from benchmarks.gpu_parts.place import Place
 
 _EVERY_S = 0.01
+# Who loads the base: "files" reads the model's own and quantises it; "worker" as a worker does, which keeps it the first time and reads it then.
+_STARTS = {"cold": "files", "warm": "files", "keeping": "worker", "kept, cold": "worker"}
 
 
 def measure(place: Place) -> None:
-    """Killed holders of different size, then the parts of a start, cold and warm."""
+    """Killed holders of different size; the parts of a start, from the model's own files and from the quantised base that a worker keeps."""
     for size_gb in (8, 60) if place.is_card else (0.05,):
         if place.is_card and size_gb * 10**9 > 0.8 * _free_bytes():
             place.run(f"killed with {size_gb} GB", problem="the card has not so much free")
             continue
-        _killed(place, size_gb)
-    shape, kind = ("7B", "qlora") if importlib.util.find_spec("bitsandbytes") else ("7B", "lora")
-    model = material.model(place.folder / "model", shape if place.is_card else "tiny", device=place.device)
-    for name in ("cold", "warm"):
-        if name == "cold":
-            _forget(model)
-        _start(place, name, model, kind)
-    _probe(place)
+        with place.attempt(f"killed with {size_gb} GB"):
+            _killed(place, size_gb)
+    has_quantised = importlib.util.find_spec("bitsandbytes") is not None
+    model = material.model(place.folder / "model", "7B" if place.is_card else "tiny", device=place.device)
+    loads = {}
+    for name, way in _STARTS.items():
+        if way == "worker" and not has_quantised:
+            place.run(f"start, {name}", problem="bitsandbytes is not installed here: no base is kept")
+            continue
+        with place.attempt(f"start, {name}"):
+            if name.endswith("cold"):
+                _forget(place.folder)
+            loads[name] = _start(place, name, model, "qlora" if has_quantised else "lora", way)["load"]
+    if {"cold", "kept, cold"} <= loads.keys():
+        place.figure("gain_of_the_kept_base", loads["cold"] / loads["kept, cold"])
+    with place.attempt("gpu probe"):
+        _probe(place)
 
 
 def _killed(place: Place, size_gb: float) -> None:
@@ -59,16 +71,18 @@ def _killed(place: Place, size_gb: float) -> None:
     place.figure(f"environment_empty_after_kill_{size_gb}_gb_s", next((float(str(one["s"])) for one in seen if not one["environment"]), freed))
 
 
-def _start(place: Place, name: str, model: Path, kind: str) -> None:
-    """Every part of a start in a process of its own."""
-    program = ["-m", "benchmarks.gpu_parts.restart_start", place.device, str(model), kind if place.is_card else "lora"]
-    started = [ranks.start(program, place.folder / f"start-{name}.txt")]
-    ranks.checked(started, 150)
-    for line in started[0].words().splitlines():
-        words = line.split()
-        if len(words) == 3 and words[0] == "took":
-            place.run(f"start, {name}", part=words[1], seconds=float(words[2]))
-            place.figure(f"start_{name}_{words[1]}_s", float(words[2]))
+def _start(place: Place, name: str, model: Path, kind: str, way: str) -> dict[str, float]:
+    """Seconds of every part of a start in a process of its own."""
+    # Two folders deep: beside them the worker keeps the quantised base.
+    program = ["-m", "benchmarks.gpu_parts.restart_start", place.device, str(model), kind, way, str(place.folder / "runs" / "run")]
+    started = ranks.start(program, place.folder / f"start-{name}.txt")
+    ranks.checked([started], 150)
+    words = started.words(10**6)
+    parts = {part: float(seconds) for part, seconds in re.findall(r"^took (\w+) ([0-9.]+)$", words, re.MULTILINE)}
+    place.run(f"start, {name}", seconds=parts, notes=re.findall("^base: .*", words, re.MULTILINE))
+    for part, seconds in parts.items():
+        place.figure(f"start_{name.replace(', ', '_')}_{part}_s", seconds)
+    return parts
 
 
 def _probe(place: Place) -> None:
@@ -113,9 +127,9 @@ def _tasks(folder: Path) -> int:
         return 0
 
 
-def _forget(model: Path) -> None:
-    """The files of the model leave the page cache, as after a restart of the machine."""
-    for file in model.glob("*.safetensors"):
+def _forget(folder: Path) -> None:
+    """All files of models leave the page cache, as after a restart of the machine."""
+    for file in folder.rglob("*.safetensors"):
         with file.open("rb") as stream:
             os.fdatasync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,13 +1,15 @@
-"""The parts of a worker's start, each with its seconds: python -m benchmarks.gpu_parts.restart_start DEVICE MODEL KIND"""
+"""The parts of a worker's start, each with its seconds: python -m benchmarks.gpu_parts.restart_start DEVICE MODEL KIND files|worker RUN"""
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 
-def main(device: str, model: str, kind: str) -> int:
-    """Print "took PART SECONDS" for each."""
+def main(device: str, model: str, kind: str, way: str, run: str) -> int:
+    """Print "took PART SECONDS" for each. `way` files: the model's own are read, and quantised; worker: as a worker with the folder `run` does."""
     began = time.perf_counter()
 
     def took(part: str) -> None:
@@ -25,11 +27,12 @@ def main(device: str, model: str, kind: str) -> int:
     from homelab.worker.model import add_adapters, load_base
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    base = load_base(model, None, kind, dtype, 0 if device == "cuda" else None, "here")
+    method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
+    card = 0 if device == "cuda" else None
+    base = load_base(model, None, kind, dtype, card, "here") if way == "files" else _as_a_worker(device, model, method, Path(run))
     if device == "cuda":
         torch.cuda.synchronize()
     took("load")
-    method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
     trained = add_adapters(base, method, 1).train()
     took("adapters")
     tokens = torch.randint(3, 250, (1, 256), device=device)
@@ -40,6 +43,17 @@ def main(device: str, model: str, kind: str) -> int:
             torch.cuda.synchronize()
         took(part)
     return 0
+
+
+def _as_a_worker(device: str, model: str, method: dict[str, Any], run: Path) -> Any:
+    from homelab.worker import digests
+    from homelab.worker.model import _load_base
+    from homelab.worker.task import Task
+
+    recipe = {"model": {"name": model, "revision": None}, "method": method}
+    task = Task(run, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": "bf16" if device == "cuda" else "fp32", "device": device})
+    with digests.noting_sources():
+        return _load_base(task, model, method["kind"], print)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_parts import environment
 from benchmarks.gpu_parts.catalogue import Part
 
 _KEEP_S = 2.0  # how old the file of --json may be
 _PATIENCE = 6  # on a CPU, where it only matters that everything runs
-_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @dataclass
@@ -47,18 +48,19 @@ class Outcome:
 
 
 def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float, keep: Callable[[], None]) -> None:
-    """Run the part, `keep` what it tells every few seconds, and end it and all its processes at the limit."""
+    """Run the part, `keep` what it tells every few seconds, and end it and all its processes at the limit. Nothing stays on the disk."""
     own = folder / part.name
     own.mkdir()
     told, log = own / "told.jsonl", own / "output.txt"
     told.touch()
     patience = 1 if device == "cuda" else _PATIENCE
     limit_s *= patience
-    environment = {**os.environ, "BENCH_PATIENCE": str(patience), "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "scripts"), str(_REPOSITORY)))}
+    known = {"BENCH_PATIENCE": str(patience), "PYTHONPATH": environment.python_path(), "CUDA_VISIBLE_DEVICES": environment.first_card()}
     command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(told)]
     began = time.monotonic()
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        # A group of its own within this session: what ends the session ends the part, too.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **known}, process_group=0)
     try:
         with told.open(encoding="utf-8") as lines:
             ended = False
@@ -77,13 +79,17 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
         outcome.state, outcome.problem = "out of time", f"ended after its {limit_s:.0f} s"
     elif process.returncode:
         outcome.state, outcome.problem = "failed", _last_words(log)
-        outcome.runs.append({"what": "output", "text": log.read_text(errors="replace")[-6000:]})
     else:
         outcome.state = "done"
+    if outcome.state != "done" or not all(outcome.gates.values()):
+        outcome.runs.append({"what": "output", "text": _end_of(log, 6000)})
+        ranks = sorted(file for file in own.rglob("*.txt") if file != log)
+        outcome.runs += [{"what": f"output of {file.relative_to(own)}", "text": _end_of(file, 1500)} for file in ranks]
+    shutil.rmtree(own, ignore_errors=True)  # models and checkpoints: all parts together would be more than some disks have
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """The process and all of its session: ranks of a part are not left on the card."""
+    """The process and all of its group: ranks of a part are not left on the card."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -98,6 +104,10 @@ def _read(lines: Any, outcome: Outcome) -> None:
             lines.seek(at)
             return
         outcome.take(json.loads(line))
+
+
+def _end_of(file: Path, most: int) -> str:
+    return file.read_text(errors="replace")[-most:]
 
 
 def _last_words(log: Path) -> str:

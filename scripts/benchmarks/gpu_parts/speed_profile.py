@@ -42,7 +42,8 @@ def main() -> int:
             found["profiled_step_s"] = time.perf_counter() - began
             watched.__exit__(None, None, None)
             events = watched.events()
-            kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+            # Spans that a program names (Optimizer.step) are events of the card, too, and cover the gaps between their kernels.
+            kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation]
             found["kernels"] = len(kernels)
             found["card_busy_s"] = _covered([(event.time_range.start, event.time_range.end) for event in kernels]) / 1e6
             found["waits"] = {name: sum(event.name == name for event in events) for name in _WAITS}

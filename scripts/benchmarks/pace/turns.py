@@ -21,6 +21,9 @@ class Turns:
 
     def told(self, loss: float) -> None:
         """A step is done: its seconds, all of them, and its mean loss per token (nats)."""
+        torch = sys.modules.get("torch")  # imported here for nobody who does without
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # or what the card still does would be part of the other side's step
         seconds = time.perf_counter() - self._began
         self._say({"seconds": seconds, "loss": loss})
 

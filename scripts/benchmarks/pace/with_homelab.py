@@ -11,7 +11,7 @@ from benchmarks.pace.turns import Turns
 
 def main(folder: str) -> int:
     """Train what the folder says."""
-    os.environ |= {"HOMELAB_RUN_DIR": folder, "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": "here"}
+    os.environ |= {"HOMELAB_RUN_DIR": folder, "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": "n0"}
     from homelab.worker import imports
     from homelab.worker.metrics import Recorder
     from homelab.worker.task import load_task

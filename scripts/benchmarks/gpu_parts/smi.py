@@ -1,0 +1,27 @@
+"""What nvidia-smi says; nothing where it is missing, fails, or does not answer in time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+
+_LIMIT_S = 30
+
+
+def cards() -> str:
+    """One line for each card: name, driver, memory, compute capability."""
+    return _said("--query-gpu=name,driver_version,memory.total,compute_cap").strip()
+
+
+def held_bytes(pids: Sequence[int]) -> list[int]:
+    """What these processes hold of the cards, without those that it does not name (containers hide the process ids)."""
+    held = dict(re.findall(r"(\d+), (\d+) MiB", _said("--query-compute-apps=pid,used_memory")))
+    return [int(held[str(pid)]) << 20 for pid in pids if str(pid) in held]
+
+
+def _said(question: str) -> str:
+    try:
+        return subprocess.run(["nvidia-smi", question, "--format=csv,noheader"], capture_output=True, text=True, timeout=_LIMIT_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
