@@ -90,6 +90,8 @@ def main() -> int:
         for step in range(asked.repeats + _FIRST):
             for side in sides[step % len(sides) :] + sides[: step % len(sides)]:
                 side.step()
+            took = ", ".join(f"{side.name} {side.seconds[-1]:.1f} s" for side in sides)
+            print(f"step {step + 1} of {asked.repeats + _FIRST}: {took}", file=sys.stderr, flush=True)
     finally:
         for side in sides:
             side.end()
