@@ -158,6 +158,7 @@ def test_refused_and_left_as_it_was(stopped: Stopped, spoil: Callable[[Stopped],
     shutil.rmtree(stopped.desk.folder / "runs" / "2026-01-01-0000-other", ignore_errors=True)
 
 
+@pytest.mark.thorough  # cli/test_runs has one such folder
 def test_half_deleted_folders_are_mended_and_a_run_that_goes_on_is_refused(stopped: Stopped, lab: Lab, base: Path) -> None:
     desk, run, paths = stopped.desk, stopped.run, stopped.paths
     paths.run_json.unlink()

@@ -78,7 +78,7 @@ CASES = {
     "qlora on 3, checkpointed": Case("qlora", False, {"shares": [1, 4, 7], "micro_batch": [1, 3, 2]}, {"train__gradient_checkpointing": True}),
     "qlora packed on 4": Case("qlora", True, {"shares": [5, 1, 3, 3], "micro_batch": [2, 1, 2, 3]}, {}),
 }  # fmt: skip
-THOROUGH = ("qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
+THOROUGH = ("full on 4, measured", "qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ()) for name in CASES])

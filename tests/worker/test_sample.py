@@ -317,6 +317,7 @@ def recipe_of(**data: Any) -> Recipe:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # every preflight of the other tests looks, too
 def test_a_node_looks_once_and_answers_the_second_time_from_what_it_kept(tmp_path: Path, model: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(harness.chat_rows(40)))
     (tmp_path / "eval.jsonl").write_text(lines(harness.chat_rows(3)) + "{\n")
