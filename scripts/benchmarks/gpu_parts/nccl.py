@@ -84,7 +84,8 @@ def planned() -> dict[str, str]:
         Cluster.model_validate({"nodes": nodes}, strict=False), Recipe.model_validate({"script": {"path": "x.py"}}), {}, run="r", attempt=1, port=29500,
         resume_step=0, code_dir=lambda workdir: workdir, script_path=lambda workdir: "x.py",
     )  # fmt: skip
-    return {name: value for name, value in made.nodes[0].environment.items() if name.startswith(("NCCL_", "TORCH_NCCL_"))}
+    ours = {name: value for name, value in made.nodes[0].environment.items() if name.startswith(("NCCL_", "TORCH_NCCL_"))}
+    return {name: value for name, value in ours.items() if name != "NCCL_DEBUG_FILE"}  # in the folder of a run, which there is none of here
 
 
 def _subgroup(place: Place, backend: str, *, local: bool) -> None:
