@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,12 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
     known = {"BENCH_PATIENCE": str(patience), "PYTHONPATH": environment.python_path(), "CUDA_VISIBLE_DEVICES": environment.first_card()}
     command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(told)]
     began = time.monotonic()
-    with log.open("w") as output:
-        # A group of its own within this session: what ends the session ends the part, too.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **known}, process_group=0)
+    process, ended = None, False
     try:
+        with _whole(), log.open("w") as output:
+            # A group of its own within this session: what ends the session ends the part, too.
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **known}, process_group=0)
         with told.open(encoding="utf-8") as lines:
-            ended = False
             while not ended and time.monotonic() - began < limit_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(min(_KEEP_S, max(0.01, limit_s - (time.monotonic() - began))))
@@ -73,7 +73,8 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
                 keep()
             _read(lines, outcome)
     finally:
-        end(process)
+        if process is not None:
+            end(process)
         outcome.seconds = time.monotonic() - began
     if not ended:
         outcome.state, outcome.problem = "out of time", f"ended after its {limit_s:.0f} s"
@@ -86,6 +87,19 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
         ranks = sorted(file for file in own.rglob("*.txt") if file != log)
         outcome.runs += [{"what": f"output of {file.relative_to(own)}", "text": _end_of(file, 1500)} for file in ranks]
     shutil.rmtree(own, ignore_errors=True)  # models and checkpoints: all parts together would be more than some disks have
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """A SIGTERM waits for the end of the block: a process that is started inside is known by then, and can be ended."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if came:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
