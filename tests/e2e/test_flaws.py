@@ -18,9 +18,8 @@ from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
 
-CHOICE = (
-    "ephemeral-in", "rendezvous-blocked", "own-name-loopback", "key-refused", "other-peft", "damaged-code", "no-inodes", "battery", "other-data",
-)  # fmt: skip
+QUICK = ("rendezvous-blocked", "key-refused", "damaged-code", "no-inodes", "other-data")
+CHOICE = (*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ephemeral-in", "own-name-loopback", "other-peft", "battery")))
 
 
 @pytest.fixture(scope="module")

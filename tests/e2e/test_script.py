@@ -38,6 +38,7 @@ def test_a_script_from_plan_to_done(desk: Desk) -> None:
     assert (row["state"], row["attempt"], row["nodes"]) == ("done", 1, ["node1", "node2", "node3"])
 
 
+@pytest.mark.thorough  # test_interrupt and test_recover_refusals stop runs, too
 def test_stop_leaves_nothing(desk: Desk) -> None:
     run = desk.launch("sleeper.toml")
     ranks = [rank for node in ("node1", "node2", "node3") for rank in run.folder(node).glob("attempts/1/nodes/*/agent.json")]
