@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from homelab.checks import registry
-from homelab.config.recipe import HubData, LogPolicy, Recipe
+from homelab.config.recipe import HubData, LogPolicy
 from homelab.control import copies, diagnosed, find, gather, identity, interrupts, launch, refusals, start, watch
 from homelab.control.claims import Claim
 from homelab.control.material import Material, sha256
@@ -24,6 +24,7 @@ from homelab.planning import report
 from homelab.planning.model import Plan, RankPlan
 from homelab.remote.fanout import Fleet, on_all
 from homelab.runs import store
+from homelab.runs.identity import as_begun
 from homelab.runs.paths import RunPaths
 from homelab.runs.reply import parse_replies
 
@@ -223,13 +224,6 @@ def resume(
             store.event(paths, line)
         announce(plan)
     return plan
-
-
-def as_begun(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with what "auto" came to in an earlier attempt, where it decides what is computed: other nodes make no other training of it."""
-    if recipe.train is None or recipe.train.precision != "auto":
-        return recipe
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": plan.precision})})
 
 
 def left_out_lines(attempt: int, was: Collection[str], gone: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from homelab.config.recipe import Recipe
 from homelab.facts import ModelFacts, ModelFile
+from homelab.planning.model import Plan
 
 _LAW = (
     "model",
@@ -19,6 +21,14 @@ _LAW = (
 # Keys of config.json that say how the file came to be, not what the model is.
 _HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 _LONGEST = 40
+
+
+def as_begun(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with what "auto" came to in `plan`, an earlier attempt's, where it decides what is computed: other nodes make no other
+    training of it."""
+    if recipe.train is None or recipe.train.precision != "auto":
+        return recipe
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": plan.precision})})
 
 
 def law_of(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,5 +16,5 @@ def unusual(config: Mapping[str, Any]) -> str | None:
         return f"it has layers with {', '.join(other)}"
     for name in ("sliding_window", "attention_chunk_size", "attn_logit_softcapping"):
         if config.get(name) is not None and config.get("use_" + name, True):
-            return f"it has a {name}"
+            return f"its config has {name}"
     return None

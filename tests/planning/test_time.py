@@ -291,9 +291,9 @@ def test_the_rows_of_a_typical_batch_are_as_different_as_those_that_were_counted
         ({}, "transformers", ""),
         ({"sliding_window": None}, "transformers", ""),
         ({"sliding_window": 4096, "use_sliding_window": False}, "transformers", ""),
-        ({"sliding_window": 4096}, "transformers", "it has a sliding_window"),
+        ({"sliding_window": 4096}, "transformers", "its config has sliding_window"),
         ({"text_config": {"layer_types": ["full_attention", "sliding_attention"]}}, "transformers", "layers with sliding_attention"),
-        ({"attn_logit_softcapping": 50.0}, "transformers", "it has a attn_logit_softcapping"),
+        ({"attn_logit_softcapping": 50.0}, "transformers", "its config has attn_logit_softcapping"),
         ({}, "unsloth", "Unsloth has an attention of its own"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.control.recover import as_begun
+from homelab.runs.identity import as_begun
 from tests.checks import healthy
 from tests.planning.test_plan import make
 
