@@ -65,8 +65,8 @@ FROM_TURING, BEFORE_TURING = _CU130, _CU126
 
 def builds_of(release: str) -> tuple[Build, ...]:
     """The builds of a release ("2.13.0", with or without a local part); none where they are not known here."""
-    found = re.match(r"(\d{1,9})\.(\d{1,9})", release)
-    return BUILDS.get((int(found[1]), int(found[2])), ()) if found else ()
+    match = re.match(r"(\d{1,9})\.(\d{1,9})", release)
+    return BUILDS.get((int(match[1]), int(match[2])), ()) if match else ()
 
 
 def build_for(release: str, capabilities: Iterable[Capability], driver_cuda: str | None) -> Build | None:
@@ -100,5 +100,5 @@ def has_kernels(architectures: Iterable[str], major: int, minor: int) -> bool:
 
 
 def _first_number(version: str) -> int:
-    found = re.match(r"\d{1,9}", version)
-    return int(found[0]) if found else 0
+    match = re.match(r"\d{1,9}", version)
+    return int(match[0]) if match else 0

@@ -41,3 +41,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         hook.pytest_timeout_cancel_timer(item=item)
         settings = pytest_timeout.Settings(timeout=LAST_S, method="signal", func_only=False, disable_debugger_detection=False)
         hook.pytest_timeout_set_timer(item=item, settings=settings)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The shape of the house, as `tests/test_limits.py` holds it."""
+    from tests import limits
+
+    terminalreporter.section("the shape of the house")
+    for line in limits.summary():
+        terminalreporter.write_line(line)

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import homelab
 from homelab.checks import registry, report
-from homelab.cli.commands import app
+from homelab.cli.command_list import app
+from tests import limits
 
 pytestmark = pytest.mark.timeout(20)
 
+HOUSE = Path(homelab.__file__).parent
+MAP = (HOUSE / "README.md").read_text(encoding="utf-8")
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
@@ -24,3 +28,15 @@ def test_the_list_of_checks_is_the_registry() -> None:
 def test_every_command_is_named() -> None:
     for command in app.registered_commands:
         assert re.search(rf"\b{command.name}\b", README), command.name
+
+
+def test_every_file_on_the_map_exists() -> None:
+    files = re.findall(r"`((?:\w+/)+\w+\.(?:py|toml))`", MAP)
+    assert len(files) > 40
+    assert [file for file in files if not (HOUSE / file).is_file() and not (HOUSE.parent / file).is_file()] == []
+
+
+def test_the_map_lists_the_rooms_in_their_order() -> None:
+    table = MAP.partition("| room |")[2].partition("\n\n")[0]
+    rooms = [name.removesuffix("/").removesuffix(".py") for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w/.]+)`", line.split("|")[1])]
+    assert rooms == [room for room in limits.ROOMS if room != "__main__"]

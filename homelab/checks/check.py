@@ -1,37 +1,55 @@
-"""What a check is: an id, a title, what it looks at, and a pure judge. Adding one is one function and one file of recorded cases."""
+"""What a check is. Adding a check is one function and one file of recorded cases.
+
+The function goes into any file of a sub-room of homelab/checks (machine, gpu, network, ...), where `homelab.checks.registry` finds it:
+
+    @check("disk.room", "the disk has room for the checkpoints", worst="fail", sees="resources")
+    def room(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+        if facts.resources.disk_free_bytes ...:
+            yield Problem("fail", "what was seen", "the command that fixes it")
+
+The cases are tests/checks/recorded/disk.room.toml: answers of a node that the check finds fault with, and answers that it leaves alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from homelab.checks.evidence import Evidence, Finding, Level
 from homelab.config.cluster import Node
-from homelab.facts import Facts
+from homelab.facts.node import Facts
+from homelab.text.hint import NO_COMMAND, Command, Hint
+
+# What a check looks at: a probe of the node by its name, or one of the other sources of `Evidence`.
+SOURCES = frozenset(Facts.model_fields) - {"node", "broken"} | {"login", "dials", "collective", "sample", "plan"}
 
 
 class Problem(NamedTuple):
-    """What a judge found. `hint` says how to mend it; `fix`, where there is one, is a shell line for the controller's terminal
-    that does it (every word of a node or a person quoted), which `homelab preflight --fix` offers to run."""
+    """What a judge found. `hint` tells how to fix it; `fix`, where one command does that, is the command that `homelab preflight --fix`
+    offers to run (every word of a node or a person is quoted). Without a hint the fix is the hint."""
 
     level: Level
     message: str
     hint: str = ""
-    fix: str = ""
+    fix: Command = NO_COMMAND
 
 
 OfNode = Callable[[Evidence, Node, Facts], Iterable[Problem]]
 OfCluster = Callable[[Evidence], Iterable[tuple[str, Problem]]]
+Judge = TypeVar("Judge", bound=Callable[..., Any])
+Summary = Callable[[Evidence, Node, Facts], str]
+Needs = Callable[[Evidence], str | None]
 
 
 @dataclass(frozen=True)
 class Check:
     """One thing that can be wrong.
 
-    `id` is "subject.thing". `worst` is the highest level it finds. `sees` names what it looks at: a probe of the agent
-    (`homelab.node.probes`), or "login", "dials", "collective", "sample", "plan". Exactly one of the judges is there: `of_node` is
-    called for every node that answered and whose probe did not break, `of_cluster` once, and yields node names with problems.
+    `id` is "subject.thing". `worst` is the highest level that it finds. `sees` names what it looks at, one of SOURCES. Exactly one of
+    the judges is there: `of_node` is called for every node that answered and whose probe did not break, `of_cluster` once; it yields
+    node names with problems. The check is shown after the check `after`. `always`: it is judged even where a person skips it.
     """
 
     id: str
@@ -40,11 +58,17 @@ class Check:
     sees: str
     of_node: OfNode | None = None
     of_cluster: OfCluster | None = None
+    after: str = ""
+    always: bool = False
 
     @property
     def subject(self) -> str:
         """The part before the dot."""
         return self.id.partition(".")[0]
+
+    def is_among(self, names: Collection[str]) -> bool:
+        """Whether `names` has the check or its whole subject."""
+        return self.id in names or self.subject in names
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         """All findings of this check; none where nothing is wrong."""
@@ -59,7 +83,7 @@ class Check:
                         yield self._finding(node.name, problem)
 
     def _finding(self, node: str, problem: Problem) -> Finding:
-        return Finding(self.id, node, problem.level, problem.message, problem.hint or problem.fix, problem.fix)
+        return Finding(self.id, node, problem.level, problem.message, Hint.of_parts([problem.hint or problem.fix]), problem.fix)
 
 
 def nothing_needed(evidence: Evidence) -> str | None:
@@ -71,12 +95,80 @@ def nothing_needed(evidence: Evidence) -> str | None:
 class Subject:
     """A group of checks that share a row of the table.
 
-    `summary` is what the row says of a node on which nothing of it is wrong. `needs` says what is missing for judging it at
-    all ("needs a recipe"), None when nothing is.
+    `summary` is the row's text for a node without problems. `needs` names what is missing for a judgement ("needs
+    a recipe"), None when nothing is missing. `cluster_first`: findings about no single node are shown before those of the nodes.
     """
 
     id: str
     title: str
-    checks: tuple[Check, ...]
-    summary: Callable[[Evidence, Node, Facts], str]
-    needs: Callable[[Evidence], str | None] = nothing_needed
+    summary: Summary
+    needs: Needs = nothing_needed
+    after: str = ""
+    cluster_first: bool = False
+    checks: tuple[Check, ...] = ()
+
+
+DECLARED_CHECKS: list[Check] = []
+DECLARED_SUBJECTS: list[Subject] = []
+_newest: dict[tuple[str, str], str] = {}  # (file, subject) -> the check that was declared there before
+
+
+def check(id: str, title: str, *, worst: Level, sees: str, after: str = "", always: bool = False) -> Callable[[Judge], Judge]:
+    """Declare a judge as a check: (evidence, node, facts) is asked for every node, (evidence) once for the cluster.
+
+    Without `after` it is shown after the check of the same subject that its file declares before it. Raises ValueError for a `sees`
+    that is none of SOURCES.
+    """
+    if sees not in SOURCES:
+        raise ValueError(f'the check {id} sees "{sees}", which is none of: {", ".join(sorted(SOURCES))}')
+
+    def declare(judge: Judge) -> Judge:
+        is_of_cluster = len(inspect.signature(judge).parameters) == 1
+        place = (judge.__module__, id.partition(".")[0])
+        DECLARED_CHECKS.append(
+            Check(
+                id, title, worst, sees, of_node=None if is_of_cluster else cast(OfNode, judge),
+                of_cluster=cast(OfCluster, judge) if is_of_cluster else None, after=after or _newest.get(place, ""), always=always,
+            )
+        )  # fmt: skip
+        _newest[place] = id
+        return judge
+
+    return declare
+
+
+def subject(
+    id: str, title: str, *, after: str = "", needs: Needs = nothing_needed, cluster_first: bool = False
+) -> Callable[[Summary], Summary]:
+    """Declare a subject on the function that makes its summary of a node. Its row is shown after that of the subject `after`."""
+
+    def declare(summary: Summary) -> Summary:
+        DECLARED_SUBJECTS.append(Subject(id, title, summary, needs, after, cluster_first))
+        return summary
+
+    return declare
+
+
+class Placed(Protocol):
+    """What has a place in an order."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def after(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Placed)
+
+
+def in_order(items: Sequence[Item], after: str = "") -> list[Item]:
+    """Each item behind the one that its `after` names, of several the last declared first. Raises ValueError where that one does not exist."""
+    unknown = sorted({item.after for item in items} - {item.id for item in items} - {""})
+    if unknown:
+        raise ValueError(f"no check or subject is called {', '.join(unknown)}")
+    ordered: list[Item] = []
+    for item in items if not after else reversed(items):
+        if item.after == after:
+            ordered += [item, *in_order(items, item.id)]
+    return ordered

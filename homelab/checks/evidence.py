@@ -1,18 +1,19 @@
-"""What the judges look at: everything that was seen, gathered before any judging. Plain data; no I/O."""
+"""The evidence that the checks judge: all answers of the nodes, gathered before the first judgement. Plain data; no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from homelab.checks.collective_result import CollectiveResult
-from homelab.checks.sample_result import SampleResult
-from homelab.config.cluster import Cluster
+from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError
-from homelab.facts import Facts
-from homelab.planning.model import Plan
+from homelab.facts.collective_test import CollectiveResult
+from homelab.facts.data_sample import SampleResult
+from homelab.facts.node import Facts
+from homelab.planning.types import Plan
+from homelab.text.hint import NO_COMMAND, Command
 
 Level = Literal["ok", "warn", "fail"]
 NOT_DIALLED = "not dialled: "  # how the error of a `Link` begins that could not even be tried
@@ -20,10 +21,10 @@ NOT_DIALLED = "not dialled: "  # how the error of a `Link` begins that could not
 
 @dataclass(frozen=True)
 class Finding:
-    """One judgement about one node (or about the whole cluster: node ""). A warn or fail carries the mending command.
+    """One judgement about one node (or about the whole cluster: node ""). A warn or fail carries a hint that tells how to fix it.
 
-    `check` is a subject ("gpu") where all is well, and the id of one check ("gpu.memory") where it is not. `fix` is a shell
-    line for the controller's terminal that mends it, where there is one.
+    `check` is a subject ("gpu") where all is well, and the id of one check ("gpu.memory") where it is not. `fix` is the command
+    that fixes it, where one command does; the hint has it, too.
     """
 
     check: str
@@ -31,7 +32,7 @@ class Finding:
     level: Level
     message: str
     hint: str = ""
-    fix: str = ""
+    fix: Command = NO_COMMAND
 
     @property
     def subject(self) -> str:
@@ -113,3 +114,10 @@ class Evidence:
             for link in self.links
             if link.throughput_bytes_per_s is not None
         }
+
+
+def answered(evidence: Evidence) -> Iterator[tuple[Node, Facts]]:
+    """The nodes that gave facts, in the order of cluster.toml."""
+    for node in evidence.cluster.nodes:
+        if node.name in evidence.facts:
+            yield node, evidence.facts[node.name]

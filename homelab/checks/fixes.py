@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homelab.checks.evidence import Finding
+from homelab.text.hint import Command
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A shell line for the controller's terminal, and what it mends. `needs_root`: it asks for sudo, or runs as root."""
+    """A command for the controller's terminal, and the findings that it fixes."""
 
-    command: str
-    mends: tuple[Finding, ...]
-
-    @property
-    def needs_root(self) -> bool:
-        """Whether it changes the machine, and not only the person's own files."""
-        return re.search(r"(^|[\s'\"&;])sudo ", self.command) is not None
+    command: Command
+    fixes: tuple[Finding, ...]
 
     @property
     def title(self) -> str:
-        """Who is mended of what: "laptop, python.packages"."""
-        return "; ".join(f"{finding.node or 'this machine'}, {finding.check}: {finding.message}" for finding in self.mends)
+        """What it fixes where: "laptop, python.packages: torch is not installed"."""
+        return "; ".join(f"{finding.node or 'this machine'}, {finding.check}: {finding.message}" for finding in self.fixes)
 
 
 def offered(findings: Iterable[Finding]) -> list[Fix]:
-    """Failures first, then warnings; a command that mends several things comes once. Findings without a fix are left out."""
-    by_command: dict[str, list[Finding]] = {}
+    """Failures first, then warnings; a command that fixes several things comes once. Findings without a fix are left out."""
+    by_command: dict[Command, list[Finding]] = {}
     for finding in sorted((finding for finding in findings if finding.fix), key=lambda finding: finding.level != "fail"):
         by_command.setdefault(finding.fix, []).append(finding)
-    return [Fix(command, tuple(mended)) for command, mended in by_command.items()]
+    return [Fix(command, tuple(fixed)) for command, fixed in by_command.items()]
 
 
 def by_hand(findings: Iterable[Finding]) -> list[Finding]:
-    """What no command can mend alone: a decision, an edit, a cable."""
+    """What no command can fix alone: a decision, an edit, a cable."""
     return [finding for finding in findings if finding.level != "ok" and not finding.fix]

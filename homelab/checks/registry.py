@@ -1,23 +1,49 @@
-"""All checks, in the order in which they are shown and in which it pays to mend what they find."""
+"""All checks, in the order in which they are shown and in which it pays to fix what they find.
+
+Every file of a sub-room of homelab/checks is imported; its declarations with `@check` and `@subject` make this list.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
-from homelab.checks import clock, collective, data, disk, fit, gpu, memory, model, network, power, python, runs, ssh
-from homelab.checks.check import Check, Subject
+from homelab import checks
+from homelab.checks.check import DECLARED_CHECKS, DECLARED_SUBJECTS, Check, Subject, in_order
 from homelab.checks.evidence import Evidence, Finding
 from homelab.errors import InputError, did_you_mean
+from homelab.text.hint import Hint, homelab
 
 SKIPPED = "skipped by --skip or --only"
 
-SUBJECTS: tuple[Subject, ...] = (
-    ssh.SUBJECT, clock.SUBJECT, python.SUBJECT, gpu.SUBJECT, network.SUBJECT, disk.SUBJECT, memory.SUBJECT, model.SUBJECT,
-    data.SUBJECT, power.SUBJECT, runs.SUBJECT, collective.SUBJECT, fit.SUBJECT,
-)  # fmt: skip
+
+def _discovered() -> tuple[Subject, ...]:
+    """All subjects with their checks. Raises ValueError for a check whose subject or place nobody declares, and for an id declared twice."""
+    for room in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
+        if room.ispkg:
+            for file in pkgutil.iter_modules(importlib.import_module(room.name).__path__, f"{room.name}."):
+                importlib.import_module(file.name)
+    subjects = tuple(
+        replace(subject, checks=tuple(in_order([check for check in DECLARED_CHECKS if check.subject == subject.id])))
+        for subject in in_order(DECLARED_SUBJECTS)
+    )
+    declared, placed = [check.id for check in DECLARED_CHECKS], [check.id for subject in subjects for check in subject.checks]
+    if sorted(declared) != sorted(set(placed)):
+        raise ValueError(f"declared twice, without a subject, or in a circle: {sorted(declared)} are not {sorted(placed)}")
+    return subjects
+
+
+SUBJECTS = _discovered()
 CHECKS: tuple[Check, ...] = tuple(check for subject in SUBJECTS for check in subject.checks)
 # What --only and --skip take: a whole subject, or one check of it.
 IDS: tuple[str, ...] = tuple(name for subject in SUBJECTS for name in (subject.id, *(check.id for check in subject.checks)))
+
+
+def subject(id: str) -> Subject:
+    """The subject with this id. Raises KeyError where there is none."""
+    return {subject.id: subject for subject in SUBJECTS}[id]
 
 
 def skipped(*, only: Collection[str], skip: Collection[str]) -> frozenset[str]:
@@ -25,7 +51,7 @@ def skipped(*, only: Collection[str], skip: Collection[str]) -> frozenset[str]:
     _refuse_unknown(only, "--only")
     _refuse_unknown(skip, "--skip")
     left_out = frozenset(
-        check.id for check in CHECKS if _names(skip, check) or (only and not _names(only, check))
+        check.id for check in CHECKS if check.is_among(skip) or (only and not check.is_among(only))
     )
     if len(left_out) == len(CHECKS):
         raise InputError(
@@ -51,33 +77,31 @@ def judge_all(evidence: Evidence, skip: Collection[str] = ()) -> list[Finding]:
 
 
 def _judge_subject(subject: Subject, evidence: Evidence, skip: Collection[str]) -> Iterator[Finding]:
-    wanted = [check for check in subject.checks if not _names(skip, check)]
-    if not wanted:
-        yield Finding(subject.id, "", "ok", SKIPPED)
-        if subject.id == ssh.SUBJECT.id:
-            yield from ssh.LOGIN.judge(evidence)
-        return
-    missing = subject.needs(evidence)
+    judged = [check for check in subject.checks if not check.is_among(skip)]
+    missing = subject.needs(evidence) if judged else SKIPPED
     if missing is not None:
         yield Finding(subject.id, "", "ok", missing)
-        return
     for check in subject.checks:
-        if check not in wanted:
+        if check in judged or missing not in (None, SKIPPED):
+            continue
+        if judged:
             yield Finding(check.id, "", "ok", SKIPPED)
-            if check is ssh.LOGIN:
-                yield from check.judge(evidence)
-    found = [finding for check in wanted for finding in judge_one(check, evidence)]
-    found.sort(key=lambda finding: finding.level != "fail")  # stable: the most pressing thing of each cell comes first
-    if subject.id == ssh.SUBJECT.id:  # where no node is reached, this machine comes first
-        yield from (finding for finding in found if not finding.node)
-        found = [finding for finding in found if finding.node]
-    troubled = {finding.node for finding in found}
+        if check.always:
+            yield from check.judge(evidence)
+    if missing is not None:
+        return
+    findings = [finding for check in judged for finding in judge_one(check, evidence)]
+    findings.sort(key=lambda finding: finding.level != "fail")  # stable: the most pressing thing of each cell comes first
+    of_cluster = [finding for finding in findings if not finding.node]
+    if subject.cluster_first:
+        yield from of_cluster
     for node in evidence.cluster.nodes:
-        yield from (finding for finding in found if finding.node == node.name)
-        facts = evidence.facts.get(node.name)
-        if node.name not in troubled and facts is not None:
+        of_node = [finding for finding in findings if finding.node == node.name]
+        yield from of_node
+        if not of_node and node.name in evidence.facts:
             yield _summary(subject, evidence, node.name)
-    yield from (finding for finding in found if not finding.node)
+    if not subject.cluster_first:
+        yield from of_cluster
 
 
 def _summary(subject: Subject, evidence: Evidence, name: str) -> Finding:
@@ -97,22 +121,18 @@ def judge_one(check: Check, evidence: Evidence) -> list[Finding]:
             findings.append(finding)
     except Exception as error:  # a fault of ours must not hide what the other checks have found
         message = f"this check broke: {type(error).__name__}: {error}"
-        hint = f"homelab preflight --skip {check.id}; please report it with: homelab preflight --json"
+        hint = Hint("{}; please report it with: {}", homelab(f"preflight --skip {check.id}"), homelab("preflight --json"))
         findings.append(Finding(check.id, "", "fail", message, hint))
     return findings
-
-
-def _names(names: Collection[str], check: Check) -> bool:
-    return check.id in names or check.subject in names
 
 
 def _refuse_unknown(names: Collection[str], option: str) -> None:
     for name in names:
         if name not in IDS:
             subject = next((subject for subject in SUBJECTS if subject.id == name.partition(".")[0]), None)
-            known = [check.id for check in subject.checks] if subject else [subject.id for subject in SUBJECTS]
+            ids = [check.id for check in subject.checks] if subject else [subject.id for subject in SUBJECTS]
             raise InputError(
                 f'there is no check "{name}".{did_you_mean(name, IDS)}',
                 where=f"{option} {name}",
-                hint=f"use one of: {', '.join(known)}",
+                hint=f"use one of: {', '.join(ids)}",
             )

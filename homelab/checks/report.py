@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.checks.check import Subject
-from homelab.checks.differences import NOT_THERE
 from homelab.checks.evidence import Finding, Level
+from homelab.checks.machine.version_drift import NOT_THERE
+from homelab.text.hint import Hint
 
 _ORDER: dict[Level, int] = {"ok": 0, "warn": 1, "fail": 2}
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -31,7 +32,7 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def table(findings: Sequence[Finding], nodes: Sequence[str], differences: Differences = ()) -> RenderableType:
-    """Subjects x nodes, what is not about one node, what differs between nodes, then what to mend: failures first, with their fix.
+    """Subjects x nodes, what is not about one node, what differs between nodes, then what to fix: failures first, with their fix.
 
     Fits 80 columns. Printed with `soft_wrap=True`, the commands of the fixes stay in one line and can be pasted.
     """
@@ -41,7 +42,7 @@ def table(findings: Sequence[Finding], nodes: Sequence[str], differences: Differ
         parts += [Text(), *notes]
     if differences:
         parts += [Text(), Text("What differs", style="bold"), _differences(differences, nodes)]
-    for level, title in (("fail", "To mend"), ("warn", "Worth mending")):
+    for level, title in (("fail", "To fix"), ("warn", "Worth fixing")):
         chosen = [finding for finding in findings if finding.level == level]
         if chosen:
             parts += [Text(), Text(title, style="bold")]
@@ -62,18 +63,18 @@ def listing(subjects: Sequence[Subject]) -> str:
 
 def _differences(differences: Differences, nodes: Sequence[str]) -> Table:
     """Only what differs; nodes that agree with each other share one cell's text, so nothing has to be compared by eye."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("")
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column("")
     holders = [node for node in nodes if any(node in values for _, values in differences)]
     for node in holders:
-        shown.add_column(Text(node), overflow="fold")
-    for what, values in differences:
+        grid.add_column(Text(node), overflow="fold")
+    for subject, values in differences:
         # What is missing is odd, however many lack it.
-        held = [value for value in values.values() if value != NOT_THERE]
-        common = max(held, key=held.count, default="")
+        present = [value for value in values.values() if value != NOT_THERE]
+        common = max(present, key=present.count, default="")
         cells = [Text(values.get(node, "-"), style="dim" if values.get(node) == common else "yellow") for node in holders]
-        shown.add_row(Text(what), *cells)
-    return shown
+        grid.add_row(Text(subject), *cells)
+    return grid
 
 
 def _counts(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
@@ -96,17 +97,17 @@ def _counts(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
 
 def _grid(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
     with_text = len(nodes) <= _MOST_NODES_WITH_TEXT
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=with_text)
-    found.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.subject) for finding in findings)]))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=with_text)
+    table.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.subject) for finding in findings)]))
     for node in nodes:
-        found.add_column(Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if with_text else None)
+        table.add_column(Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if with_text else None)
     for subject in dict.fromkeys(finding.subject for finding in findings):
-        mine = [finding for finding in findings if finding.subject == subject]
-        if any(finding.node in nodes for finding in mine):
-            found.add_row(
-                subject, *(_cell([finding for finding in mine if finding.node == node], len(nodes)) for node in nodes)
+        of_subject = [finding for finding in findings if finding.subject == subject]
+        if any(finding.node in nodes for finding in of_subject):
+            table.add_row(
+                subject, *(_cell([finding for finding in of_subject if finding.node == node], len(nodes)) for node in nodes)
             )
-    return found
+    return table
 
 
 def _cell(findings: Sequence[Finding], node_count: int) -> Text:
@@ -133,7 +134,7 @@ def _who(named: Sequence[str], nodes: Sequence[str]) -> str:
 
 
 def _action(findings: Sequence[Finding]) -> list[RenderableType]:
-    """One thing that is wrong, on one node or on several: said once, then what mends it on each.
+    """One thing that is wrong, on one node or on several: named once, then the fix on each.
 
     A line with a command ends with it, so that it can be pasted; what else is to be known of it stands in a line of its own.
     """
@@ -142,16 +143,16 @@ def _action(findings: Sequence[Finding]) -> list[RenderableType]:
     head.append(_MARKS[first.level], style=_STYLES[first.level])
     head.append(f" {_places(findings)}, {first.check}: ", style="bold")
     head.append(first.message)
-    mending: dict[str, list[Finding]] = {}
+    by_command: dict[str, list[Finding]] = {}
     notes: list[str] = []
     for finding in findings:
         command, note = _command_and_note(finding)
-        mending.setdefault(command, []).append(finding)
+        by_command.setdefault(command, []).append(finding)
         notes += [note] if note and note not in notes else []
     # Without a width of their own: they are wrapped where the caller wraps, and left whole where the caller does not.
-    lines = [f"fix: {text}" if len(mending) == 1 else f"fix {_places(of)}: {text}" for text, of in mending.items()]
-    shown = [*(Text(f"  {line}", style="cyan") for line in lines), *(Text(f"  note: {note}", style="dim") for note in notes)]
-    return [head, *shown]
+    lines = [f"fix: {text}" if len(by_command) == 1 else f"fix {_places(of)}: {text}" for text, of in by_command.items()]
+    body = [*(Text(f"  {line}", style="cyan") for line in lines), *(Text(f"  note: {note}", style="dim") for note in notes)]
+    return [head, *body]
 
 
 def _places(findings: Sequence[Finding]) -> str:
@@ -159,8 +160,9 @@ def _places(findings: Sequence[Finding]) -> str:
 
 
 def _command_and_note(finding: Finding) -> tuple[str, str]:
-    """A hint that begins with the fix is that command, and what is said of it."""
-    if not finding.fix or not finding.hint.startswith(finding.fix):
+    """The fix and what the hint says of it, where the hint begins with the fix; else the hint."""
+    note = finding.hint.after(finding.fix) if finding.fix and isinstance(finding.hint, Hint) else None
+    if note is None:
         return finding.hint, ""
-    note = finding.hint.removeprefix(finding.fix).strip(" ;")
+    note = note.strip(" ;")
     return finding.fix, note[1:-1] if note.startswith("(") and note.endswith(")") else note

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from homelab.cli import common
-from homelab.plain import plain
+from homelab.text.sanitize import plain
 
 
 def command(
@@ -20,18 +20,18 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Ask the model a run has made (or its newest checkpoint) one question."""
-    from homelab.control import chat, find
+    from homelab.control.inspection import chat, run_lookup
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = find.run(fleet, runs_dir, run, say)
+        paths = run_lookup.run(fleet, runs_dir, run, say)
         say("the model is being loaded on the head")
         answer = chat.ask(fleet, paths, prompt, base=base, max_new_tokens=max_new_tokens)
     if as_json:
-        common.print_json({"run": paths.name, "base": base, "prompt": prompt, **answer})
+        common.print_json({"run": paths.name, "base": base, "prompt": prompt, **answer.as_dict()})
     else:
-        for note in answer.get("notes") or ():  # what it was loaded on; the answer alone goes to stdout
-            typer.echo(f"note: {plain(str(note))}", err=True)
-        typer.echo(answer["answer"])
+        for note in answer.notes:  # the answer alone goes to stdout
+            typer.echo(f"note: {plain(note)}", err=True)
+        typer.echo(answer.text)
     return 0

@@ -1,34 +1,32 @@
-"""What the commands share: their options, where files are looked for, and how progress is said."""
+"""What the commands share: options, the places of files, and the display of progress."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+from homelab.text.hint import Options, homelab, with_options
 
 if TYPE_CHECKING:
     from homelab.checks.evidence import Finding
     from homelab.config.cluster import Cluster
-    from homelab.control.detach import Supervision
-    from homelab.remote.fanout import Fleet
-    from homelab.runs.paths import RunPaths
+    from homelab.control.supervision.placement import Where
+    from homelab.errors import HomelabError
 
-ClusterOption = Annotated[
-    Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)
-]
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)]
+ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RunsOption = Annotated[
-    Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")
-]
+RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
 SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.")]
 SuperviseOption = Annotated[
     str,
@@ -53,6 +51,11 @@ def _supervised(text: str) -> str:
     return _SUPERVISED[text.lower()]
 
 
+def supervise_where(place: str, no_supervise: bool) -> Where:
+    """Of --supervise and --no-supervise."""
+    return "no" if no_supervise else cast("Where", place)
+
+
 DEFAULT_CLUSTER = Path("cluster.toml")
 DEFAULT_RUNS = Path("runs")
 
@@ -64,33 +67,28 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
 
     cluster = load(path)
     names = tuple(name.strip() for name in nodes.split(",") if name.strip())
-    known = [node.name for node in cluster.nodes]
+    all_names = [node.name for node in cluster.nodes]
     if nodes and not names:
         raise InputError(
-            "no node is named", where=f"--nodes {nodes!r}; {path} has {', '.join(known)}", hint=f"--nodes {','.join(known)}"
+            "no node is named", where=f"--nodes {nodes!r}; {path} has {', '.join(all_names)}", hint=f"--nodes {','.join(all_names)}"
         )
     for name in names:
-        if name not in known:
+        if name not in all_names:
             raise InputError(
-                f'no node is called "{name}".{did_you_mean(name, known)}',
-                where=f"the nodes named: {nodes!r}; {path} has {', '.join(known)}",
-                hint=f"homelab preflight --nodes {known[0]}",
+                f'no node is called "{name}".{did_you_mean(name, all_names)}',
+                where=f"the nodes named: {nodes!r}; {path} has {', '.join(all_names)}",
+                hint=homelab("preflight --nodes", all_names[0]),
             )
     return cluster.only(names) if names else cluster
 
 
-def leave_supervisor(
-    supervision: Supervision, fleet: Fleet, paths: RunPaths, cluster: Path, nodes: Collection[str], say: Callable[[str], None]
-) -> str:
-    """Start the run's supervisor; what to tell of it. Where that fails the run is under way all the same: a warning on stderr, not an error."""
-    from homelab.errors import HomelabError
-
-    try:
-        return supervision.leave(fleet, paths, cluster, nodes, say)
-    except HomelabError as error:
-        hint = for_same_files(error.hint, cluster, paths.root.parent)
-        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {hint}\n")
-        return ""
+def raise_first(errors: Iterable[HomelabError]) -> None:
+    """Raise the first of the errors of several nodes, after a line on stderr for each of the others."""
+    listed = list(errors)
+    for other in listed[1:]:
+        typer.echo(f"{other.where}: {other.message}", err=True)
+    if listed:
+        raise listed[0]
 
 
 def print_json(value: Any) -> None:
@@ -116,13 +114,6 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda text: (sys.stderr.write(f". {text}\n"), sys.stderr.flush(), None)[2]
 
 
-# Which commands have --cluster, and which of them --runs-dir too: `test_hints` holds this against the commands themselves.
-_WITH_CLUSTER = ("preflight", "doctor", "plan", "trust")
-_WITH_RUNS = ("launch", "status", "logs", "stop", "recover", "why", "runs", "chat", "supervise")
-# Not "the user that homelab logs in with".
-_OURS = re.compile(rf"(?<![\w./-])homelab ({'|'.join((*_WITH_CLUSTER, *_WITH_RUNS))})\b(?!-)(?! in with)")
-
-
 def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
     """The options a follow-up command needs to mean the same files, as shell text; empty where the environment or the defaults say it.
 
@@ -139,45 +130,42 @@ def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
     return text
 
 
-def for_same_files(text: str, cluster: Path, runs_dir: Path | None = None) -> str:
-    """A hint whose commands of ours mean the same files, each by options that it has: `homelab trust --cluster FILE tower`.
+def options_of(cluster: Path, runs_dir: Path | None = None) -> Options:
+    """`same_options` for each command of ours by its name: those that the command has."""
+    import importlib
+    import inspect
 
-    The options stand right behind the command's name: what else belongs to the command, and where prose goes on, is not to be told there.
-    """
+    def options(name: str) -> str:
+        command = getattr(importlib.import_module(f"homelab.cli.{name}"), "command", None)  # `lab` has several
+        has = inspect.signature(command).parameters if command else ()
+        return same_options(cluster, runs_dir if "runs_dir" in has else None) if "cluster" in has else ""
 
-    def named(found: re.Match[str]) -> str:
-        options = same_options(cluster, runs_dir if found[1] in _WITH_RUNS else None)
-        rest = text[found.end() :].partition("homelab ")[0]
-        return found[0] if options.strip() in rest else found[0] + options
-
-    return _OURS.sub(named, text)
+    return options
 
 
-def for_cluster(findings: Iterable[Finding], cluster: Path, runs_dir: Path | None = None) -> list[Finding]:
+def for_same_files(findings: Iterable[Finding], cluster: Path, runs_dir: Path | None = None) -> list[Finding]:
     """The same findings, where commands of ours name the files that are not the default ones."""
-    return [
-        replace(finding, hint=for_same_files(finding.hint, cluster, runs_dir), fix=for_same_files(finding.fix, cluster, runs_dir))
-        for finding in findings
-    ]
+    options = options_of(cluster, runs_dir)
+    return [replace(finding, hint=with_options(finding.hint, options), fix=finding.fix.with_options(options)) for finding in findings]
 
 
 def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]:
-    """The command, where the hints of its errors name the files that it was given. Whoever raises them need not know of options."""
+    """The command, where the hints of its errors name the files that it was given. What raises them need not know the options."""
     import functools
 
     from homelab.errors import HomelabError
 
     @functools.wraps(command)
-    def run(**given: Any) -> int:
+    def run(**options: Any) -> int:
         try:
-            return command(**given)
+            return command(**options)
         except HomelabError as error:
-            if isinstance(given.get("recipe"), Path):
+            if isinstance(options.get("recipe"), Path):
                 from homelab.config.load import in_file
 
-                error.where = in_file(error.where, given["recipe"])
-            if "cluster" in given:
-                error.hint = for_same_files(error.hint, given["cluster"], given.get("runs_dir"))
+                error.where = in_file(error.where, options["recipe"])
+            if "cluster" in options:
+                error.hint = with_options(error.hint, options_of(options["cluster"], options.get("runs_dir")))
             raise
 
     return run

@@ -1,4 +1,4 @@
-"""`homelab doctor`: everything one node says of itself, for a bug report."""
+"""`homelab doctor`: everything that one node reports about itself, for a bug report."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ def command(
     import platform
     import sys
 
-    import homelab
-    from homelab.checks import masking
-    from homelab.control import gather
+    from homelab import __version__
+    from homelab.control.preflight import gather
     from homelab.errors import InputError, did_you_mean
     from homelab.remote import ship
     from homelab.remote.fanout import Fleet
+    from homelab.text import redact
+    from homelab.text.hint import homelab
 
-    known = [entry.name for entry in common.load_cluster(cluster).nodes]
-    if node not in known:
+    names = [entry.name for entry in common.load_cluster(cluster).nodes]
+    if node not in names:
         raise InputError(
-            f'no node is called "{node}".{did_you_mean(node, known)}',
-            where=f"homelab doctor {node}; {cluster} has {', '.join(known)}",
-            hint=f"homelab doctor {known[0]}",
+            f'no node is called "{node}".{did_you_mean(node, names)}',
+            where=f"homelab doctor {node}; {cluster} has {', '.join(names)}",
+            hint=homelab("doctor", names[0]),
         )
     loaded = common.load_cluster(cluster, node)
     name = loaded.nodes[0].name
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        seen = gather.facts(fleet, recipe=None, material=[], port=29500, say=say)
-    error = seen.unreachable.get(name)
-    facts = seen.facts.get(name)
+        gathered = gather.facts(fleet, recipe=None, material=[], port=29500, say=say)
+    error = gathered.unreachable.get(name)
+    facts = gathered.facts.get(name)
     document: dict[str, Any] = {
-        "homelab": homelab.__version__,
+        "homelab": __version__,
         "code": ship.archive()[0],
         "controller": {"python": sys.version.split()[0], "system": platform.platform()},
         "cluster.toml": loaded.nodes[0].model_dump(mode="json", exclude_defaults=True),
-        "answer_seconds": round(seen.answer_seconds[name], 3) if name in seen.answer_seconds else None,
-        "clock_offset_s": round(seen.clock_offsets_s[name], 3) if name in seen.clock_offsets_s else None,
+        "answer_seconds": round(gathered.answer_seconds[name], 3) if name in gathered.answer_seconds else None,
+        "clock_offset_s": round(gathered.clock_offsets_s[name], 3) if name in gathered.clock_offsets_s else None,
         "facts": facts.model_dump(mode="json") if facts else None,
         "error": error.as_dict() if error else None,
     }
-    masked = masking.tree(document)
+    masked = redact.tree(document)
     if as_json:
         common.print_json(masked)
     else:

@@ -1,4 +1,4 @@
-"""`homelab explain`: what goes wrong on machines at home, how it looks, why, and what mends it. Asks no node."""
+"""`homelab explain`: the known problems of home machines: symptoms, causes and fixes. It contacts no node."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ if TYPE_CHECKING:
 def command(
     topic: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="A topic, a check (network.mtu), a word, or a line of a log. Default: list all.", show_default=False
-        ),
+        typer.Argument(help="A topic, a check (network.mtu), a word, or a line of a log. Default: list all.", show_default=False),
     ] = None,
     as_json: common.JsonOption = False,
 ) -> int:
     """What is seen, why, what to do, and which checks find it. Exit code 2 for a topic that is not known."""
     from rich.console import Console
 
-    from homelab.diagnose import topics
+    from homelab.diagnose import topic_index
 
-    wanted = " ".join(topic or []).strip()
-    found = topics.find(wanted) if wanted else topics.TOPICS
-    if wanted and not found:
-        raise _unknown(wanted)
+    query = " ".join(topic or []).strip()
+    topics = topic_index.find(query) if query else topic_index.TOPICS
+    if query and not topics:
+        raise _unknown(query)
     if as_json:
-        common.print_json({"topics": [_document(entry) for entry in found]})
+        common.print_json({"topics": [_document(entry) for entry in topics]})
         return 0
     console = Console()
-    if len(found) == 1:
-        console.print(_page(found[0], console.width), soft_wrap=True)
-        console.print(f"\nNext: {_next_command(found[0])}", markup=False, highlight=False, soft_wrap=True)
+    if len(topics) == 1:
+        console.print(_page(topics[0], console.width), soft_wrap=True)
+        console.print(f"\nNext: {_next_command(topics[0])}", markup=False, highlight=False, soft_wrap=True)
         return 0
-    if wanted:
-        console.print(f'{len(found)} topics speak of "{wanted}":', markup=False, highlight=False)
-    console.print(_list(found))
-    console.print(f"\nMore of one: homelab explain {found[0].id}", markup=False, highlight=False)
+    if query:
+        console.print(f'{len(topics)} topics speak of "{query}":', markup=False, highlight=False)
+    console.print(_list(topics))
+    console.print(f"\nMore of one: homelab explain {topics[0].id}", markup=False, highlight=False)
     return 0
 
 
-def _unknown(wanted: str) -> Exception:
-    from homelab.diagnose import topics
+def _unknown(query: str) -> Exception:
+    from homelab.diagnose import topic_index
     from homelab.errors import InputError, did_you_mean
-    from homelab.plain import plain_name
+    from homelab.text.sanitize import plain_name
 
-    near = did_you_mean(wanted[:200].lower(), topics.vocabulary())
+    near = did_you_mean(query[:200].lower(), topic_index.vocabulary())
     return InputError(
-        f'there is no topic "{plain_name(wanted)}".{near}',
+        f'there is no topic "{plain_name(query)}".{near}',
         where="the argument of homelab explain",
         hint="homelab explain lists all topics",
     )
@@ -69,21 +67,21 @@ def _document(topic: Topic) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _list(found: tuple[Topic, ...]) -> RenderableType:
+def _list(topics: tuple[Topic, ...]) -> RenderableType:
     """Ids and titles under the headings of their groups."""
     from rich.table import Table
     from rich.text import Text
 
-    from homelab.diagnose import topics
+    from homelab.diagnose import topic_index
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for heading, group in topics.GROUPS.items():
-        shown = [topic for topic in group if topic in found]
-        if shown:
+    for heading, group in topic_index.GROUPS.items():
+        of_group = [topic for topic in group if topic in topics]
+        if of_group:
             table.add_row(Text(heading, style="bold"), "")
-        for topic in shown:
+        for topic in of_group:
             table.add_row(Text(f"  {topic.id}"), Text(topic.title))
     return table
 
@@ -96,8 +94,8 @@ def _page(topic: Topic, width: int) -> RenderableType:
     from rich.text import Text
 
     def part(heading: str, lines: Iterable[str]) -> list[Text]:
-        shown = [Text(f"  {line}") for line in lines]
-        return [Text(""), Text(heading, style="dim"), *shown] if shown else []
+        body = [Text(f"  {line}") for line in lines]
+        return [Text(""), Text(heading, style="dim"), *body] if body else []
 
     return Group(
         Text.assemble((topic.title, "bold"), (f"  ({topic.id})", "dim")),

@@ -2,110 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
-    from homelab.config.recipe import Recipe
-    from homelab.facts import Facts
-    from homelab.planning.model import Plan
+    from homelab.config.recipe import TrainRecipe
+    from homelab.planning.inputs import PlanInputs
+    from homelab.planning.memory.recipe_edits import RecipeFix
+    from homelab.planning.memory.scenario import MemoryScenario
+    from homelab.planning.types import Plan
 
 _SHOWN = 6
 
 
-def write(
-    recipe_file: Path,
-    output: Path | None,
-    recipe: Recipe,
-    facts: Mapping[str, Facts],
-    make: Callable[[], Plan],
-    as_json: bool,
-    options: str,
-) -> int:
+def write(recipe_file: Path, output: Path | None, inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool, options: str) -> int:
     """Find what makes every rank fit, write it, say what was changed. Writes nothing where everything fits. `options` are the next command's.
 
     Raises InputError where nothing helps, where the file is there already, and for a recipe that brings its own program.
     """
-    from rich.console import Console
-
     from homelab.cli import common
+    from homelab.config.recipe import TrainRecipe
     from homelab.errors import InputError
-    from homelab.planning import fit
-    from homelab.planning.command import file_word
-    from homelab.planning.ranks import shape_of
+    from homelab.planning.memory import recipe_edits, scenario
 
-    if recipe.model is None or recipe.data is None:
-        raise InputError(
-            "only recipes of the built-in worker can be made to fit", where=str(recipe_file), hint="leave out --fit"
-        )
+    recipe = inputs.recipe
+    if not isinstance(recipe, TrainRecipe):
+        raise InputError("only recipes of the built-in worker can be made to fit", where=str(recipe_file), hint="leave out --fit")
+    memory = _scenario(recipe, inputs, make)
+    ways = recipe_edits.fixes(recipe, memory)
+    if not ways and scenario.lacking_bytes(recipe, memory) > 0:
+        raise recipe_edits.nothing_helps(recipe, memory)
+    file = output or recipe_file.with_name(f"{recipe_file.stem}-fit.toml")
+    if ways:
+        _check(file, recipe_file, recipe)
+        file.write_text(recipe_edits.edited(recipe_file.read_text(encoding="utf-8-sig"), ways[0].edits), encoding="utf-8")
+    if as_json:
+        changes = [{"edits": [str(edit) for edit in way.edits], "gain_bytes": way.gain_bytes, "alters_training": way.alters_training} for way in ways]
+        common.print_json({"written": str(file) if ways else None, "mendings": changes})
+    else:
+        _print(file, ways, options)
+    return 0
+
+
+def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInputs], Plan]) -> MemoryScenario:
+    """The memory that has to be fitted into. Raises InputError where it, or the model's shape, is not known."""
+    from homelab.errors import InputError
+    from homelab.planning.job import shape_of
+    from homelab.planning.memory import scenario
+
     try:
-        shape = shape_of(recipe.model.name, facts)
-        situation = fit.of_plan(make(), shape, facts) if shape else None
-    except fit.DoesNotFit as error:
-        situation = error.situation
-    if situation is None:
+        shape = shape_of(recipe.model.name, inputs.facts)
+        memory = scenario.of_plan(make(inputs), shape, inputs.facts) if shape else None
+    except scenario.DoesNotFit as error:
+        memory = error.scenario
+    if memory is None:
         raise InputError(
             "the model's shape or the nodes' memory is not known here, so there is nothing to fit to", where="[model] name in the recipe",
             hint="fetch the model on a node first, or give vram_gb in cluster.toml",
         )  # fmt: skip
-    ways = fit.mendings(recipe, situation)
-    if not ways and fit.lacking_bytes(recipe, situation) > 0:
-        raise fit.nothing_helps(recipe, situation)
-    place = output or recipe_file.with_name(f"{recipe_file.stem}-fit.toml")
-    if ways:
-        _check(place, recipe_file, recipe)
-        place.write_text(fit.edited(recipe_file.read_text(encoding="utf-8"), ways[0].edits), encoding="utf-8")
-    if as_json:
-        shown = [
-            {
-                "edits": [str(edit) for edit in way.edits],
-                "gain_bytes": way.gain_bytes,
-                "alters_training": way.alters_training,
-            }
-            for way in ways
-        ]
-        common.print_json({"written": str(place) if ways else None, "mendings": shown})
-        return 0
-    console = Console(highlight=False)
+    return memory
+
+
+def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
+    from homelab.shell import file_word
+    from homelab.text import units
+
     if not ways:
-        console.print("Every rank fits: nothing was changed, nothing was written.", markup=False)
-        return 0
-    console.print(f"Written: {place}", markup=False, soft_wrap=True)
+        typer.echo("Every rank fits: nothing was changed, nothing was written.")
+        return
+    typer.echo(f"Written: {file}")
     for edit in ways[0].edits:
-        console.print(
-            f"  {edit}{'  (alters the training)' if edit.alters_training else ''}", markup=False, soft_wrap=True
-        )
-    console.print(f"  saves {ways[0].gain_bytes / 1e9:.1f} GB on the rank that lacks most", markup=False)
+        typer.echo(f"  {edit}{'  (alters the training)' if edit.alters_training else ''}")
+    typer.echo(f"  saves {units.gigabytes(ways[0].gain_bytes)} GB on the rank that lacks most")
     if len(ways) > 1:
-        console.print("Instead of that:", markup=False)
+        typer.echo("Instead of that:")
         for way in ways[1:_SHOWN]:
-            console.print(f"  {way}", markup=False, soft_wrap=True)
-    console.print(f"Next: homelab plan {file_word(str(place))}{options}", markup=False, soft_wrap=True)
-    return 0
+            typer.echo(f"  {way}")
+    typer.echo(f"Next: homelab plan {file_word(str(file))}{options}")
 
 
-def _check(place: Path, recipe_file: Path, recipe: Recipe) -> None:
+def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     """Raises InputError for a file that is there, and for a folder in which the recipe's data would not be found."""
     from homelab.errors import InputError
 
-    if place.exists():
+    if file.exists():
         raise InputError(
-            f"{place} is there already, and is not overwritten",
-            where="--fit",
-            hint=f"rm {place}, or --output ANOTHER.toml",
+            f"{file} is there already, and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml"
         )
-    assert recipe.data is not None
-    relative = [
-        name for name in (recipe.data.train, recipe.data.eval) if name and not name.startswith(("/", "~/", "hub:"))
-    ]
-    if relative and place.resolve().parent != recipe_file.resolve().parent:
+    relative = [name for name in (recipe.data.train, recipe.data.eval) if name and not name.startswith(("/", "~/", "hub:"))]
+    if relative and file.resolve().parent != recipe_file.resolve().parent:
         raise InputError(
             f"the recipe's data, {relative[0]}, is looked for beside the recipe",
-            where=f"--output {place}",
-            hint=f"--output {recipe_file.with_name(place.name)}",
+            where=f"--output {file}",
+            hint=f"--output {recipe_file.with_name(file.name)}",
         )
-    if not place.parent.is_dir():
-        raise InputError(
-            f"there is no folder {place.parent}", where=f"--output {place}", hint=f"mkdir -p {place.parent}"
-        )
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent}", where=f"--output {file}", hint=f"mkdir -p {file.parent}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 if TYPE_CHECKING:
-    from homelab.lab.state import BackendName
+    from homelab.lab.lab_state import BackendName
 
 app = typer.Typer(
     no_args_is_help=True, help="A practice cluster on this machine: several nodes with real sshd, and faults to try."
@@ -39,16 +39,10 @@ def up(
 
     console = Console(stderr=True, highlight=False)
     lab = Lab.up(
-        folder,
-        nodes,
-        backend=cast("BackendName | None", backend),
-        cpu=_cores(cpu) if cpu is not None else None,
-        rate=rate,
-        names=[name.strip() for name in names.split(",")] if names is not None else None,
-        python=python,
-        shared=share or (),
+        folder, nodes, backend=cast("BackendName | None", backend), cpu=_cores(cpu) if cpu is not None else None, rate=rate, python=python,
+        names=[name.strip() for name in names.split(",")] if names is not None else None, shared=share or (),
         tell=lambda line: console.print(line, markup=False, soft_wrap=True),
-    )
+    )  # fmt: skip
     for node in lab.nodes:
         typer.echo(f"{node.name:12} {node.user}@{node.host}:{node.port}")
     typer.echo(f"lab {lab.state.id} is up ({lab.state.backend}); its cluster file: {lab.cluster_file}")
@@ -57,21 +51,20 @@ def up(
 
 @app.command()
 def down(
-    folder: Folder,
-    keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep the nodes' homes and logs.")] = False,
+    folder: Folder, keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep the nodes' homes and logs.")] = False
 ) -> None:
-    """End a lab and look that nothing of it is left."""
+    """End a lab and verify that nothing of it is left."""
     from homelab.lab.lab import Lab
 
-    done = Lab.open(folder).down(keep_files=keep_files)
-    typer.echo(f"lab {done.lab} is down; verified that none of its {', '.join(done.verified)} are left")
-    if not done.folder_removed:
+    teardown = Lab.open(folder).down(keep_files=keep_files)
+    typer.echo(f"lab {teardown.lab} is down; verified that none of its {', '.join(teardown.verified)} are left")
+    if not teardown.folder_removed:
         typer.echo(f"kept: {folder}")
 
 
 @app.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """How the nodes are, asked of the machine itself."""
+    """Show the state of the nodes, as the machine reports it."""
     import json
     import shlex
 
@@ -81,17 +74,15 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 
     from homelab.lab.lab import Lab
 
-    found = Lab.open(folder).status()
+    lab_status = Lab.open(folder).status()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(lab_status, indent=2))
         return
-    rate = f", {found['rate']}" if found["rate"] else ""
-    title = f"lab {found['lab']} ({found['backend']}, {found['network']}{rate})"
-    columns = [
-        Column(name, no_wrap=True) for name in ("node", "address", "state", "ssh", "cable", "cores", "processes")
-    ]
+    rate = f", {lab_status['rate']}" if lab_status["rate"] else ""
+    title = f"lab {lab_status['lab']} ({lab_status['backend']}, {lab_status['network']}{rate})"
+    columns = [Column(name, no_wrap=True) for name in ("node", "address", "state", "ssh", "cable", "cores", "processes")]
     table = Table(*columns, Column("runs", overflow="fold"), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for node in found["nodes"]:
+    for node in lab_status["nodes"]:
         table.add_row(
             node["name"],
             f"{node['host']}{'' if node['port'] == 22 else ':' + str(node['port'])}",
@@ -103,25 +94,64 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
             ", ".join(node["runs"]) or "-",
         )
     Console(highlight=False).print(table)
-    if found["note"]:
-        typer.echo(f"not running: {found['note']}. Take it down: homelab lab down {shlex.quote(found['folder'])}")
+    if active_fault := lab_status["fault"]:
+        typer.echo(f"{active_fault['node']} has {active_fault['name']}. Undo: {active_fault['undo']}")
+    if lab_status["note"]:
+        typer.echo(f"not running: {lab_status['note']}. Take it down: homelab lab down {shlex.quote(lab_status['folder'])}")
 
 
 # The names of homelab.lab.faults.FAULTS, spelled out: importing the lab for its help would make every --help slow.
-_FAULT_HELP = "One of kill-worker, power-cut, power-on, pull-cable, plug-cable, freeze, thaw, throttle=0.3 (cores), throttle=off"
+_FAULT_HELP = (
+    "During a run: kill-worker, power-cut, power-on, pull-cable, plug-cable, freeze, thaw, throttle=0.3 (cores), throttle=off. "
+    "Before a run: a misconfiguration that preflight finds (homelab lab faults lists them)."
+)
 
 
 @app.command()
 def fault(
     folder: Folder,
     node: Annotated[str, typer.Argument(help="The node's name.")],
-    what: Annotated[str, typer.Argument(metavar="FAULT", help=_FAULT_HELP)],
+    fault_name: Annotated[str, typer.Argument(metavar="FAULT", help=_FAULT_HELP)],
+    undo: Annotated[bool, typer.Option("--undo", help="Take the fault back.")] = False,
 ) -> None:
-    """Let something happen to a node."""
+    """Inject a fault into a node, or undo one."""
+    from homelab.lab import fault_injection
     from homelab.lab.lab import Lab
 
-    Lab.open(folder).fault(node, what)
-    typer.echo(f"{node}: {what} done")
+    lab = Lab.open(folder)
+    if undo:
+        fault_injection.undo(lab, node, fault_name)
+        typer.echo(f"{node}: {fault_name} undone")
+        return
+    next_lines = fault_injection.inject(lab, node, fault_name)
+    typer.echo(f"{node}: {fault_name} done")
+    for line in next_lines:
+        typer.echo(line)
+
+
+@app.command()
+def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """List every fault: what it does, and which check of preflight finds it."""
+    import json
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from homelab.lab import fault_injection
+
+    entries = fault_injection.entries()
+    if as_json:
+        typer.echo(json.dumps({"faults": entries}, indent=2))
+        return
+    columns = Column("fault", no_wrap=True), Column("what happens", overflow="fold"), Column("found by", overflow="fold"), Column("needs")
+    table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for entry in entries:
+        needs = ", ".join("root" if need == "namespaces" else need for need in entry["needs"])
+        table.add_row(entry["name"], entry["title"], ", ".join(entry["found_by"]) or "-", needs or "-")
+    Console(highlight=False).print(table)
+    typer.echo("root: a lab that was started as root (backend namespaces)")
+    typer.echo("Next: homelab lab fault DIR NODE FAULT")
 
 
 def _cores(text: str) -> list[float]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
+from homelab.text.hint import homelab
+
+if TYPE_CHECKING:
+    from homelab.control.inspection.logs import RunLogs
+
+_FOLLOW_INTERVAL_S = 1.0
+_LEAST_LINES_FOLLOWED = 400
 
 
 def command(
@@ -14,9 +24,7 @@ def command(
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     attempt: Annotated[
         int | None,
-        typer.Option(
-            "--attempt", min=1, help="What was printed in this attempt. Default: the newest.", show_default=False
-        ),
+        typer.Option("--attempt", min=1, help="What was printed in this attempt. Default: the newest.", show_default=False),
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines of each stream.")] = 40,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")] = False,
@@ -25,23 +33,71 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Print the last lines of every rank's stdout and stderr, and of torchrun where it said something, in the newest attempt or in the one named."""
-    from homelab.control import find, logs
+    from homelab.control.inspection import logs, run_lookup
     from homelab.remote.fanout import Fleet
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet:
+    with Fleet(common.load_cluster(cluster)) as fleet:
         with common.progress(as_json) as say:
-            paths = find.run(fleet, runs_dir, run, say)
+            paths = run_lookup.run(fleet, runs_dir, run, say)
+
+        def read(count: int) -> RunLogs:
+            return logs.read(fleet, paths, rank, count, attempt)
+
         if as_json:
-            common.print_json(logs.tails(fleet, paths, rank, lines, attempt))
+            common.print_json(read(lines).as_dict())
         else:
-            logs.print_tails(
-                fleet,
-                paths,
-                rank,
-                lines,
-                follow=follow,
-                attempt=attempt,
-                options=common.same_options(cluster, runs_dir),
-            )
+            _print(read, lines, follow, common.same_options(cluster, runs_dir))
     return 0
+
+
+def _print(read: Callable[[int], RunLogs], lines: int, follow: bool, options: str) -> None:
+    """The last lines; with `follow` also what comes after them, until the run ends."""
+    logs, printed = read(lines), _Printed()
+    sys.stdout.write(f"{_title(logs, options)}\n")
+    printed.add(logs, headings=True)
+    if not any(printed.tails.values()) and logs.is_final and not logs.unreachable:
+        sys.stdout.write("nothing was printed in it\n")
+    while follow and not logs.is_final:
+        time.sleep(_FOLLOW_INTERVAL_S)
+        before, logs = logs, read(max(lines, _LEAST_LINES_FOLLOWED))
+        if logs.attempt != before.attempt:
+            sys.stdout.write(f"{_title(logs, options)}\n")
+            printed.tails.clear()
+        printed.add(logs, headings=False)
+
+
+def _title(logs: RunLogs, options: str) -> str:
+    title = f"attempt {logs.attempt} of {logs.run}"
+    if logs.attempt < logs.newest_attempt:
+        return f"{title}; the newest is attempt {logs.newest_attempt}: {homelab(f'logs {logs.run}{options}')}"
+    if logs.attempt <= 1:
+        return title
+    return f"{title}, the newest; the one before: {homelab(f'logs {logs.run} --attempt {logs.attempt - 1}{options}')}"
+
+
+class _Printed:
+    """What was printed of each stream: (label, stream) -> its last lines."""
+
+    def __init__(self) -> None:
+        self.tails: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, logs: RunLogs, *, headings: bool) -> None:
+        """Print what is new in each stream; with `headings` in blocks, else each line with its label."""
+        for number, log in sorted(logs.ranks.items()):
+            for stream, lines in (("stdout", log.stdout), ("stderr", log.stderr)):
+                self._add(f"rank {number} on {log.node}", stream, lines, headings)
+        for node, lines in logs.torchrun.items():
+            self._add(f"torchrun on {node}", "stderr", lines, headings)
+        for node, why in logs.unreachable.items() if headings else ():
+            sys.stderr.write(f"{node} could not be asked: {why}\n")
+        sys.stdout.flush()
+
+    def _add(self, label: str, stream: str, lines: list[str], headings: bool) -> None:
+        from homelab.control.inspection.logs import new_lines
+
+        new = new_lines(self.tails.get((label, stream), []), lines)
+        self.tails[label, stream] = lines
+        if new and headings:
+            sys.stdout.write(f"--- {label}, {stream}\n" + "".join(f"{line}\n" for line in new))
+        else:
+            sys.stdout.write("".join(f"[{label}] {line}\n" for line in new))

@@ -17,18 +17,18 @@ from homelab.cli import streams
 
 def main() -> None:
     """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
-    from homelab import secrecy
-    from homelab.control import interrupts  # not on top: `run` alone needs none of it
+    from homelab.control import signals  # not on top: `run` alone needs none of it
+    from homelab.text import secrets
 
     try:
-        secrecy.know(os.environ)
+        secrets.know(os.environ)
         streams.prepare()
-        interrupts.count_alike()
+        signals.count_alike()
         code = run(sys.argv[1:])
         # What is left is the interpreter's own end: nothing there is worth a traceback.
-        interrupts.ignore()
+        signals.ignore()
     except KeyboardInterrupt:
-        interrupts.ignore()
+        signals.ignore()
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer makes this code of a Ctrl-C by itself, and says nothing
         sys.stderr.write("interrupted\n")
@@ -50,7 +50,7 @@ def _command(arguments: list[str]) -> int:
     import typer
     from typer.exceptions import TyperException
 
-    from homelab.cli.commands import app
+    from homelab.cli.command_list import app
 
     as_json = "--json" in arguments
     try:
@@ -62,10 +62,7 @@ def _command(arguments: list[str]) -> int:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "homelab"
-        _show(
-            errors.InputError(error.format_message(), where=f"the command line of {path}", hint=f"{path} --help"),
-            as_json,
-        )
+        _show(errors.InputError(error.format_message(), where=f"the command line of {path}", hint=f"{path} --help"), as_json)
         return errors.EXIT_INPUT
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -88,13 +85,11 @@ def _kept_traceback() -> str:
     import tempfile
     import traceback
 
-    from homelab import secrecy
+    from homelab.text import secrets
 
-    text = secrecy.hide(traceback.format_exc())
+    text = secrets.hide(traceback.format_exc())
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as stream:
+        with tempfile.NamedTemporaryFile("w", prefix="homelab-", suffix=".txt", delete=False, encoding="utf-8") as stream:
             stream.write(text)
     except OSError:
         return text
@@ -125,7 +120,7 @@ def _show(error: errors.HomelabError, as_json: bool) -> None:
             sys.stdout.flush()
             return
     bold, red, dim, end = ("\033[1m", "\033[31m", "\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "", "", "")
-    # A line in somebody's words is not one of ours, however it begins.
+    # A line of a quoted message that begins like a line of ours is indented.
     message, where = (re.sub(r"\n(?=(?:error|where|fix):)", r"\n  ", text) for text in (error.message, error.where))
     sys.stderr.write(f"{red}{bold}error:{end} {message}\n")
     if where:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,12 @@ from homelab.cli import common
 if TYPE_CHECKING:
     from homelab.config.cluster import Cluster
     from homelab.config.recipe import Recipe
-    from homelab.facts import Facts
-    from homelab.planning.model import Plan
+    from homelab.planning.inputs import PlanInputs
+    from homelab.planning.types import Plan
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)],
+    recipe: common.RecipeArgument,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     offline: Annotated[bool, typer.Option("--offline", help="Ask no node: believe cluster.toml.")] = False,
@@ -32,93 +32,111 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", help="Where --fit writes. Default: RECIPE-fit.toml.", show_default=False)
     ] = None,
+    launcher: Annotated[str, typer.Option("--launcher", help="Show the commands, or the document, of this launcher.")] = "torchrun-ssh",
     as_json: common.JsonOption = False,
 ) -> int:
-    """Print nodes, ranks, shares, memory, time, environment and torchrun commands. Nothing is started."""
-    from rich.console import Console
-
+    """Print nodes, ranks, shares, memory, time, environment and the commands that start it. Nothing is started."""
     from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
-    from homelab.control import gather, launch, material
+    from homelab.control.launch import planner
     from homelab.errors import InputError
-    from homelab.planning import batch, report
-    from homelab.planning.command import file_word
-    from homelab.remote.fanout import Fleet
 
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
-    given, wanted = common.load_cluster(cluster, nodes), load_recipe(recipe)
-    given = for_recipe(given, wanted)
-    notes: list[str] = []
-    if offline:
-        loaded, facts, throughputs = given, {}, {}
-        try:
-            items = material.of_recipe(wanted, recipe)
-        except InputError as error:  # only the number of rows is missed
-            items = []
-            notes.append(f"{error.message}: {error.where}")
-    else:
-        items = material.of_recipe(wanted, recipe)
-        with Fleet(given) as fleet, common.progress(as_json) as say:
-            seen = gather.evidence(fleet, recipe=wanted, material=items, port=wanted.parallel.port, say=say)
-        if not seen.facts:
-            raise next(iter(seen.unreachable.values()))
-        loaded, facts, throughputs = gather.reachable(seen.cluster, seen), dict(seen.facts), seen.throughputs
-        notes += [f"{name} did not answer and is not in this plan: {error.message}" for name, error in seen.unreachable.items()]
+    training = load_recipe(recipe)
+    inputs, notes = _gathered(for_recipe(common.load_cluster(cluster, nodes), training), training, recipe, offline, as_json)
 
-    def make(asked: Recipe, of: Cluster, known: Mapping[str, Facts]) -> Plan:
-        made = batch.settle(
-            asked, lambda one: launch.plan_of(of, known, throughputs, one, items, run=recipe.stem, port=one.parallel.port)
-        )[1]
-        return made.model_copy(update={"warnings": (*made.warnings, *notes)})
+    def make(of: PlanInputs) -> Plan:
+        plan = planner.settled(of, launcher)[1]
+        return plan.model_copy(update={"warnings": (*plan.warnings, *notes)})
 
     if fit:
         from homelab.cli import fit as fitting
 
-        return fitting.write(recipe, output, wanted, facts, lambda: make(wanted, loaded, facts), as_json, common.same_options(cluster))
+        return fitting.write(recipe, output, inputs, make, as_json, common.same_options(cluster))
     if what_if:
-        return _what_if(what_if, wanted, loaded, facts, make, as_json)
-    made = make(wanted, loaded, facts)
+        return _what_if(what_if, inputs, make, as_json)
+    plan = make(inputs)
     if dry_run and not offline:
-        from homelab.control import dryrun
-
-        with Fleet(loaded) as fleet, common.progress(as_json) as say:
-            made = dryrun.improve(fleet, made, wanted, facts, say)
+        plan = _tried(plan, inputs, as_json)
     if as_json:
-        common.print_json(made.model_dump(mode="json"))
-        return 0
-    console = Console()
-    console.print(report.table(made, why=why))
-    options = common.same_options(cluster)
-    console.print(f"Next: homelab launch {file_word(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
+        common.print_json(plan.model_dump(mode="json") | ({"document": plan.document.model_dump()} if plan.document else {}))
+    else:
+        _print(plan, recipe, common.same_options(cluster), why)
     return 0
 
 
-def _what_if(
-    texts: list[str], recipe: Recipe, cluster: Cluster, facts: Mapping[str, Facts],
-    make: Callable[[Recipe, Cluster, Mapping[str, Facts]], Plan], as_json: bool,
-) -> int:  # fmt: skip
-    """Print the same recipe on the cluster as it is and as it would be. Where it fits nowhere now, that is what it is compared with."""
+def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool) -> tuple[PlanInputs, list[str]]:
+    """What the plan is made from, from the nodes or (offline) from cluster.toml alone, and what a person should know of it."""
+    from homelab.control.launch import inputs, planner
+    from homelab.control.preflight import gather
+    from homelab.errors import InputError
+    from homelab.remote.fanout import Fleet
+
+    if offline:
+        try:
+            return planner.inputs_of(cluster, {}, training, inputs.of_recipe(training, recipe), recipe.stem), []
+        except InputError as error:  # only the number of rows is missed
+            return planner.inputs_of(cluster, {}, training, [], recipe.stem), [f"{error.message}: {error.where}"]
+    items = inputs.of_recipe(training, recipe)
+    with Fleet(cluster) as fleet, common.progress(as_json) as say:
+        evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say)
+    if not evidence.facts:
+        raise next(iter(evidence.unreachable.values()))
+    notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
+    return planner.inputs_from(evidence, training, items, recipe.stem), notes
+
+
+def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
+    """The plan with its memory as a dry run on a node finds it."""
+    from homelab.control.preflight import memory_dry_run
+    from homelab.remote.fanout import Fleet
+
+    with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
+        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say)
+
+
+def _print(plan: Plan, recipe: Path, options: str, why: bool) -> None:
     from rich.console import Console
 
-    from homelab.planning import time_report
-    from homelab.planning import what_if as hypothesis
-    from homelab.planning.fit import DoesNotFit
+    from homelab.planning.render import plan_table
+    from homelab.shell import file_word
 
-    changes = hypothesis.parse(texts, cluster, device=hypothesis.device_of(cluster, facts))
-    changed = hypothesis.recipe_for(changes, recipe)
+    console = Console()
+    console.print(plan_table.table(plan, why=why))
+    if plan.document is not None:  # as it is: a line that is broken at the terminal's width is another document
+        console.print(f"\n{plan.document.file_name}, which starts it on all nodes", style="bold", markup=False, highlight=False)
+        console.print(plan.document.text, soft_wrap=True, markup=False, highlight=False, emoji=False)
+        return
+    console.print(f"Next: homelab launch {file_word(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool) -> int:
+    """Print the same recipe on the cluster as it is and as it would be. Where it fits nowhere now, that is what it is compared with."""
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from homelab.planning import what_if as hypothesis
+    from homelab.planning.machines import device_of
+    from homelab.planning.memory.scenario import DoesNotFit
+    from homelab.planning.render import time_table
+
+    changes = hypothesis.parse(texts, inputs.cluster, device=device_of(inputs.cluster, inputs.facts))
+    inputs = replace(inputs, recipe=hypothesis.recipe_for(changes, inputs.recipe))
     before: Plan | DoesNotFit
     try:
-        before = make(changed, cluster, facts)
+        before = make(inputs)
     except DoesNotFit as error:
         before = error
-    after = make(changed, *hypothesis.apply(changes, cluster, facts))
+    cluster, facts = hypothesis.apply(changes, inputs.cluster, inputs.facts)
+    after = make(replace(inputs, cluster=cluster, facts=facts))
     if as_json:
-        sides = {name: time_report.as_json(side) for name, side in (("before", before), ("after", after))}
+        sides = {name: time_table.as_json(side) for name, side in (("before", before), ("after", after))}
         common.print_json({"what_if": [change.text for change in changes], **sides})
         return 0
     console = Console()
-    console.print(time_report.before_and_after(before, after, ["now", " ".join(change.text for change in changes)]))
+    console.print(time_table.before_and_after(before, after, ["now", " ".join(change.text for change in changes)]))
     warnings = [before.message] if isinstance(before, DoesNotFit) else before.warnings
     for warning in dict.fromkeys((*warnings, *after.warnings)):
         console.print(f"! {warning}", style="yellow", markup=False, highlight=False)

@@ -1,98 +1,175 @@
-"""`homelab preflight`: is this cluster fit to train, and if not, which command mends it?"""
+"""`homelab preflight`: is this cluster fit to train, and if not, which command fixes it?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
+from homelab.text.hint import with_options
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console
 
-    from homelab.control.preflight import Look
+    from homelab.config.recipe import Recipe
+    from homelab.control.preflight.preflight import Look
+    from homelab.remote.fanout import Fleet
 
 _AGAIN_S = 2.0  # between two looks of --watch
 
 
 def command(
     recipe: Annotated[
-        Path | None,
-        typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False),
+        Path | None, typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False)
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     only: Annotated[list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).")] = [],  # noqa: B006
     skip: common.SkipOption = [],  # noqa: B006
     deep: Annotated[bool, typer.Option("--deep", help="Also let all nodes compute together: a real all-reduce, timed.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that mend what was found.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that fix what was found.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask. What needs sudo is left out.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again until nothing fails.")] = False,
     list_checks: Annotated[bool, typer.Option("--list", help="Print all checks and end.")] = False,
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
-    from dataclasses import replace
-
     from rich.console import Console
 
-    from homelab.checks import differences, registry, report
+    from homelab.checks import registry
     from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
-    from homelab.control import launch, material, preflight
     from homelab.remote.fanout import Fleet
 
-    if list_checks and as_json:
-        common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
-        return 0
     if list_checks:
-        typer.echo(report.listing(registry.SUBJECTS), nl=False)
-        return 0
+        return _list(as_json)
     _refuse_combinations(fix, yes, watch, as_json)
     loaded = common.load_cluster(cluster, nodes)
     skipped = registry.skipped(only=only, skip=skip)
-    wanted = load_recipe(recipe) if recipe else None
-    loaded = for_recipe(loaded, wanted)
-    names = [node.name for node in loaded.nodes]
-    options = common.same_options(cluster)
-    console = Console()
-
-    with Fleet(loaded) as fleet:
-
-        def look(say: Callable[[str], None]) -> Look:
-            items = material.of_recipe(wanted, recipe) if wanted and recipe else []
-            seen = preflight.look(
-                fleet, wanted, items, skip=skipped, test_collective="always" if deep else "never", say=say,
-                plan_on=lambda seen, settled: launch.make_plan(
-                    seen, settled, items, run="preflight", attempt=1, port=settled.parallel.port, resume_step=0
-                ),
-            )  # fmt: skip
-            seen = replace(seen, findings=common.for_cluster(seen.findings, cluster))
-            if seen.refused is not None:
-                seen.refused.hint = common.for_same_files(seen.refused.hint, cluster)
-            return replace(seen, refused=None) if "fit.memory" in skipped else seen
-
-        def drawn(found: Look) -> RenderableType:
-            return report.table(found.findings, names, differences.table(found.evidence))
-
-        def looked() -> Look:
-            with common.progress(as_json) as say:
-                return look(say)
-
-        found = _watch(look, drawn, console) if watch else looked()
+    loaded_recipe = load_recipe(recipe) if recipe else None
+    with Fleet(for_recipe(loaded, loaded_recipe)) as fleet:
+        preflight = _Preflight(fleet, cluster, loaded_recipe, recipe, skipped, deep, as_json, Console())
+        look = preflight.until_nothing_fails() if watch else preflight.once()
         if as_json:
-            common.print_json(_document(loaded.name, found, sorted(skipped), differences.table(found.evidence)))
-            return _code(found)
+            common.print_json(preflight.document(look))
+            return _code(look)
         if not watch:
-            console.print(drawn(found), soft_wrap=True)
-        if fix and _mend(found, console, cluster, ask=not yes):
-            found = looked()
-            console.print(drawn(found), soft_wrap=True)
-    console.print(_next(found, options, recipe, fix, bool(skipped)), soft_wrap=True, markup=False, highlight=False)
-    return _code(found)
+            preflight.show(look)
+        if fix and _run_fixes(look, cluster, ask=not yes):
+            look = preflight.once()
+            preflight.show(look)
+    typer.echo(preflight.next_command(look, fix=fix))
+    return _code(look)
+
+
+@dataclass(frozen=True)
+class _Preflight:
+    """What is asked of which nodes, and where the answer is shown."""
+
+    fleet: Fleet
+    cluster_file: Path
+    recipe: Recipe | None
+    recipe_file: Path | None
+    skipped: frozenset[str]
+    deep: bool
+    as_json: bool
+    console: Console
+
+    def once(self) -> Look:
+        """One look, with its progress on stderr."""
+        with common.progress(self.as_json) as say:
+            return self._look(say)
+
+    def until_nothing_fails(self) -> Look:
+        """Looks until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
+        import time
+
+        from homelab.checks import report
+
+        if self.console.is_terminal:
+            self.console.print("looking", style="dim")
+        while True:
+            look = self._look(lambda text: None)
+            is_well = report.worst(look.findings) != "fail"
+            if self.console.is_terminal or is_well:
+                self.console.clear()  # nothing where this is no terminal
+                self.show(look)
+            if is_well:
+                return look
+            if self.console.is_terminal:
+                self.console.print(f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this", style="dim", highlight=False)
+            time.sleep(_AGAIN_S)
+
+    def _look(self, say: Callable[[str], None]) -> Look:
+        from homelab.control.launch import inputs
+        from homelab.control.preflight import preflight
+
+        items = inputs.of_recipe(self.recipe, self.recipe_file) if self.recipe and self.recipe_file else []
+        look = preflight.look(
+            self.fleet, self.recipe, items, skip=self.skipped, test_collective="always" if self.deep else "never", say=say,
+            run_name=lambda evidence: "preflight",
+        )  # fmt: skip
+        look = replace(look, findings=common.for_same_files(look.findings, self.cluster_file))
+        if look.refused is not None:
+            look.refused.hint = with_options(look.refused.hint, common.options_of(self.cluster_file))
+        return replace(look, refused=None) if "fit.memory" in self.skipped else look
+
+    def show(self, look: Look) -> None:
+        """Print the table. Its lines are not wrapped: each command can be pasted into another terminal."""
+        from homelab.checks import report
+        from homelab.checks.machine import version_drift
+
+        names = [node.name for node in self.fleet.cluster.nodes]
+        self.console.print(report.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
+
+    def document(self, look: Look) -> dict[str, object]:
+        """The answer of `--json`."""
+        from homelab.checks import registry, report
+        from homelab.checks.machine import version_drift
+
+        return {
+            "cluster": self.fleet.cluster.name,
+            "ok": _is_fit(look),
+            "checks": [check.id for check in registry.CHECKS if check.id not in self.skipped],
+            "skipped": sorted(self.skipped),
+            "findings": report.as_json(look.findings),
+            "differences": dict(version_drift.table(look.evidence)),
+            **({"refused": look.refused.as_dict()} if look.refused is not None else {}),
+        }
+
+    def next_command(self, look: Look, *, fix: bool) -> str:
+        """The verdict, and what to run next."""
+        from homelab.checks import fixes, report
+        from homelab.shell import file_word
+
+        name = f" {file_word(str(self.recipe_file))}" if self.recipe_file else ""
+        options = common.same_options(self.cluster_file)
+        if report.worst(look.findings) != "fail":
+            if look.refused is not None:  # a launch would say the same
+                subject = "The recipe" if self.recipe_file else "A training"
+                return f"{subject} cannot be launched on these nodes: {look.refused.message}\nfix:   {look.refused.hint}"
+            if self.skipped:
+                return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
+            return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
+        runnable = not fix and fixes.offered(look.findings)
+        again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
+        check = next(finding.check for finding in look.findings if finding.level == "fail")
+        asks = " (it asks before it runs a command)" if runnable else ""
+        return f"Fix what is marked FAIL, then run again: {again}{asks}\nMore of one: homelab explain {check}"
+
+
+def _list(as_json: bool) -> int:
+    from homelab.checks import registry, report
+
+    if as_json:
+        common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
+    else:
+        typer.echo(report.listing(registry.SUBJECTS), nl=False)
+    return 0
 
 
 def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> None:
@@ -111,110 +188,46 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
         raise InputError("--fix asks before each command, and nobody can answer here", where="stdin is no terminal", hint="add --yes")
 
 
-def _watch(look: Callable[[Callable[[str], None]], Look], drawn: Callable[[Look], RenderableType], console: object) -> Look:
-    """Look until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
-    import time
-
-    from rich.console import Console
-
-    from homelab.checks import report
-
-    assert isinstance(console, Console)
-    if console.is_terminal:
-        console.print("looking", style="dim")
-    while True:
-        found = look(lambda text: None)
-        fine = report.worst(found.findings) != "fail"
-        if console.is_terminal or fine:
-            console.clear()  # nothing where this is no terminal
-            # Not wrapped: the commands are for another terminal, where each must be pasted as one line.
-            console.print(drawn(found), soft_wrap=True)
-        if fine:
-            return found
-        if console.is_terminal:
-            console.print(f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this", style="dim", highlight=False)
-        time.sleep(_AGAIN_S)
-
-
-def _mend(found: Look, console: object, cluster: Path, *, ask: bool) -> bool:
-    """Run the fixes that the person agrees to; whether any was run. What no command can mend is named."""
+def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
+    """Run the fixes that the person agrees to; whether any was run. What no command can fix is named."""
     import os
     import subprocess
     import sys
 
-    from rich.console import Console
-
     from homelab.checks import fixes
-
-    assert isinstance(console, Console)
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     # The commands may be ours too: the same homelab, for the same cluster.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "HOMELAB_CLUSTER": str(cluster)}
     ran = False
-    for offer in fixes.offered(found.findings):
-        say(f"\n{offer.title}")
-        say(f"  {offer.command}")
-        if offer.needs_root:
-            say("  this asks for the rights of root (sudo) on that machine")
-        if not ask and offer.needs_root:
-            say("  not run: --yes leaves out what needs sudo")
+    for offer in fixes.offered(look.findings):
+        typer.echo(f"\n{offer.title}")
+        typer.echo(f"  {offer.command}")
+        if offer.command.needs_root:
+            typer.echo("  this asks for the rights of root (sudo) on that machine")
+        if not ask and offer.command.needs_root:
+            typer.echo("  not run: --yes leaves out what needs sudo")
             continue
         if ask and not typer.confirm("  run it?", default=False):
             continue
         ran = True
-        done = subprocess.run(["/bin/sh", "-c", offer.command], env=environment, check=False)
-        say("  done" if done.returncode == 0 else f"  it ended with exit code {done.returncode}")
-    left = fixes.by_hand(found.findings)
-    if left:
-        say("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in left)))
+        completed = subprocess.run(["/bin/sh", "-c", offer.command], env=environment, check=False)
+        typer.echo("  done" if completed.returncode == 0 else f"  it ended with exit code {completed.returncode}")
+    by_hand = fixes.by_hand(look.findings)
+    if by_hand:
+        typer.echo("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand)))
     return ran
 
 
-def _document(name: str, found: Look, skipped: list[str], differences: list[tuple[str, dict[str, str]]]) -> dict[str, object]:
-    from homelab.checks import registry, report
-
-    return {
-        "cluster": name,
-        "ok": _fit(found),
-        "checks": [check.id for check in registry.CHECKS if check.id not in skipped],
-        "skipped": skipped,
-        "findings": report.as_json(found.findings),
-        "differences": {what: values for what, values in differences},
-        **({"refused": found.refused.as_dict()} if found.refused is not None else {}),
-    }
-
-
-def _fit(found: Look) -> bool:
+def _is_fit(look: Look) -> bool:
     """Nothing fails, and the recipe can be shared out over these nodes."""
     from homelab.checks import report
 
-    return report.worst(found.findings) != "fail" and found.refused is None
+    return report.worst(look.findings) != "fail" and look.refused is None
 
 
-def _code(found: Look) -> int:
+def _code(look: Look) -> int:
     from homelab.errors import EXIT_UNREACHABLE
 
-    if any(error.exit_code == EXIT_UNREACHABLE for error in found.evidence.unreachable.values()):
+    if any(error.exit_code == EXIT_UNREACHABLE for error in look.evidence.unreachable.values()):
         return EXIT_UNREACHABLE
-    return 0 if _fit(found) else 1
-
-
-def _next(found: Look, options: str, recipe: Path | None, fix: bool, is_part: bool) -> str:
-    from homelab.checks import fixes, report
-    from homelab.planning.command import file_word
-
-    name = f" {file_word(str(recipe))}" if recipe else ""
-    if report.worst(found.findings) != "fail":
-        if found.refused is not None:  # a launch would say the same
-            what = "The recipe" if recipe else "A training"
-            return f"{what} cannot be launched on these nodes: {found.refused.message}\nfix:   {found.refused.hint}"
-        if is_part:
-            return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
-        return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
-    runnable = not fix and fixes.offered(found.findings)
-    again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
-    checks = [finding.check for finding in found.findings if finding.level == "fail"]
-    return f"Mend what is marked FAIL, then run again: {again}{' (it asks before it runs a command)' if runnable else ''}\nMore of one: homelab explain {checks[0]}"
+    return 0 if _is_fit(look) else 1

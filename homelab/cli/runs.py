@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from homelab.cli import common
 
 
@@ -15,29 +17,23 @@ def command(
 
     from rich.console import Console
 
-    from homelab.control import find
-    from homelab.dashboard import listing
+    from homelab.control.inspection import run_index
+    from homelab.dashboard import run_list
     from homelab.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        rows, unreachable = find.all_runs(fleet, runs_dir, say)
+        index = run_index.all_runs(fleet, runs_dir, say)
     if as_json:
-        common.print_json({"runs": rows, "unreachable": {name: error.as_dict() for name, error in unreachable.items()}})
+        common.print_json({"runs": [row.as_dict() for row in index.rows], "unreachable": {name: error.as_dict() for name, error in index.unreachable.items()}})
         return 0
     console = Console()
-    if rows:
-        for line in listing.lines(rows, time.time(), console.width):
+    if index.rows:
+        for line in run_list.lines(index.rows, time.time(), console.width):
             console.print(line, soft_wrap=True)
-    for name, error in unreachable.items():
+    for name, error in index.unreachable.items():
         console.print(f"{name} could not be asked: {error.message}", style="yellow", markup=False, highlight=False)
     options = common.same_options(cluster, runs_dir)
-    console.print(
-        f"Next: homelab status {rows[0]['name']}{options}"
-        if rows
-        else f"No runs yet. Next: homelab launch RECIPE{options}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    next_command = f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}"
+    typer.echo(next_command)
     return 0

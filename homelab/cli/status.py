@@ -13,16 +13,14 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until the run ends, also where there is no terminal.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run ends, also where there is no terminal.")] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
     """Nodes, ranks, loss, progress, events and logs of a run. Ctrl-C leaves the run alone. Exit code 1 when it failed, 3 when it is lost."""
     from rich.console import Console
 
-    from homelab.control import find, watch
+    from homelab.control.inspection import monitor, run_lookup
     from homelab.dashboard import live, view
     from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
     from homelab.remote.fanout import Fleet
@@ -30,17 +28,16 @@ def command(
     if once and wait:
         raise InputError("--once is one look, and --wait stays until the end", where="homelab status --wait --once", hint="leave one of them out")
     loaded = common.load_cluster(cluster)
-    options = common.same_options(cluster, runs_dir)
+    options = common.options_of(cluster, runs_dir)
     console = Console()
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
-            paths = find.run(fleet, runs_dir, run, say)
-            watcher = watch.Watcher(fleet, paths, options)
-            snapshot = watcher.look()
+            paths = run_lookup.run(fleet, runs_dir, run, say)
+            snapshot = monitor.Watcher(fleet, paths).look().with_options(options)
         if as_json:
             common.print_json(snapshot.model_dump(mode="json"))
         elif once or not (live.can_draw(console) or wait):
             console.print(view.render(snapshot, width=console.width, height=None))
         else:
-            return watch.until_end(fleet, paths, console=console, options=options)
+            return monitor.until_end(fleet, paths, console=console, options=options)
     return {"failed": EXIT_FAILED, "lost": EXIT_UNREACHABLE}.get(snapshot.state, EXIT_DONE)

@@ -21,9 +21,8 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Stop a run. Its checkpoints stay: `homelab recover` goes on from the newest."""
-    from rich.console import Console
-
-    from homelab.control import find, stop
+    from homelab.control.inspection import run_lookup
+    from homelab.control.stopping import stop
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
@@ -33,43 +32,33 @@ def command(
             raise InputError("--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out")
         return _orphans(loaded, runs_dir, common.same_options(cluster, runs_dir), as_json)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = find.run(fleet, runs_dir, run, say)
+        paths = run_lookup.run(fleet, runs_dir, run, say)
         outcome = stop.stop(fleet, paths, say)
     if as_json:
         common.print_json(outcome.as_dict())
     else:
-        console = Console()
-        if run is None:
-            console.print(f"{paths.name}:", markup=False, highlight=False, soft_wrap=True)
-        for line in outcome.lines():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        options = common.same_options(cluster, runs_dir)
-        console.print(
-            f"It was done already: homelab status {paths.name}{options}"
-            if outcome.was_done
-            else f"Go on from its newest checkpoint, where it has one: homelab recover {paths.name}{options}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        next_words = "It was done already: homelab status" if outcome.was_done else "Go on from its newest checkpoint, where it has one: homelab recover"
+        next_line = f"{next_words} {paths.name}{common.same_options(cluster, runs_dir)}"
+        for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(), next_line):
+            typer.echo(line)
     return outcome.exit_code
 
 
 def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
-    from homelab.control import orphans
+    from homelab.control.stopping import orphans
     from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
     from homelab.remote.fanout import Fleet
 
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        ended, kept, unreachable, mended = orphans.end(fleet, runs_dir, say)
+        ended, kept, unreachable, repaired = orphans.end(fleet, runs_dir, say)
     if as_json:
         silent = {name: error.as_dict() for name, error in unreachable.items()}
-        common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent, "mended": mended})
+        common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent, "mended": repaired})
     else:
         for outcome in ended:
             for line in (f"{outcome.run} was over:", *outcome.lines()):
                 typer.echo(line)
-        for line in mended:
+        for line in repaired:
             typer.echo(line)
         typer.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
         for name, error in unreachable.items():

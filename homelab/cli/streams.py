@@ -1,4 +1,4 @@
-"""The three standard streams, whatever they are: closed, full, or a terminal that knows few letters."""
+"""Standard input, output and error made safe to use: they may be closed, on a full disk, or a terminal with few characters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from homelab import secrecy
+from homelab.text import secrets
 
 
 class _Told(io.FileIO):
@@ -25,8 +25,13 @@ class _Told(io.FileIO):
 class _Masked(io.TextIOWrapper):
     """Secrets that are known here do not leave by it."""
 
+    @property
+    def buffer(self) -> Any:
+        """None: where the encoding is ASCII, click (`_compat.py`, `_force_correct_text_stream`) would write past this stream."""
+        raise AttributeError("buffer")
+
     def write(self, text: str) -> int:
-        super().write(secrecy.hide(text))
+        super().write(secrets.hide(text))
         return len(text)
 
 
@@ -44,7 +49,7 @@ def prepare() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names may hold bytes, and models may say letters, that this terminal's encoding does not know.
         sys.stdout.reconfigure(errors="backslashreplace")
-        if secrecy.are_known():
+        if secrets.are_known():
             sys.stdout = _masked(sys.stdout)
 
 

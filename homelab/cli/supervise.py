@@ -17,12 +17,13 @@ def command(
     import time
 
     from homelab.cli import streams
-    from homelab.control import find, head_supervisor, supervise
+    from homelab.control.inspection import run_lookup
+    from homelab.control.supervision import remote_supervisor, supervisor
     from homelab.remote.fanout import Fleet
 
-    # Its log may be on a disk that is full: that is no reason to look after the run no more.
+    # Its log may be on a disk that is full: the supervisor still looks after the run.
     sys.stdout = streams.told(1, sys.stdout)
-    # It knows nothing that is not on disk: whoever ends it need not wait for a node that does not answer.
+    # All that it knows is on disk: it can be ended without waiting for a node that does not answer.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def say(text: str) -> None:
@@ -31,12 +32,12 @@ def command(
 
     loaded = common.load_cluster(cluster, nodes)
     with Fleet(loaded) as fleet:
-        paths = find.run(fleet, runs_dir, run, say)
-        away = head_supervisor.at_work(fleet, paths) if head_supervisor.recorded(paths) else None
+        paths = run_lookup.run(fleet, runs_dir, run, say)
+        away = remote_supervisor.at_work(fleet, paths) if remote_supervisor.recorded(paths) else None
     if away is not None:
         say(f"{paths.name} has a supervisor on {away[0]} already. Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
         return 0
-    ended = supervise.supervise(loaded, paths, say)
+    ended = supervisor.supervise(loaded, paths, say)
     options = common.same_options(cluster, runs_dir)
     if ended is None:
         say(f"{paths.name} has a supervisor on this machine already. Next: homelab status {paths.name}{options}")

@@ -7,9 +7,10 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from homelab.config.environment import NodeEnvironment
+from homelab.models import ConfigModel
 
 # A node's name becomes a folder and a table heading on every machine; anything beyond this would only cause trouble there.
 _NAME = re.compile(r"[^\W_][\w.-]*")
@@ -93,13 +94,7 @@ User = Annotated[str, AfterValidator(_check_user)]
 Interface = Annotated[str, AfterValidator(_check_interface)]
 
 
-class Strict(BaseModel):
-    """Frozen, and unknown keys are faults: a misspelt key that is ignored costs its owner an evening."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Gpu(Strict):
+class Gpu(ConfigModel):
     """One card, as the owner believes it to be. `vram_gb` is in units of 2**30 bytes, as the box says it.
 
     `uuid` (or its beginning, as `nvidia-smi -L` shows it) or `index` (nvidia-smi's number) say which of several cards is meant.
@@ -117,7 +112,7 @@ class Gpu(Strict):
         return self
 
 
-class Node(Strict):
+class Node(ConfigModel):
     """One machine. Where `gpus` names fewer cards than it has, the others take no part. `environment` is that of whatever runs on it."""
 
     name: Name
@@ -162,7 +157,7 @@ class Node(Strict):
         return max(1, len(self.gpus))
 
 
-class Cluster(Strict):
+class Cluster(ConfigModel):
     """All of cluster.toml, defaults merged in. `known_hosts` is absolute or None."""
 
     name: Name = "homelab"
@@ -186,6 +181,6 @@ class Cluster(Strict):
 
     def only(self, names: tuple[str, ...]) -> Cluster:
         """The cluster with just these nodes, in the file's order."""
-        gone = tuple(node.name for node in self.nodes if node.name not in names)
+        removed = tuple(node.name for node in self.nodes if node.name not in names)
         kept = tuple(node for node in self.nodes if node.name in names)
-        return self.model_copy(update={"nodes": kept, "left_out": (*self.left_out, *gone)})
+        return self.model_copy(update={"nodes": kept, "left_out": (*self.left_out, *removed)})

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from homelab import secrecy
+from homelab.text import secrets
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names, and why they cannot be set. torchrun takes each of its options from PET_... too (torch/distributed/run.py, argparse_util.py).
@@ -45,7 +45,7 @@ _OF_THE_LAW = (
     r"PYTHON(?:HASHSEED|OPTIMIZE)|ACCELERATE_\w+|FSDP_\w+|UNSLOTH_\w+|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "it changes what is computed, and a recipe alone decides the training: [train] has precision, seed and optimizer",
 )
-# Each rank of NCCL reckons with these by itself: where they differ the ranks wait for each other, or fail (NCCL guide, environment variables).
+# Each NCCL rank reads these for itself: where they differ the ranks wait for each other, or fail (NCCL guide, environment variables).
 EQUAL_ON_ALL_NODES = (
     "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE",
     "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE",
@@ -56,7 +56,7 @@ def refusal(name: str) -> str | None:
     """Why nobody may set this variable; None where a recipe may. `refusal_of_the_law` has those that only a [script] may have."""
     if not _NAME.fullmatch(name):
         return "a variable's name has letters of the alphabet, digits and '_', and begins with no digit"
-    if secrecy.names_a_secret(name):
+    if secrets.names_a_secret(name):
         return (
             "a secret does not belong into a file that is kept with each run: log in on the node (hf auth login, wandb login), or export "
             "HF_TOKEN where you type homelab launch, and the ranks get it"
@@ -79,9 +79,9 @@ def _checked(name: str, why: str | None) -> str:
 def _value(value: str) -> str:
     if not value.isprintable():
         raise ValueError("one line of characters that can be printed")
-    if secrecy.without_login(value) != value:
-        said = "an address with a login cannot stand here, in a file that is kept with each run: such a variable belongs into /etc/environment of the node"
-        raise PydanticCustomError("variable", "{said}", {"said": said})  # the value is shown nowhere
+    if secrets.without_login(value) != value:
+        message = "an address with a login cannot stand here, in a file that is kept with each run: such a variable belongs into /etc/environment of the node"
+        raise PydanticCustomError("variable", "{said}", {"said": message})  # the value is shown nowhere
     return value
 
 

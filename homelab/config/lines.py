@@ -1,4 +1,4 @@
-"""Where in a TOML text a key stands: `tomllib` forgets line numbers, and a person with a wrong key needs one."""
+"""Where in a TOML text a key stands: `tomllib` and tomlkit keep no line numbers, and a person with a wrong key needs one."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from homelab.config.cluster import Cluster, Node
 from homelab.config.lines import key_lines, line_of
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
+from homelab.text.hint import Hint, homelab
 
 Fault = tuple[tuple[str | int, ...], str]
 
@@ -24,9 +25,15 @@ def load_cluster(path: Path) -> Cluster:
 
     Raises InputError with all faults of the file at once.
     """
-    text, data = _read(
-        path, "cluster.toml", "copy the ten lines of README.md's cluster.toml, or name the file with --cluster FILE"
-    )
+    return _cluster(path, *_read(path, "cluster.toml", Hint("{} writes one; or name the file with --cluster FILE", homelab("init"))))
+
+
+def parse_cluster(text: str, path: Path) -> Cluster:
+    """`load_cluster` of a text that is to be written to `path`."""
+    return _cluster(path, text, _parsed(text, path, "cluster.toml"))
+
+
+def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     faults: list[Fault] = []
     for key in data.keys() - {"cluster", "defaults", "nodes"}:
         faults.append(((key,), f'unknown section "{key}".{did_you_mean(key, ["cluster", "defaults", "nodes"])}'))
@@ -44,9 +51,9 @@ def load_cluster(path: Path) -> Cluster:
     if isinstance(known_hosts, str):
         head["known_hosts"] = str(_beside(path, known_hosts))
     cluster = None
-    known = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
+    settings = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
     try:
-        cluster = Cluster(nodes=tuple(nodes), **known)
+        cluster = Cluster(nodes=tuple(nodes), **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in _faults_of(error, Cluster)]
     faults += _clashes(nodes)
@@ -64,9 +71,9 @@ def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
     text, data = _read(path, "recipe", "list the recipes with: ls recipes/")
     try:
-        return Recipe.model_validate(data)
+        return parse_recipe(data)
     except ValidationError as error:
-        _raise_faults(path, text, _faults_of(error, Recipe))
+        _raise_faults(path, text, _faults_of(error, RecipeFile))
         raise AssertionError("a validation error without a fault") from error
 
 
@@ -86,6 +93,10 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         ) from error
     if len(text) > _MOST_CHARACTERS:
         raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
+    return text, _parsed(text, path, kind)
+
+
+def _parsed(text: str, path: Path, kind: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of over 4300 digits is a plain ValueError
@@ -95,7 +106,7 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
             hint="texts need quotes, lists need [ ], and every [section] stands on its own line",
         ) from error
     _raise_faults(path, text, list(_unusable(data)))
-    return text, data
+    return data
 
 
 def _unusable(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
@@ -164,15 +175,15 @@ def _with_defaults(defaults: dict[str, Any], entry: dict[str, Any]) -> dict[str,
 def _clashes(nodes: list[Node]) -> list[Fault]:
     """Two machines that claim to be one: the second start would land on the first machine."""
     faults: list[Fault] = []
-    seen: dict[tuple[str, str], str] = {}
+    owners: dict[tuple[str, str], str] = {}
     for index, node in enumerate(nodes):
         claims = [("name", node.name), ("host", f"{node.host}:{node.port}")]
         if node.lan_address:
             claims.append(("lan_address", node.lan_address))
         for key, value in claims:
-            if (key, value) in seen:
-                faults.append((("nodes", index, key), f'{key} "{value}" belongs to node "{seen[key, value]}" already'))
-            seen.setdefault((key, value), node.name)
+            if (key, value) in owners:
+                faults.append((("nodes", index, key), f'{key} "{value}" belongs to node "{owners[key, value]}" already'))
+            owners.setdefault((key, value), node.name)
     return faults
 
 

@@ -1,4 +1,4 @@
-"""The claim on a run: who starts or recovers it is alone, on all its nodes, and a stop by hand is seen (`homelab.node.claims`)."""
+"""The claim on a run: who starts or recovers it is alone, on all its nodes, and a stop by hand is seen (`homelab.node.run.claims`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from homelab.control import interrupts
+from homelab.control import signals
 from homelab.errors import StoppedError, SupersededError, TakenError
 from homelab.remote.fanout import Fleet, on_all
-from homelab.runs import owner
+from homelab.runs import process_owner
+from homelab.runs.paths import RunPaths
+from homelab.text.hint import Hint, homelab
+from homelab.text.say import Say
 
 _TIMEOUT_S = 20.0
 _REFUSALS = (TakenError, StoppedError, SupersededError)
@@ -37,17 +41,17 @@ class Claim:
         Raises TakenError, StoppedError or SupersededError; `strictly`, the error of a node that cannot be asked or cannot write, too.
         """
         ordered = sorted(set(names) - set(self.newest))
-        for some in (ordered[:1], ordered[1:]):
-            _, errors = on_all(some, self._take)
+        for group in (ordered[:1], ordered[1:]):
+            _, errors = on_all(group, self._take)
             refused = [error for error in errors.values() if strictly or isinstance(error, _REFUSALS)]
             if refused:
                 raise next((error for error in refused if isinstance(error, _REFUSALS)), refused[0])
 
     def release(self) -> None:
-        """Nobody is kept out by it any more; a node that does not answer forgets it by itself."""
+        """Release the claim on all nodes; on a node that does not answer the claim expires."""
         names, self._tried = self._tried, set()
         self.newest.clear()
-        with interrupts.held():
+        with signals.held():
             self._fleet.ask("release", {"run": self.run, "token": self.token}, names=names)
 
     def as_request(self) -> dict[str, Any]:
@@ -64,17 +68,27 @@ class Claim:
         instead = None
         for _ in range(2):
             answer = agent.ask("claim", {
-                "run": self.run, "token": self.token, "by": owner.name(), "doing": self._doing, "process": owner.mark(), "after": self.after,
+                "run": self.run, "token": self.token, "by": process_owner.name(), "doing": self._doing, "process": process_owner.mark(), "after": self.after,
                 "age_s": self._age_s(), "alone": self._is_launch, "instead": instead,
             }, timeout_s=_TIMEOUT_S)  # fmt: skip
             holder = answer["holder"]
             if holder is None:
                 self.newest[name] = int(answer.get("newest", 0))
                 return
-            if holder["is_started"] or not owner.is_dead(holder["process"]):
+            if holder["is_started"] or not process_owner.is_dead(holder["process"]):
                 break
-            instead = holder["token"]  # whoever had it was killed on this very machine
+            instead = holder["token"]  # the process that had it was killed on this machine
         raise taken(name, self.run, holder)
+
+
+@dataclass(frozen=True)
+class ClaimedRun:
+    """A run whose claim we have on the nodes of `fleet`, which is the whole cluster. `say` tells the person what is being done."""
+
+    fleet: Fleet
+    claim: Claim
+    paths: RunPaths
+    say: Say
 
 
 def taken(node: str, run: str, holder: dict[str, Any]) -> TakenError:
@@ -84,15 +98,15 @@ def taken(node: str, run: str, holder: dict[str, Any]) -> TakenError:
     if holder["is_started"]:
         return TakenError(
             f"another run was started on {node} while this launch looked at it: {other}", where=where,
-            hint=f"homelab status {other}; or both at once, where there is room: the same launch again",
+            hint=Hint("{}; or both at once, where there is room: the same launch again", homelab("status", other)),
         )  # fmt: skip
-    what = f"this run is being {holder['doing']} already" if other == run else f"another run is being {holder['doing']} on {node} just now: {other}"
-    return TakenError(what, where=where, hint=f"homelab status {other}; where that command is gone: homelab stop {other}, then once more")
+    problem = f"this run is being {holder['doing']} already" if other == run else f"another run is being {holder['doing']} on {node} just now: {other}"
+    return TakenError(problem, where=where, hint=Hint("{}; where that command is gone: {}, then once more", homelab("status", other), homelab("stop", other)))
 
 
 @contextmanager
 def claimed(
-    fleet: Fleet, run: str, names: Collection[str], doing: str, *, age_s: Callable[[], float] = owner.age_s, after: int | None = None,
+    fleet: Fleet, run: str, names: Collection[str], doing: str, *, age_s: Callable[[], float] = process_owner.age_s, after: int | None = None,
     is_launch: bool = False,
 ) -> Iterator[Claim]:  # fmt: skip
     """The claim on a run inside the block, on those of `names` that answer (of a launch: on all). Raises what `Claim.take` does."""

@@ -24,14 +24,14 @@ def _label(loss: float) -> str:
 
 def lines(losses: Sequence[LossPoint], evaluated: Sequence[LossPoint], width: int, height: int) -> list[Text]:
     """At most `height` lines: a title, the curve over the steps, their numbers. None where two steps are not known, or the room is too small."""
-    known = [point for point in losses if math.isfinite(point.loss)]
+    finite = [point for point in losses if math.isfinite(point.loss)]
     judged = [point for point in evaluated if math.isfinite(point.loss)]
-    if len({point.step for point in known}) < 2 or width < LEAST_WIDTH or height < LEAST_LINES:
+    if len({point.step for point in finite}) < 2 or width < LEAST_WIDTH or height < LEAST_LINES:
         return []
     rows, columns = height - 2, width - _LABEL - 2
-    first, last = known[0].step, known[-1].step
+    first, last = finite[0].step, finite[-1].step
     judged = [point for point in judged if first <= point.step <= last]
-    values = [point.loss for point in (*known, *judged)]
+    values = [point.loss for point in (*finite, *judged)]
     low, span = min(values), (max(values) - min(values)) or 1.0
     if not math.isfinite(span):
         return []
@@ -43,11 +43,11 @@ def lines(losses: Sequence[LossPoint], evaluated: Sequence[LossPoint], width: in
         return round((low + span - loss) / span * (4 * rows - 1))
 
     by_dot: dict[int, list[float]] = {}
-    for point in known:
+    for point in finite:
         by_dot.setdefault(across(point.step), []).append(point.loss)
     cells = [[0] * columns for _ in range(rows)]
-    for x, its in by_dot.items():
-        y = down(sum(its) / len(its))
+    for x, dot_values in by_dot.items():
+        y = down(sum(dot_values) / len(dot_values))
         cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
     picture = [[chr(0x2800 + bits) if bits else " " for bits in row] for row in cells]
     for point in judged:

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from homelab.runs.reply import Metric
+from homelab.runs.poll_reply import Metric
 
 WINDOW_STEPS = 20
 _FEW_STEPS = 3

@@ -83,14 +83,14 @@ def watch(
                     last = collect()
                     screen.update(_Screen(last), refresh=True)
         else:
-            said = ""
+            last_line = ""
             while last is None or not ends(last):
                 if last is not None:
                     sleep(refresh_s)
                 last = collect()
-                if (line := view.one_line(last)) != said:
+                if (line := view.one_line(last)) != last_line:
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
-                    said = line
+                    last_line = line
     except KeyboardInterrupt:
         _leave(last, console)
         return last

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from homelab.dashboard import words
 from homelab.dashboard.columns import Column, lay
-from homelab.dashboard.sections import Section
+from homelab.dashboard.screen import Section
 from homelab.dashboard.snapshot import LeftOut, NodeRow, RankRow
+from homelab.text import units
 
 _STALE_S = 60.0  # a training rank that was silent for so long is worth a look
 _CONTINUED = "   "  # how the second line of a row begins
@@ -31,8 +32,8 @@ def ranks(rows: Sequence[RankRow], width: int, importance: int) -> Section:
 
 def _left_out(node: LeftOut, width: int) -> list[Text]:
     """Why it takes no part, in at most two lines."""
-    said = f"{node.name}  left out{': ' if node.because else ''}{' '.join(node.because.split())}"
-    wrapped = textwrap.wrap(said, max(20, width - 2), max_lines=2, placeholder=" …", subsequent_indent=_CONTINUED)
+    text = f"{node.name}  left out{': ' if node.because else ''}{' '.join(node.because.split())}"
+    wrapped = textwrap.wrap(text, max(20, width - 2), max_lines=2, placeholder=" …", subsequent_indent=_CONTINUED)
     return [Text(line, style="dim") for line in wrapped]
 
 
@@ -108,7 +109,7 @@ def _is_stale(row: RankRow) -> bool:
 def _rank_cells(row: RankRow) -> list[Text]:
     compute, wait = words.two_part_bar(row.compute_s, row.communication_s, _BAR_CELLS)
     both = f"{words.seconds(row.compute_s)} + {words.seconds(row.communication_s)}" if compute or wait else ""
-    heard = "" if row.heartbeat_age_s is None else f"{words.duration(row.heartbeat_age_s)} ago"
+    heartbeat = "" if row.heartbeat_age_s is None else f"{words.duration(row.heartbeat_age_s)} ago"
     return [
         Text(str(row.rank)),
         Text(row.node),
@@ -120,24 +121,24 @@ def _rank_cells(row: RankRow) -> list[Text]:
         Text(words.count(row.tokens_per_s)),
         Text(compute).append(wait, style="dim"),
         Text(both),
-        Text("" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f} GB"),
-        Text(heard, style="yellow" if _is_stale(row) else "dim"),
+        Text("" if row.memory_bytes is None else f"{units.memory_gb(row.memory_bytes)} GB"),
+        Text(heartbeat, style="yellow" if _is_stale(row) else "dim"),
     ]
 
 
 def _table(
     columns: Sequence[Column], rows: Sequence[tuple[bool, list[Text]]], width: int, name: str, importance: int
 ) -> Section:
-    """A table that keeps the rows that want somebody to act when there is no room for all."""
+    """A table that keeps the rows that need action when there is no room for all."""
 
     def draw(room: int) -> list[Text]:
-        shown = list(range(len(rows)))
+        numbers = list(range(len(rows)))
         if len(rows) + 1 > room:
-            urgent_first = sorted(shown, key=lambda number: (not rows[number][0], number))
-            shown = sorted(urgent_first[: max(0, room - 2)])
-        content = lay(columns, [rows[number][1] for number in shown], width)
-        if len(shown) < len(rows):
-            hidden = [cells for number, (_, cells) in enumerate(rows) if number not in shown]
+            urgent_first = sorted(numbers, key=lambda number: (not rows[number][0], number))
+            numbers = sorted(urgent_first[: max(0, room - 2)])
+        content = lay(columns, [rows[number][1] for number in numbers], width)
+        if len(numbers) < len(rows):
+            hidden = [cells for number, (_, cells) in enumerate(rows) if number not in numbers]
             more = sum(not cells[0].plain.startswith(_CONTINUED) for cells in hidden)
             content.append(Text(f" … {more} more {name}" if more else " …", style="dim"))
         return content[:room]

@@ -1,6 +1,6 @@
 """The picture of a Snapshot. Pure: the same snapshot, width and height give the same lines, never more than fit.
 
-Colour carries meaning only: green is going well, yellow is worth a look, red wants somebody to act.
+Colour has a meaning: green is well, yellow deserves attention, red needs action.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from homelab.dashboard import chart, tables, words
 from homelab.dashboard.columns import clip, ends
-from homelab.dashboard.sections import Section, fitted, fixed, joined
+from homelab.dashboard.screen import Section, fitted, fixed, joined
 from homelab.dashboard.snapshot import Snapshot
 
 _STATES = {
@@ -141,33 +141,33 @@ def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
 
 
 def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
-    found = []
+    pairs = []
     if snapshot.tokens_per_s is not None and snapshot.state in ("running", "stopping"):
-        found.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
+        pairs.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
     if snapshot.eta_s is not None:
         eta = words.duration(snapshot.eta_s)
         if 0 <= snapshot.eta_s < 86400:
             eta += time.strftime(", at %H:%M", time.localtime(snapshot.now + snapshot.eta_s))
-        found.append(("ETA", eta))
+        pairs.append(("ETA", eta))
     if snapshot.checkpoint_steps:
-        found.append(("newest checkpoint", f"step {snapshot.checkpoint_steps[-1]}"))
-    return found
+        pairs.append(("newest checkpoint", f"step {snapshot.checkpoint_steps[-1]}"))
+    return pairs
 
 
 def _more_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     """What is worth a look where there is room."""
-    found = []
+    pairs = []
     if snapshot.checkpoint_age_s is not None:
-        found.append(("saved", f"{words.duration(snapshot.checkpoint_age_s)} ago"))
+        pairs.append(("saved", f"{words.duration(snapshot.checkpoint_age_s)} ago"))
     if snapshot.step_s is not None and snapshot.state in ("running", "stopping"):
-        found.append(("", f"{words.seconds(snapshot.step_s)} s per step"))
+        pairs.append(("", f"{words.seconds(snapshot.step_s)} s per step"))
     if snapshot.epoch is not None:
-        found.append(("epoch", f"{snapshot.epoch:.2f}"))
+        pairs.append(("epoch", f"{snapshot.epoch:.2f}"))
     if snapshot.efficiency is not None and snapshot.planned_efficiency is not None:
-        found.append(("efficiency", f"{snapshot.efficiency:.2f}, planned {snapshot.planned_efficiency:.2f}"))
+        pairs.append(("efficiency", f"{snapshot.efficiency:.2f}, planned {snapshot.planned_efficiency:.2f}"))
     if snapshot.restarts:
-        found.append(("restarts", str(snapshot.restarts)))
-    return found
+        pairs.append(("restarts", str(snapshot.restarts)))
+    return pairs
 
 
 def _bar(snapshot: Snapshot, width: int) -> Text:
@@ -182,14 +182,14 @@ def _bar(snapshot: Snapshot, width: int) -> Text:
 
 
 def _cause(snapshot: Snapshot, width: int) -> Section | None:
-    """Why it failed and what mends it; the evidence where there is room."""
-    found = snapshot.diagnosis
-    if found is None or snapshot.state not in ("failed", "lost", "stopped"):
+    """Why it failed and what fixes it; the evidence where there is room."""
+    diagnosis = snapshot.diagnosis
+    if diagnosis is None or snapshot.state not in ("failed", "lost", "stopped"):
         return None
-    need = _wrapped(Text.assemble((" why  ", "dim"), (found.title, "bold red")), width)
-    need += _wrapped(Text.assemble((" fix  ", "dim"), (found.hint, "bold")), width)
+    need = _wrapped(Text.assemble((" why  ", "dim"), (diagnosis.title, "bold red")), width)
+    need += _wrapped(Text.assemble((" fix  ", "dim"), (diagnosis.hint, "bold")), width)
     # Wrapped, not cut: what is at the end of such a line is often the file and the line number.
-    evidence = [Text("      ").append(line) for line in found.because[:_EVIDENCE]]
+    evidence = [Text("      ").append(line) for line in diagnosis.because[:_EVIDENCE]]
     content = need + [part for line in evidence for part in _wrapped(line, width)]
     return Section(lambda room: content[:room], len(need), len(content), 1)
 
@@ -209,8 +209,8 @@ def _events(snapshot: Snapshot, width: int) -> Section:
         Text(" ").append(time.strftime("%H:%M:%S", time.localtime(event.time)), style="dim").append(f"  {event.text}")
         for event in snapshot.events[-_EVENTS:]
     ]
-    said = [Text.assemble((" note      ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
-    content = [clip(line, width) for line in said + happened]
+    notes = [Text.assemble((" note      ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
+    content = [clip(line, width) for line in notes + happened]
     return Section(lambda room: content[-room:], min(1, len(content)), len(content), 5, is_optional=True)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from homelab.text import units
+
 _LEVELS = "▁▂▃▄▅▆▇█"
 NOTHING = "–"
 
@@ -56,7 +58,7 @@ def used_of(used_bytes: int | None, total_bytes: int | None) -> str:
     """14.1/16 GB, in units of 2**30 bytes."""
     if used_bytes is None or not total_bytes:
         return NOTHING
-    return f"{used_bytes / 2**30:.1f}/{total_bytes / 2**30:.0f} GB"
+    return f"{units.memory_gb(used_bytes)}/{units.memory_gb(total_bytes, 0)} GB"
 
 
 def watts(used: float | None, limit: float | None) -> str:
@@ -83,10 +85,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
         part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
         finite = [value for value in part if math.isfinite(value)]
         means.append(sum(finite) / len(finite) if finite else None)
-    known = [mean for mean in means if mean is not None]
-    if not known:
+    measured = [mean for mean in means if mean is not None]
+    if not measured:
         return " " * cells
-    low, span = min(known), max(known) - min(known)
+    low, span = min(measured), max(measured) - min(measured)
     picture = ""
     for mean in means:
         level = 0.0 if mean is None or span <= 0 else (mean - low) / span

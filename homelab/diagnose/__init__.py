@@ -1,1 +1,1 @@
-"""From an exit code and a log to a cause, a node and the command that mends it. Pure: nothing is fetched here."""
+"""From an exit code and a log to a cause, a node and the command that fixes it. Pure: no I/O."""

@@ -1,18 +1,18 @@
-"""The person's own file behind a copy that homelab has shipped: whoever mends the copy on one node has mended nothing."""
+"""The person's own file behind a copy that homelab has shipped: a fix belongs into that file."""
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.planning.command import file_word
+from homelab.protocol import layout
+from homelab.shell import file_word
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A file of a run, data or a program. `copy` is how the path of its copy ends on every node (`homelab.node.transfer.data_path`).
+    """A file of a run, data or a program. `copy` is how the path of its copy ends on every node (`homelab.protocol.layout.data_file`).
 
     `original`: where it was on the controller at the launch; its name alone, where only the nodes know the run.
     """
@@ -23,8 +23,8 @@ class Shipped:
 
     def place(self, where: str) -> str | None:
         """FILE and line of the person's own file for those of the copy ("FILE:7"; "FILE, line 7"); None for any other file."""
-        before, found, line = where.partition(f"/{self.copy}")
-        return f"{self.original}{line}" if found and before and line[:1] in ("", ":", ",") else None
+        before, separator, line = where.partition(f"/{self.copy}")
+        return f"{self.original}{line}" if separator and before and line[:1] in ("", ":", ",") else None
 
 
 def of_run(described: Mapping[str, Any]) -> tuple[Shipped, ...]:
@@ -44,7 +44,7 @@ def script_of(described: Mapping[str, Any]) -> str | None:
     """Path of the run's own program on the controller of the launch; None for a run of the built-in worker, or where it is not known."""
     data = described.get("data")
     entry = data.get("script") if isinstance(data, dict) else None
-    return next((original_of(known) for known in _entries(described) if known is entry), None)
+    return next((original_of(candidate) for candidate in _entries(described) if candidate is entry), None)
 
 
 def original_of(entry: Mapping[str, Any]) -> str | None:
@@ -55,9 +55,7 @@ def original_of(entry: Mapping[str, Any]) -> str | None:
 
 def copy_of(entry: Mapping[str, Any]) -> str:
     """The end of the copy's path on every node."""
-    if entry.get("folder") and entry.get("inside"):  # with others, below a common folder
-        return f"data/{str(entry['folder'])[:16]}/{entry['inside']}"
-    return f"data/{str(entry['sha256'])[:16]}/{posixpath.basename(str(entry['name']))}"
+    return layout.data_file(entry)
 
 
 def recipe_file(described: Mapping[str, Any]) -> str:
@@ -71,5 +69,14 @@ def _entries(described: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         entry
         for entry in (data.values() if isinstance(data, dict) else ())
-        if isinstance(entry, dict) and entry.get("sent") == "shipped" and all(entry.get(key) for key in ("path", "name", "sha256"))
+        if isinstance(entry, dict) and entry.get("sent") == "shipped" and all(entry.get(key) for key in ("path", "name", "sha256")) and _is_placed(entry)
     ]
+
+
+def _is_placed(entry: Mapping[str, Any]) -> bool:
+    """Whether the entry says where the copy lies on the nodes."""
+    try:
+        layout.data_file(entry)
+    except (KeyError, ValueError):
+        return False
+    return True

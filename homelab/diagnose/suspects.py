@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homelab.config.cluster import Node
 from homelab.diagnose import endings
 from homelab.diagnose import unconnected as connections
 from homelab.diagnose.rules import RULES, Rule
 from homelab.diagnose.traces import ChildFailure, child_failures, last_exceptions
-from homelab.runs.reply import RankReply, Reply, RunReply
+from homelab.protocol.phases import BEFORE_TRAINING
+from homelab.runs.poll_reply import RankReply, Reply, RunReply
 from homelab.runs.state import node_part
-from homelab.runs.watchdog import BEFORE_TRAINING
+from homelab.text.hint import Hint, homelab
 
 # What a stop sends, first politely and then not: on a node that was stopped these say nothing.
 _STOP_SIGNALS = (2, 9, 15)
@@ -39,6 +40,7 @@ class Suspect:
     where: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     own_hint: str = ""
+    needs_launch: bool = False  # what `own_hint` says makes it another training
     said_by: str = ""  # whose words `saw` are, where they are not those of the place itself
 
     @property
@@ -61,7 +63,7 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
     run = reply.run
     assert run is not None
     part = node_part(run, run.attempt)
-    if run.exit is not None and run.exit.alone:  # what its ranks said while they were ended says nothing
+    if run.exit is not None and run.exit.alone:  # lines that its ranks printed during the stop prove nothing
         yield Suspect(endings.ALONE, node, saw=run.exit.alone)
         return
     failures = {
@@ -90,13 +92,14 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
     code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
     time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
 
-    def suspect(rule: Rule, saw: str, where: str = "", values: Mapping[str, str] = _NOTHING, hint: str = "") -> Suspect:
-        return Suspect(rule, node, rank, code, signal, time_s, saw, where, values, hint)
+    def suspect(rule: Rule, saw: str, where: str = "", values: Mapping[str, str] = _NOTHING) -> Suspect:
+        return Suspect(rule, node, rank, code, signal, time_s, saw, where, values)
 
     if reply.error is not None:
         rule, values = best_rule(reply.error.message) or (endings.WORKER_ERROR, {})
         values = {**values, "message": first_line(reply.error.message)}
-        yield suspect(rule, reply.error.message, reply.error.where, values, reply.error.hint)
+        own = suspect(rule, reply.error.message, reply.error.where, values)
+        yield replace(own, own_hint=reply.error.hint, needs_launch=reply.error.needs_launch)
         return
     lines = reply.log_tail.stderr or (failure.traceback if failure else ())
     judged = [(raised, *_rule_of(raised.type, raised.text)) for raised in last_exceptions(lines)]
@@ -142,8 +145,8 @@ def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspe
     if judged:
         raised, rule, values = max(judged, key=lambda one: (one[1].role == "cause", one[1].specificity))
         saw, where = raised.text, raised.where
-    elif (found := _best_line(run.torchrun_tail)) is not None:
-        (rule, values, saw), where = found, ""
+    elif (match := _best_line(run.torchrun_tail)) is not None:
+        (rule, values, saw), where = match, ""
     elif run.exit.signal is not None:
         rule, values, saw, where = endings.TORCHRUN_KILLED, {}, f"torchrun: signal {run.exit.signal}", ""
     elif has_words:
@@ -157,15 +160,15 @@ def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspe
 def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -> Iterator[Suspect]:
     """When everybody else (`heard`) only says that a peer was lost: the one rank that says nothing at all.
 
-    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; else nobody is accused. One that loads
+    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; otherwise no rank is accused. One that loads
     or still waits for connections gives no sign by its nature: of that one it is only said that it had not begun.
     """
     steps: dict[tuple[str, int], tuple[int, float]] = {}
     phases: dict[tuple[str, int], str] = {}
     for node, reply in replies.items():
         if reply.run and reply.run.attempt == attempt:
-            for rank, its in reply.run.ranks.items():
-                beat = its.heartbeat
+            for rank, rank_reply in reply.run.ranks.items():
+                beat = rank_reply.heartbeat
                 steps[node, rank] = (beat.step, reply.time - beat.time) if beat else (-1, math.nan)
                 phases[node, rank] = beat.phase if beat else "absent"
     quiet = [(node, rank) for node, rank in steps if rank not in heard]
@@ -184,7 +187,7 @@ def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -
 
 
 def absent(unreachable: Mapping[str, str], ways: Mapping[str, str], *, is_anybody_heard: bool) -> Iterator[Suspect]:
-    """The nodes that could not be asked: what stands in the way decides what can be said, and what mends it."""
+    """The nodes that could not be asked: the obstacle decides what can be said, and what fixes it."""
     own = endings.OWN_NETWORK
     if unreachable and not is_anybody_heard and all(own.pattern.search(why) for why in unreachable.values()):
         yield Suspect(own, "", saw="; ".join(f"{node}: {first_line(why)}" for node, why in unreachable.items()))
@@ -194,21 +197,21 @@ def absent(unreachable: Mapping[str, str], ways: Mapping[str, str], *, is_anybod
         if rule is endings.NOT_IN_CLUSTER:
             yield Suspect(rule, node, saw=why, own_hint=ways.get(node, ""))
         else:
-            default = "wake it or check its cable, then: homelab preflight"
+            default = Hint("wake it or check its cable, then: {}", homelab("preflight"))
             if rule is endings.HOST_KEY:
-                default = f"if you know why: homelab trust {node} names the command that forgets the old key"
+                default = Hint("if you know why: {} names the command that forgets the old key", homelab("trust", node))
             yield Suspect(rule, node, saw=why, values={"way": ways.get(node) or default})
 
 
 def unconnected(replies: Mapping[str, Reply], attempt: int, nodes: Mapping[str, Node]) -> Iterator[Suspect]:
     """The node that the others could not connect to, where there is one."""
-    found = connections.find(replies, attempt, nodes)
-    if found is not None:
-        first = min(found.accusations, key=lambda one: one.time_s or math.inf)
-        who = list(dict.fromkeys(person(one.node, one.rank) for one in found.accusations))
-        values = {"who": " and ".join([", ".join(who[:-1]), who[-1]] if len(who) > 1 else who), "target": found.target}
+    verdict = connections.find(replies, attempt, nodes)
+    if verdict is not None:
+        first = min(verdict.accusations, key=lambda one: one.time_s or math.inf)
+        who = list(dict.fromkeys(person(one.node, one.rank) for one in verdict.accusations))
+        values = {"who": " and ".join([", ".join(who[:-1]), who[-1]] if len(who) > 1 else who), "target": verdict.target}
         yield Suspect(
-            endings.UNCONNECTED, found.node, time_s=first.time_s or math.inf, saw=first.text, values=values, said_by=person(first.node, first.rank)
+            endings.UNCONNECTED, verdict.node, time_s=first.time_s or math.inf, saw=first.text, values=values, said_by=person(first.node, first.rank)
         )
 
 
@@ -228,20 +231,20 @@ def best_rule(text: str) -> tuple[Rule, dict[str, str]] | None:
 
 
 def _rule_of(type_name: str, text: str) -> tuple[Rule, dict[str, str]]:
-    found = best_rule(text)
-    if found is None:
+    match = best_rule(text)
+    if match is None:
         rule = endings.DISTRIBUTED_ERROR if type_name.rsplit(".", 1)[-1] in _DISTRIBUTED_TYPES else endings.PYTHON_ERROR
-        found = rule, {}
-    return found[0], {**found[1], "message": first_line(text)}
+        match = rule, {}
+    return match[0], {**match[1], "message": first_line(text)}
 
 
 def _best_line(lines: tuple[str, ...]) -> tuple[Rule, dict[str, str], str] | None:
     """The most specific rule over all lines; of equal ones the first line."""
     best: tuple[Rule, dict[str, str], str] | None = None
     for line in lines:
-        found = best_rule(line)
-        if found and (best is None or found[0].specificity > best[0].specificity):
-            best = *found, line
+        match = best_rule(line)
+        if match and (best is None or match[0].specificity > best[0].specificity):
+            best = *match, line
     return best
 
 

@@ -55,7 +55,7 @@ def _unix_time(text: str, near_s: float | None) -> float | None:
 def child_failures(lines: Sequence[str], ended_at: float | None = None) -> tuple[ChildFailure, ...]:
     """The ranks in the last ChildFailedError of torchrun's stderr, as printed by
     torch/distributed/elastic/multiprocessing/errors/__init__.py (torch 2.13); empty when there is none."""
-    found: list[ChildFailure] = []
+    failures: list[ChildFailure] = []
     fields: dict[str, str] = {}
     traceback: list[str] = []
     is_root = False
@@ -65,7 +65,7 @@ def child_failures(lines: Sequence[str], ended_at: float | None = None) -> tuple
         code = re.match(r"-?\d+", fields.get("exitcode", ""))
         if rank and code:
             value = int(code[0])
-            found.append(
+            failures.append(
                 ChildFailure(
                     rank=int(rank[0]),
                     exit_code=value if value >= 0 else None,
@@ -81,7 +81,7 @@ def child_failures(lines: Sequence[str], ended_at: float | None = None) -> tuple
     for line in lines:
         if line.startswith("torch.distributed.elastic") and "ChildFailedError" in line:
             close()
-            found, is_root = [], False
+            failures, is_root = [], False
         elif _ENTRY.match(line) or re.match(r"^[-=]{20,}$", line):
             close()
         elif line.startswith("Root Cause (first observed failure)"):
@@ -94,7 +94,7 @@ def child_failures(lines: Sequence[str], ended_at: float | None = None) -> tuple
         elif "traceback" in fields:
             traceback.append(line.removeprefix("  "))
     close()
-    return tuple(found)
+    return tuple(failures)
 
 
 def last_exceptions(lines: Sequence[str]) -> tuple[Raised, ...]:

@@ -1,4 +1,4 @@
-"""Ranks that could not connect to one and the same node: its firewall or its network is the cause, whoever is silent meanwhile.
+"""Ranks that could not connect to one and the same node: its firewall or its network is the cause, also when other ranks are silent meanwhile.
 
 Only a rank's last words count: that a connection could not be made is also a warning, which is printed while a peer still starts. The
 texts are those of gloo (tcp/pair.cc), of c10d's store (TCPStore's socket.cpp) and of NCCL (misc/socket.cc).
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from homelab.config.cluster import Node
 from homelab.diagnose.traces import child_failures, last_exceptions
-from homelab.runs.reply import RankReply, Reply
+from homelab.runs.poll_reply import RankReply, Reply
 from homelab.runs.state import node_part
 
 _SAID = (
@@ -64,22 +64,22 @@ def find(replies: Mapping[str, Reply], attempt: int, nodes: Mapping[str, Node]) 
         accused = owners.get(accusation.address)
         if accused is not None and accused != accusation.node:
             accusers.setdefault(accused, []).append(accusation)
-    by_nodes = {accused: {one.node for one in said} for accused, said in accusers.items()}
+    by_nodes = {accused: {one.node for one in accusations} for accused, accusations in accusers.items()}
     most = max(map(len, by_nodes.values()), default=0)
-    blamed = [accused for accused, said in by_nodes.items() if len(said) == most]
+    blamed = [accused for accused, accusations in by_nodes.items() if len(accusations) == most]
     if len(blamed) != 1:
         return None
     (accused,) = blamed
     if most < 2 and by_nodes[accused] != taking_part - {accused}:
         return None  # one of several: it may as well be its own network
-    said = accusers[accused]
-    ports = list(dict.fromkeys(one.port for one in said if one.port))
-    address = said[0].address
-    shown = f"[{address}]" if ":" in address else address
-    target = f"{shown}:{ports[0]}" if len(ports) == 1 else address
+    accusations = accusers[accused]
+    ports = list(dict.fromkeys(one.port for one in accusations if one.port))
+    address = accusations[0].address
+    host = f"[{address}]" if ":" in address else address
+    target = f"{host}:{ports[0]}" if len(ports) == 1 else address
     if 1 < len(ports) <= _MOST_SHOWN:
         target += f", ports {' and '.join(ports)}"
-    return Unconnected(accused, target, tuple(said))
+    return Unconnected(accused, target, tuple(accusations))
 
 
 def _addresses(node: Node) -> Iterator[str]:
@@ -105,18 +105,18 @@ def _of_node(name: str, reply: Reply) -> Iterator[Accusation]:
     ended_at = run.exit.ended_at if run.exit else None
     times = {failure.rank: failure.time_s for failure in child_failures(run.torchrun_tail, ended_at)}
     has_said = False
-    for rank, its in sorted(run.ranks.items()):
-        if found := _first(_last_words(its)):
+    for rank, rank_reply in sorted(run.ranks.items()):
+        if match := _first(_last_words(rank_reply)):
             has_said = True
-            yield Accusation(name, rank, *found, times.get(rank) or ended_at)
-    if not has_said and run.exit is not None and (found := _first([raised.text for raised in last_exceptions(run.torchrun_tail)])):
-        yield Accusation(name, None, *found, ended_at)
+            yield Accusation(name, rank, *match, times.get(rank) or ended_at)
+    if not has_said and run.exit is not None and (match := _first([raised.text for raised in last_exceptions(run.torchrun_tail)])):
+        yield Accusation(name, None, *match, ended_at)
 
 
-def _last_words(its: RankReply) -> list[str]:
-    words = [its.error.message] if its.error is not None else [raised.text for raised in last_exceptions(its.log_tail.stderr)]
+def _last_words(rank_reply: RankReply) -> list[str]:
+    words = [rank_reply.error.message] if rank_reply.error is not None else [raised.text for raised in last_exceptions(rank_reply.log_tail.stderr)]
     if any(_NCCL.search(text) for text in words):  # the address is in the line that NCCL itself printed
-        words += [line for line in (*its.log_tail.stderr, *its.log_tail.stdout) if "NCCL WARN" in line]
+        words += [line for line in (*rank_reply.log_tail.stderr, *rank_reply.log_tail.stdout) if "NCCL WARN" in line]
     return words
 
 

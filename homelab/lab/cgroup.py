@@ -12,8 +12,9 @@ from typing import Literal
 
 from homelab.errors import HomelabError
 from homelab.lab import procfs
+from homelab.protocol import files
 
-# Short periods keep a limited node responsive: with the default of 100 ms it stands still for most of every 100 ms.
+# Short periods keep a limited node responsive: with the default of 100 ms it is stopped for most of every 100 ms.
 PERIOD_US = 20_000
 # The kernel takes no quota below 1 ms.
 MINIMUM_CORES = 1_000 / PERIOD_US
@@ -50,7 +51,7 @@ def find_hierarchies(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarch
                 cpu = Hierarchy(path, 1)
             if "freezer" in controllers and freezer is None:
                 freezer = Hierarchy(path, 1)
-    if unified and cpu is None and "cpu" in _read(unified.path / "cgroup.controllers").split():
+    if unified and cpu is None and "cpu" in files.text(unified.path / "cgroup.controllers").split():
         cpu = unified
     return Hierarchies(_writable(cpu), _writable(freezer or unified))
 
@@ -73,7 +74,10 @@ class NodeGroup:
     def folders(self) -> list[Path]:
         """Every folder of this node, whether made or not."""
         trees = [tree for tree in (self.hierarchies.cpu, self.hierarchies.freezer) if tree]
-        return list(dict.fromkeys(tree.path / lab_folder(self.lab) / self.node for tree in trees))
+        return list(dict.fromkeys(self._folder(tree) for tree in trees))
+
+    def _folder(self, tree: Hierarchy) -> Path:
+        return tree.path / lab_folder(self.lab) / self.node
 
     def member_files(self) -> list[str]:
         """Writing "0" into each of these moves the writer into the node's groups."""
@@ -106,14 +110,12 @@ class NodeGroup:
         cpu = self.hierarchies.cpu
         if cpu is None:
             return None
-        folder = cpu.path / lab_folder(self.lab) / self.node
+        folder = self._folder(cpu)
         if cpu.version == 2:
-            quota, period = (_read(folder / "cpu.max").split() or ["max", "1"])[:2]
+            quota, period = (files.text(folder / "cpu.max").split() or ["max", "1"])[:2]
         else:
-            quota, period = (
-                _read(folder / "cpu.cfs_quota_us").strip() or "-1",
-                _read(folder / "cpu.cfs_period_us") or "1",
-            )
+            quota = files.text(folder / "cpu.cfs_quota_us") or "-1"
+            period = files.text(folder / "cpu.cfs_period_us") or "1"
         return None if quota in ("max", "-1") else int(quota) / int(period)
 
     def freeze(self, timeout_s: float = 5.0) -> None:
@@ -134,10 +136,10 @@ class NodeGroup:
         freezer = self.hierarchies.freezer
         if freezer is None:
             return False
-        folder = freezer.path / lab_folder(self.lab) / self.node
+        folder = self._folder(freezer)
         if freezer.version == 2:
-            return "frozen 1" in _read(folder / "cgroup.events").splitlines()
-        return _read(folder / "freezer.state").strip() == "FROZEN"
+            return "frozen 1" in files.text(folder / "cgroup.events").splitlines()
+        return files.text(folder / "freezer.state") == "FROZEN"
 
     def _set_frozen(self, state_v1: str, state_v2: str) -> None:
         freezer = self.hierarchies.freezer
@@ -145,7 +147,7 @@ class NodeGroup:
             raise HomelabError(
                 "this machine has no cgroup freezer that we may write", where=self.node, hint="run the lab as root"
             )
-        folder = freezer.path / lab_folder(self.lab) / self.node
+        folder = self._folder(freezer)
         if freezer.version == 2:
             (folder / "cgroup.freeze").write_text(state_v2)
         else:
@@ -153,7 +155,7 @@ class NodeGroup:
 
     def _cpu_folder(self) -> Path:
         cpu = self.hierarchies.cpu
-        folder = cpu.path / lab_folder(self.lab) / self.node if cpu else None
+        folder = self._folder(cpu) if cpu else None
         if folder is None or not folder.is_dir():
             raise HomelabError(
                 "a CPU limit needs a cgroup tree with the cpu controller that we may write, and there is none",
@@ -170,12 +172,12 @@ def lab_folder(lab: str) -> str:
 
 def leftovers(lab: str, hierarchies: Hierarchies) -> list[Path]:
     """The lab's groups that exist, children first."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for tree in dict.fromkeys(tree for tree in (hierarchies.cpu, hierarchies.freezer) if tree):
         top = tree.path / lab_folder(lab)
         if top.is_dir():
-            found += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
-    return found
+            folders += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
+    return folders
 
 
 def members(lab: str, hierarchies: Hierarchies) -> set[int]:
@@ -210,7 +212,7 @@ def _weigh(top: Path) -> None:
 
 
 def _enable_cpu(folder: Path) -> None:
-    if "cpu" in _read(folder / "cgroup.subtree_control").split():
+    if "cpu" in files.text(folder / "cgroup.subtree_control").split():
         return
     try:
         (folder / "cgroup.subtree_control").write_text("+cpu")
@@ -225,11 +227,4 @@ def _enable_cpu(folder: Path) -> None:
 
 def _members(folder: Path) -> set[int]:
     # A process of a foreign PID namespace reads as 0, and kill(0) would hit our own process group.
-    return {int(pid) for pid in _read(folder / "cgroup.procs").split()} - {0}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    return {int(pid) for pid in files.text(folder / "cgroup.procs").split()} - {0}

@@ -1,28 +1,32 @@
-"""What can happen to a node: the names of the faults, and carrying one out."""
+"""What can happen to a node during a run: the names of these faults, and how one is injected."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from dataclasses import dataclass
 
 from homelab.errors import HomelabError, InputError, did_you_mean
 from homelab.lab import cgroup, nodes, procfs
+from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.nodes import Backend
-from homelab.lab.state import LabNode, LabState
 from homelab.lab.tools import machine_lock
+from homelab.text.hint import Hint, homelab
 
 FAULTS = {
     "kill-worker": "kill -9 of one training process",
     "power-cut": "everything of the node ends at once",
     "power-on": "the node starts again",
     "pull-cable": "the network cable is pulled",
-    "plug-cable": "the network cable is put back",
-    "freeze": "every process stands still; connections stay open",
-    "thaw": "the processes go on",
+    "plug-cable": "the network cable is plugged in again",
+    "freeze": "every process is stopped; connections stay open",
+    "thaw": "the stopped processes continue",
     "throttle": "throttle=0.3: at most 0.3 of a core; throttle=off: as `up` set it",
 }
+# The others cannot be undone, or undo one themselves.
+UNDONE_BY = {"power-cut": "power-on", "pull-cable": "plug-cable", "freeze": "thaw", "throttle": "throttle=off"}
+# What only the namespaces backend can do.
+NEED_NAMESPACES = ("pull-cable", "plug-cable")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def parse(text: str) -> Fault:
         raise InputError(
             f'no fault "{text}".{did_you_mean(kind, FAULTS)}',
             where="the fault",
-            hint="there are: " + "; ".join(f"{name} ({what})" for name, what in FAULTS.items()),
+            hint="there are: " + "; ".join(f"{name} ({effect})" for name, effect in FAULTS.items()),
         )
     if kind != "throttle":
         if separator:
@@ -69,14 +73,14 @@ def check_cores(cores: float) -> float:
 
 
 def inject(backend: Backend, state: LabState, node: LabNode, fault: Fault) -> LabState:
-    """Do it. Return the state to save (power and cable outlive the command). Raises HomelabError when it cannot be."""
+    """Inject the fault and return the state to save (power and cable outlive the command). Raises HomelabError when it is impossible."""
     on = nodes.init_of(state, node) is not None
     if fault.kind == "power-on":
         if on:
             raise HomelabError(
                 f"{node.name} is running already",
                 where=node.name,
-                hint=f"homelab lab status {shlex.quote(str(state.folder))}",
+                hint=homelab("lab status", str(state.folder)),
             )
         backend.power_cut(state, node)  # remains of a node that died by other means
         with machine_lock():
@@ -94,7 +98,7 @@ def inject(backend: Backend, state: LabState, node: LabNode, fault: Fault) -> La
         raise HomelabError(
             f"{node.name} has no power",
             where=node.name,
-            hint=f"homelab lab fault {shlex.quote(str(state.folder))} {node.name} power-on",
+            hint=homelab("lab fault", str(state.folder), node.name, "power-on"),
         )
     if fault.kind == "power-cut":
         backend.power_cut(state, node)
@@ -125,6 +129,6 @@ def worker_of(backend: Backend, state: LabState, node: LabNode) -> int:
         raise HomelabError(
             f"no training process runs on {node.name}",
             where=node.name,
-            hint="launch a run first; `homelab status` shows which nodes it uses",
+            hint=Hint("launch a run first; {} shows which nodes it uses", homelab("status")),
         )
     return min(top, key=lambda pid: (ranks[pid], pid))

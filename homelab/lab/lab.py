@@ -1,4 +1,4 @@
-"""The life of a lab: up, faults, status, down. Sequences; how a node is made is the backend's business.
+"""The life of a lab: up, faults, status, down. Sequences; the backend knows how a node is made.
 
 from homelab.lab import Lab
 with Lab.up(folder, nodes=3, cpu=(0.9, 0.5, 0.3)) as lab:
@@ -8,29 +8,20 @@ with Lab.up(folder, nodes=3, cpu=(0.9, 0.5, 0.3)) as lab:
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from homelab.errors import HomelabError, InputError
-from homelab.lab import faults, files, nodes, procfs, sshd, status
+from homelab.lab import faults, held_fault, lab_files, lab_status, nodes, procfs, sshd
+from homelab.lab.lab_state import LOCK_FILE, LabNode, LabState, boot_id, is_lab, load, locked
 from homelab.lab.loopback import Loopback
 from homelab.lab.namespaces import Namespaces
 from homelab.lab.nodes import Backend
-from homelab.lab.state import (
-    LOCK_FILE,
-    BackendName,
-    LabNode,
-    LabState,
-    boot_id,
-    is_lab,
-    load,
-    locked,
-)
+from homelab.lab.spec import LabOptions, new_state
 from homelab.lab.tools import machine_lock, require
-from homelab.lab.wanted import wanted
+from homelab.text.hint import Hint, homelab
 
 # A fault takes a second at most; two at once wait for each other.
 OTHERS_TIMEOUT_S = 20.0
@@ -39,7 +30,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {"loopback": Loopback, "namespaces"
 
 @dataclass(frozen=True)
 class Down:
-    """What `down` did: whether the folder itself went too, and what was seen to be gone."""
+    """What `down` did: whether the folder itself was removed too, and what is verified to be gone."""
 
     lab: str
     folder_removed: bool
@@ -59,33 +50,25 @@ class Lab:
         folder: Path | str,
         nodes: int = 3,
         *,
-        backend: BackendName | None = None,
-        cpu: Sequence[float] | None = None,
-        rate: str | None = None,
-        names: Sequence[str] | None = None,
-        python: str | None = None,
-        shared: Sequence[Path | str] = (),
         tell: Callable[[str], None] = lambda line: None,
+        **options: Unpack[LabOptions],
     ) -> Lab:
-        """Start a lab in `folder`; returns when every sshd answers.
+        """Start a lab in `folder`; returns when every sshd answers. `tell` hears of a clean-up.
 
-        `backend` None: namespaces for root, else loopback. `cpu`: cores per node (one value: the same for all).
-        `rate`: of every cable, like "1gbit". `names`: instead of node1, node2, ... `python`: the interpreter written
-        into cluster.toml (default: this one). `shared`: folders below /tmp or /dev/shm that the nodes of the namespaces
-        backend see all the same, though theirs are private; the folder that holds the lab's folder is always one.
-        `tell` hears of a clean-up.
         Raises InputError or HomelabError, and then nothing of the lab is left running.
         """
         path = Path(folder).expanduser().resolve()
-        desired = wanted(path, nodes, backend, cpu, rate, names, python, shared)
+        desired = new_state(path, nodes, options)
         require("sshd", "ssh-keygen", "setsid")
-        files.check_free(path)
+        lab_files.check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"this folder cannot be made: {error.strerror}", where=str(path), hint="choose another folder"
             ) from None
+        if is_lab(path) and cls(load(path))._is_dead():
+            held_fault.end(path)  # before the lock, because undoing a fault may need it
         with locked(path):
             if is_lab(path):
                 cls._clean_dead(path, tell)
@@ -118,11 +101,11 @@ class Lab:
     @property
     def cluster_file(self) -> Path:
         """The cluster.toml of this lab."""
-        return self.folder / files.CLUSTER_FILE
+        return self.folder / lab_files.CLUSTER_FILE
 
     def ssh_command(self, node: str) -> list[str]:
         """The argument list of an OpenSSH client for this node; append the remote command."""
-        return files.ssh_command(self.state, self.state.node(node))
+        return lab_files.ssh_command(self.state, self.state.node(node))
 
     def fault(self, node: str, fault: str) -> None:
         """Let something happen to a node (see `faults.FAULTS`); power-on returns when sshd answers, if its cable is plugged.
@@ -139,9 +122,9 @@ class Lab:
                 sshd.wait_for_banner(target.host, target.port, self.state.node_folder(target) / "sshd.log", target.name)
 
     def status(self) -> dict[str, Any]:
-        """What is in truth there now; the shape of `homelab lab status --json` (see status.py)."""
+        """The state now, as the machine reports it; the shape of `homelab lab status --json` (see status.py)."""
         self.state = load(self.folder)
-        return status.collect(self._backend, self.state)
+        return lab_status.collect(self._backend, self.state)
 
     def processes_of(self, node: str) -> set[int]:
         """The node's processes, numbered as this machine sees them."""
@@ -155,10 +138,11 @@ class Lab:
         }
 
     def down(self, *, keep_files: bool = False) -> Down:
-        """End everything and remove it, then look that nothing is left.
+        """End everything and remove it, then verify that nothing is left.
 
         `keep_files` keeps homes and logs (nodes/). Raises HomelabError that lists what could not be removed.
         """
+        held_fault.end(self.folder)  # before the lock, because undoing a fault may need it
         with locked(self.folder, OTHERS_TIMEOUT_S):
             self.state = load(self.folder)
             return self._remove(keep_files=keep_files)
@@ -178,13 +162,13 @@ class Lab:
                 raise HomelabError(
                     "this lab is not running: it was interrupted while starting, or the machine was restarted since",
                     where=str(self.folder),
-                    hint=f"homelab lab down {shlex.quote(str(self.folder))}, then homelab lab up {shlex.quote(str(self.folder))}",
+                    hint=Hint("{}, then {}", homelab("lab down", str(self.folder)), homelab("lab up", str(self.folder))),
                 )
             yield
 
     def _start(self) -> None:
         state = self.state
-        client_key = files.prepare(state)
+        client_key = lab_files.prepare(state)
         self._backend.prepare(state)
         host_keys = []
         for node in state.nodes:
@@ -194,46 +178,44 @@ class Lab:
             self._backend.power_on(state, node)
         for node in state.nodes:
             sshd.wait_for_banner(node.host, node.port, state.node_folder(node) / "sshd.log", node.name)
-        files.write_cluster(state, host_keys)
+        lab_files.write_cluster(state, host_keys)
         self.state = replace(state, phase="up")
         self.state.save()
 
     def _remove(self, *, keep_files: bool) -> Down:
         if is_lab(self.folder):
-            self._backend.remove(self.state)
-            left = self._backend.leftovers(self.state)
-            if left:
-                raise HomelabError(
-                    "the lab is not all gone:\n" + "\n".join(left),
-                    where=str(self.folder),
-                    hint=f"once more: homelab lab down {shlex.quote(str(self.folder))}; lab.json was kept for that",
-                )
-            files.remove(self.state, keep_nodes=keep_files)
+            again = Hint("once more: {}; lab.json was kept for that", homelab("lab down", str(self.folder)))
+            self._remove_parts("the lab is not all gone", again, keep_files)
         (self.folder / LOCK_FILE).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()  # only when nothing of anybody is in it
         return Down(lab=self.state.id, folder_removed=not self.folder.exists())
 
+    def _remove_parts(self, failure: str, hint: str, keep_files: bool) -> None:
+        """Remove all that the lab is made of. Raises HomelabError that lists what is left."""
+        self._backend.remove(self.state)
+        left = self._backend.leftovers(self.state)
+        if left:
+            raise HomelabError(f"{failure}:\n" + "\n".join(left), where=str(self.folder), hint=hint)
+        lab_files.remove(self.state, keep_nodes=keep_files)
+
+    def _is_dead(self) -> bool:
+        """Whether a crash or a reboot left it behind: nothing of it runs, and no node of it was switched off by a person."""
+        is_alive = any(nodes.init_of(self.state, node) or node.power == "off" for node in self.nodes)
+        return self.state.phase != "up" or self.state.boot_id != boot_id() or not is_alive
+
     @classmethod
     def _clean_dead(cls, path: Path, tell: Callable[[str], None]) -> None:
         """Remove a lab that a crash or a reboot left behind. Raises HomelabError when it lives."""
         old = cls(load(path))
-        alive = any(nodes.init_of(old.state, node) or node.power == "off" for node in old.nodes)
-        if old.state.phase == "up" and old.state.boot_id == boot_id() and alive:
+        if not old._is_dead():
             raise HomelabError(
                 "a lab is running here already",
                 where=str(path),
-                hint=f"look at it: homelab lab status {shlex.quote(str(path))}; end it: homelab lab down {shlex.quote(str(path))}",
+                hint=Hint("look at it: {}; end it: {}", homelab("lab status", str(path)), homelab("lab down", str(path))),
             )
         why = "the machine was restarted" if old.state.boot_id != boot_id() else "it was interrupted"
+        held_fault.end(path)  # its record; what held it ended before the lock
         tell(f"cleaning up lab {old.state.id} first: {why}")
         with contextlib.suppress(FileNotFoundError):
-            old._backend.remove(old.state)
-            left = old._backend.leftovers(old.state)
-            if left:
-                raise HomelabError(
-                    "an earlier lab could not be removed:\n" + "\n".join(left),
-                    where=str(path),
-                    hint=f"homelab lab down {shlex.quote(str(path))}",
-                )
-            files.remove(old.state, keep_nodes=False)
+            old._remove_parts("an earlier lab could not be removed", homelab("lab down", str(path)), keep_files=False)

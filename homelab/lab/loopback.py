@@ -6,7 +6,6 @@ Each node has its own sshd, keys and home; network, host name, /tmp and process 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import socket
 from dataclasses import replace
@@ -14,7 +13,7 @@ from dataclasses import replace
 from homelab.errors import HomelabError, InputError
 from homelab.lab import cgroup, nodes, procfs, sshd
 from homelab.lab.accounts import is_locked
-from homelab.lab.state import LabNode, LabState
+from homelab.lab.lab_state import LabNode, LabState
 
 FIRST_PORT = 2222
 LAST_PORT = 2321
@@ -59,13 +58,8 @@ class Loopback:
     def configure(self, state: LabState, node: LabNode, client_key: str) -> str:
         """Keys and sshd_config; every session starts in the node's home through a wrapper."""
         folder = state.node_folder(node)
-        environment = {
-            **state.environment(node),
-            "HOME": node.home,
-            "PATH": f"{folder / 'bin'}:{sshd.SYSTEM_PATH}",
-        }
-        return sshd.write_configuration(
-            folder,
+        environment = {**state.environment(node), "HOME": node.home, "PATH": f"{folder / 'bin'}:{sshd.SYSTEM_PATH}"}
+        server = sshd.Server(
             listen=node.host,
             port=node.port,
             user=node.user,
@@ -77,6 +71,7 @@ class Loopback:
             # sshd without PAM refuses an account whose password is locked, even to a key.
             pam="yes" if is_locked(node.user) else "no",
         )
+        return sshd.write_configuration(folder, server)
 
     def power_on(self, state: LabState, node: LabNode) -> None:
         """Start the node's first process, which starts sshd."""
@@ -97,11 +92,7 @@ class Loopback:
         survivors = procfs.kill_until_gone(lambda: self.processes(state, node) - {nodes.init_of(state, node) or 0})
         survivors |= procfs.kill_until_gone(lambda: self.processes(state, node))
         if survivors:
-            raise HomelabError(
-                "these processes survived SIGKILL:\n" + "\n".join(nodes.describe(survivors)),
-                where=node.name,
-                hint=f"homelab lab down {shlex.quote(str(state.folder))}",
-            )
+            raise nodes.survived(state, node, survivors)
 
     def processes(self, state: LabState, node: LabNode) -> set[int]:
         """Those with the marker, the node's sshd (it writes its title over its environment), and all below them."""
@@ -141,8 +132,8 @@ class Loopback:
 
     def is_frozen(self, state: LabState, node: LabNode) -> bool:
         """True when all are stopped by a signal."""
-        found = [process for pid in self.processes(state, node) if (process := procfs.read(pid))]
-        return bool(found) and all(process.state in ("T", "t") for process in found)
+        alive = [process for pid in self.processes(state, node) if (process := procfs.read(pid))]
+        return bool(alive) and all(process.state in ("T", "t") for process in alive)
 
     def remove(self, state: LabState) -> None:
         """End all nodes, then remove their cgroups."""
@@ -163,11 +154,7 @@ class Loopback:
 
 def _is_sshd(words: list[str], configuration: str) -> bool:
     # Its title is "sshd: /usr/sbin/sshd -D -e -f FILE [listener] ..."; anybody else who opens FILE is left in peace.
-    return (
-        os.path.basename(words[0].split(":")[0]) == "sshd" and f"-f {configuration}" in " ".join(words)
-        if words
-        else False
-    )
+    return bool(words) and os.path.basename(words[0].split(":")[0]) == "sshd" and f"-f {configuration}" in " ".join(words)
 
 
 def _is_free(host: str, port: int) -> bool:

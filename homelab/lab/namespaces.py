@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import uuid
@@ -18,8 +17,9 @@ from pathlib import Path
 from homelab.errors import HomelabError
 from homelab.lab import cgroup, network, nodes, procfs, sshd
 from homelab.lab.accounts import passwd_with_home, shadow_of
-from homelab.lab.state import LabNode, LabState
+from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.tools import machine_lock, program, require
+from homelab.text.hint import Hint, homelab
 
 PROGRAMS = ("sshd", "ssh-keygen", "ip", "tc", "unshare", "nsenter", "setsid")
 
@@ -40,7 +40,7 @@ class Namespaces:
             raise HomelabError(
                 "the namespaces backend needs root",
                 where="--backend namespaces",
-                hint="sudo homelab lab up ..., or --backend loopback, which needs no root",
+                hint=Hint("sudo {} ..., or --backend loopback, which needs no root", homelab("lab up")),
             )
         require(*PROGRAMS)
         if self.hierarchies.freezer is None or (
@@ -87,8 +87,7 @@ class Namespaces:
         for name, text in files.items():
             (folder / "etc" / name).write_text(text, errors="surrogateescape")
         (folder / "etc" / "shadow").chmod(0o600)
-        return sshd.write_configuration(
-            folder,
+        server = sshd.Server(
             listen="0.0.0.0",
             port=node.port,
             user=node.user,
@@ -98,6 +97,7 @@ class Namespaces:
             wrapper=None,
             pam="no",
         )
+        return sshd.write_configuration(folder, server)
 
     def power_on(self, state: LabState, node: LabNode) -> None:
         """Wire the node and start its PID 1. The CPU limit is the one it had, its /tmp is empty."""
@@ -128,17 +128,8 @@ class Namespaces:
             sshd=sshd.command(folder),
         )
         unshare = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child")
-        nodes.start(
-            state,
-            node,
-            spec,
-            prefix=(
-                program("nsenter"),
-                f"--net={network.NAMESPACES / node.network_namespace}",
-                program("unshare"),
-                *unshare,
-            ),
-        )
+        enter = (program("nsenter"), f"--net={network.NAMESPACES / node.network_namespace}")
+        nodes.start(state, node, spec, prefix=(*enter, program("unshare"), *unshare))
 
     def power_cut(self, state: LabState, node: LabNode) -> None:
         """First the wire is dead, then the node: its connections are not closed, they fall silent."""
@@ -154,11 +145,7 @@ class Namespaces:
             return not pids
 
         if not procfs.until(dead, 10.0):
-            raise HomelabError(
-                "these processes survived SIGKILL:\n" + "\n".join(nodes.describe(self.processes(state, node))),
-                where=node.name,
-                hint=f"homelab lab down {shlex.quote(str(state.folder))}",
-            )
+            raise nodes.survived(state, node, self.processes(state, node))
         network.disconnect(state, node)
 
     def processes(self, state: LabState, node: LabNode) -> set[int]:
@@ -213,10 +200,10 @@ class Namespaces:
     def leftovers(self, state: LabState) -> list[str]:
         """Processes, cgroups, namespaces, interfaces, mounts and routes."""
         pids = nodes.marked(state).union(*(self.processes(state, node) for node in state.nodes))
-        found = nodes.describe(pids)
-        found += [f"cgroup {path}" for path in cgroup.leftovers(state.id, self.hierarchies)]
-        found += [f"namespace {name}" for name in network.namespaces_of(state)]
-        found += [f"interface {name}" for name in network.interfaces_of(state)]
+        leftovers = nodes.describe(pids)
+        leftovers += [f"cgroup {path}" for path in cgroup.leftovers(state.id, self.hierarchies)]
+        leftovers += [f"namespace {name}" for name in network.namespaces_of(state)]
+        leftovers += [f"interface {name}" for name in network.interfaces_of(state)]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        found += [f"mount {line.split()[4]}" for line in mounts if f"homelab-{state.id}" in line]
-        return found
+        leftovers += [f"mount {line.split()[4]}" for line in mounts if f"homelab-{state.id}" in line]
+        return leftovers

@@ -1,7 +1,7 @@
 """The lab's own network: a bridge in a namespace of its own, a veth pair to every node, and one to the controller.
 
-The bridge is not in the machine's own namespace on purpose: where Docker is installed, the machine's firewall drops
-what its bridges forward. One interface of the lab shows in the machine's namespace; its removal takes the route along.
+The bridge has a namespace of its own because of Docker: where it is installed, the machine's firewall drops the packets that
+bridges forward. One interface of the lab is in the machine's namespace; its removal also removes the route.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from homelab.errors import HomelabError, InputError
-from homelab.lab.state import LabNode, LabState
+from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.tools import call
 
 NAMESPACES = Path("/run/netns")
@@ -25,10 +25,10 @@ _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 def rate_bits_per_s(rate: str) -> float:
     """ "100mbit" -> 1e8. Raises InputError."""
-    found = _RATE.match(rate)
-    if not found or float(found.group(1)) == 0:
+    match = _RATE.match(rate)
+    if not match or float(match.group(1)) == 0:
         raise InputError(f'got "{rate}"; allowed: a number and kbit, mbit or gbit', where="--rate", hint="--rate 1gbit")
-    return float(found.group(1)) * _UNITS[found.group(2)]
+    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 def rate_limit(rate: str) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def set_cable(state: LabState, node: LabNode) -> None:
 
 
 def silence(state: LabState, node: LabNode) -> None:
-    """From now on nothing reaches the node or leaves it: a machine without power says goodbye to nobody."""
+    """Drop every packet to and from the node, as if it had lost its power."""
     with contextlib.suppress(HomelabError):  # it has no port when it is off already
         call("ip", "-n", switch_namespace(state), "link", "set", switch_port(node), "down")
 

@@ -1,4 +1,4 @@
-"""The first process of a lab node: makes the node's view of the machine, starts sshd, adopts what loses its parent.
+"""The first process of a lab node: makes the node's view of the machine, starts sshd, adopts orphaned processes.
 
 Run as a file with isolated Python (`python -I -S node_init.py SPEC.json`): standard library only, nothing of ours.
 As PID 1 of a namespace its death ends every process of the node. Without namespaces it is a "subreaper" (prctl(2)): a
@@ -41,7 +41,7 @@ def main() -> None:
         try:
             os.wait()
         except ChildProcessError:
-            time.sleep(1.0)  # nobody is left to wait for; an orphan may still be adopted
+            time.sleep(1.0)  # no process is left to wait for; an orphan may still be adopted
 
 
 def make_view(spec: dict[str, Any]) -> None:

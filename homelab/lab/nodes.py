@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from homelab.errors import HomelabError
 from homelab.lab import node_init, procfs, sshd
 from homelab.lab.cgroup import Hierarchies, NodeGroup
-from homelab.lab.state import ID_VARIABLE, NODE_VARIABLE, LabNode, LabState
+from homelab.lab.lab_state import ID_VARIABLE, NODE_VARIABLE, LabNode, LabState
 from homelab.lab.tools import program
+from homelab.text.hint import homelab
 
 INIT_FILE = str(Path(node_init.__file__).resolve())
 
@@ -62,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def is_frozen(self, state: LabState, node: LabNode) -> bool:
-        """True when every process of the node stands still."""
+        """True when every process of the node is frozen."""
         ...
 
     def remove(self, state: LabState) -> None:
@@ -120,6 +121,12 @@ def init_of(state: LabState, node: LabNode) -> int | None:
 def describe(pids: set[int]) -> list[str]:
     """One line per process, for people."""
     return [f"process {pid}: {' '.join(procfs.command_line(pid))[:100]}" for pid in sorted(pids)]
+
+
+def survived(state: LabState, node: LabNode, pids: set[int]) -> HomelabError:
+    """The error for processes of a node that SIGKILL did not end."""
+    hint = homelab("lab down", str(state.folder))
+    return HomelabError("these processes survived SIGKILL:\n" + "\n".join(describe(pids)), where=node.name, hint=hint)
 
 
 def python_home_folders(python: str) -> list[str]:

@@ -24,11 +24,11 @@ class Process:
 
 def processes() -> dict[int, Process]:
     """All processes of this PID namespace that are not zombies."""
-    found = {}
+    by_pid = {}
     for entry in os.listdir(PROC):
         if entry.isdigit() and (process := read(int(entry))) is not None:
-            found[process.pid] = process
-    return found
+            by_pid[process.pid] = process
+    return by_pid
 
 
 def read(pid: int) -> Process | None:
@@ -81,25 +81,25 @@ def descendants(roots: Collection[int], among: dict[int, Process]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in among.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     todo = list(roots)
     while todo:
         pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             todo += children.get(pid, [])
-    return found
+    return pids
 
 
 def self_and_ancestors() -> set[int]:
     """This process, its parent, and so on: never to be ended by a clean-up."""
-    found = {os.getpid()}
+    pids = {os.getpid()}
     pid = os.getppid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
         process = read(pid)
         pid = process.parent if process else 0
-    return found
+    return pids
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

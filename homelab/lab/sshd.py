@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import socket
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.tools import call, program
+from homelab.protocol import files
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where distributions keep the external sftp server: it starts in the node's home, the built-in in the passwd home.
@@ -30,42 +31,45 @@ def known_hosts_line(host: str, port: int, public_key: str) -> str:
     return f"{host if port == 22 else f'[{host}]:{port}'} {public_key}\n"
 
 
-def write_configuration(
-    folder: Path,
-    *,
-    listen: str,
-    port: int,
-    user: str,
-    client_key: str,
-    comment: str,
-    environment: dict[str, str],
-    wrapper: str | None,
-    pam: str,
-) -> str:
-    """Write host key, authorized_keys and sshd_config into `folder`; return the public host key.
+@dataclass(frozen=True)
+class Server:
+    """The settings of a node's sshd.
 
-    `environment` is what every session of the node sees. `wrapper` (a shell command) stands in front of every session
-    where the home of the passwd file is not the node's. `pam` is "yes" or "no".
+    `environment` is what every session of the node sees. `wrapper` (a shell command) starts every session where the home
+    of the passwd file is not the node's. `pam` is "yes" or "no".
     """
-    host_key = make_key(folder / "host_key", comment)
+
+    listen: str
+    port: int
+    user: str
+    client_key: str
+    comment: str
+    environment: dict[str, str]
+    wrapper: str | None
+    pam: str
+
+
+def write_configuration(folder: Path, server: Server) -> str:
+    """Write host key, authorized_keys and sshd_config into `folder`; return the public host key."""
+    host_key = make_key(folder / "host_key", server.comment)
     authorized = folder / "authorized_keys"
-    authorized.write_text(client_key + "\n")
+    authorized.write_text(server.client_key + "\n")
     authorized.chmod(0o600)
     sftp = next((path for path in _SFTP_SERVERS if Path(path).exists()), "internal-sftp")
     lines = [
-        f"ListenAddress {listen}",
-        f"Port {port}",
+        f"ListenAddress {server.listen}",
+        f"Port {server.port}",
         f"HostKey {_quoted(folder / 'host_key')}",
         f"AuthorizedKeysFile {_quoted(authorized)}",
         "PidFile none",
-        f"AllowUsers {user}",
+        f"AllowUsers {server.user}",
         "AuthenticationMethods publickey",
         "PubkeyAuthentication yes",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
         "PermitRootLogin prohibit-password",
-        f"UsePAM {pam}",
-        # The folder may be below a world-writable one (/tmp), which sshd would not accept.
+        f"UsePAM {server.pam}",
+        # The folder may be below a world-writable one (/tmp), which sshd does not accept.
         "StrictModes no",
         "UseDNS no",
         "PrintMotd no",
@@ -77,12 +81,12 @@ def write_configuration(
         "LoginGraceTime 30",
         f"Subsystem sftp {sftp}",
         # One SetEnv line: of several, sshd takes only the first.
-        "SetEnv " + " ".join(_quoted(f"{name}={value}") for name, value in environment.items()),
+        "SetEnv " + " ".join(_quoted(f"{name}={value}") for name, value in server.environment.items()),
     ]
     if _version() >= (9, 8):
         lines.append("PerSourcePenalties no")
-    if wrapper is not None:
-        lines.append(f"ForceCommand {wrapper}")
+    if server.wrapper is not None:
+        lines.append(f"ForceCommand {server.wrapper}")
     file = configuration(folder)
     file.write_text("\n".join(lines) + "\n")
     _check(file)
@@ -121,7 +125,7 @@ def command(folder: Path) -> list[str]:
 
 
 def banner(host: str, port: int, timeout_s: float = 1.0) -> str | None:
-    """What an SSH server says first ("SSH-2.0-OpenSSH_9.2..."), or None when nobody says anything in time."""
+    """What an SSH server says first ("SSH-2.0-OpenSSH_9.2..."), or None when no server answers in time."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)
@@ -134,9 +138,7 @@ def banner(host: str, port: int, timeout_s: float = 1.0) -> str | None:
 def wait_for_banner(host: str, port: int, log: Path, node: str, timeout_s: float = 15.0) -> None:
     """Wait until the node's sshd answers. Raises HomelabError with the end of its log after `timeout_s`."""
     if not procfs.until(lambda: banner(host, port) is not None, timeout_s):
-        last = ""
-        with contextlib.suppress(OSError):
-            last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        last = "\n".join(files.tail(log, 5))
         raise HomelabError(
             f"sshd of {node} did not answer on {host}:{port} within {timeout_s:g} s\n{last}".rstrip(),
             where=f"{node}, {log}",
@@ -149,11 +151,11 @@ def _quoted(value: str | Path) -> str:
 
 
 def _version() -> tuple[int, int]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [program("ssh-keygen").replace("ssh-keygen", "ssh"), "-V"], capture_output=True, text=True, check=False
     )
-    found = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
-    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+    match = re.search(r"OpenSSH_(\d+)\.(\d+)", completed.stderr + completed.stdout)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def _check(file: Path) -> None:
@@ -163,6 +165,6 @@ def _check(file: Path) -> None:
         missing = re.search(r"Missing privilege separation directory: (\S+)", error.message)
         if missing is None:
             raise
-        # Made at boot by the ssh service where that is installed as one; on a machine without it nobody does.
+        # The ssh service makes it at boot; on a machine without that service it does not exist.
         Path(missing.group(1)).mkdir(mode=0o755, parents=True, exist_ok=True)
         call("sshd", "-t", "-f", str(file))

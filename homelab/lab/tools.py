@@ -1,4 +1,4 @@
-"""Running the programs a lab is built from (sshd, ip, tc, unshare), with a clear word when one is missing or fails."""
+"""Running the programs a lab is built from (sshd, ip, tc, unshare), with a clear error when one is missing or fails."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def require(*names: str) -> None:
 def program(name: str) -> str:
     """The absolute path of an installed program (sshd insists on one). Raises HomelabError when it is missing."""
     require(name)
-    found = shutil.which(name, path=_SEARCH)
-    assert found
-    return os.path.abspath(found)
+    path = shutil.which(name, path=_SEARCH)
+    assert path
+    return os.path.abspath(path)
 
 
 def call(*arguments: str, timeout_s: float = 20.0) -> str:
     """Run a program to its end and return what it printed. Raises HomelabError with its own words when it refuses."""
     command = [program(arguments[0]), *arguments[1:]]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -68,14 +68,14 @@ def call(*arguments: str, timeout_s: float = 20.0) -> str:
             where="this machine",
             hint="run it by hand to see why",
         ) from None
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    if completed.returncode != 0:
+        words = (completed.stderr or completed.stdout).strip() or f"exit code {completed.returncode}"
         raise HomelabError(
             f"{' '.join(arguments)}: {words}",
             where="this machine",
             hint="run it by hand; the lab changes nothing when it fails",
         )
-    return done.stdout
+    return completed.stdout
 
 
 @contextlib.contextmanager

@@ -1,19 +1,26 @@
-"""What this node says of itself, in one answer. Every probe stands alone: one that breaks is named, and its fields stay empty."""
+"""What this node answers about itself: {"node", "broken", one key per probe}. A probe that breaks is named in "broken", and its key is missing."""
+
+from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-PROBES = ("system", "room", "python", "gpu", "amd", "xid", "network", "model", "speeds", "data", "power", "runs", "collective")
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.machine_messages import Facts
+
+PROBES = ("system", "resources", "python", "gpu", "amd", "xid", "network", "model", "speed_profiles", "data", "power", "runs", "collective_test")
 
 
-def collect(request):
-    """The facts (types: `homelab.facts.Facts`).
+def collect(request: JsonObject) -> Facts:
+    """The facts (types: `homelab.facts.node.Facts`).
 
     `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}.
     """
-    facts = {"node": request["node"], "broken": {}}
+    facts: Facts = {"node": request["node"], "broken": {}}
     for name in PROBES:
         try:
-            facts.update(importlib.import_module("homelab.node.probes." + name).read(request))
+            facts[name] = importlib.import_module("homelab.node.probes." + name).read(request)  # type: ignore[literal-required]
         except Exception as error:
-            facts["broken"][name] = ("%s: %s" % (type(error).__name__, error))[:300]
+            facts["broken"][name] = (f"{type(error).__name__}: {error}")[:300]
     return facts

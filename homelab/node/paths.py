@@ -1,91 +1,79 @@
-"""Paths of a run on a node: the only place of the agent that spells them (the controller's twin is `homelab.runs.paths`)."""
+"""Folders of runs on this node (`homelab.protocol.layout` below a workdir), and which attempts they hold."""
+
+from __future__ import annotations
 
 import os
-import re
 
-from homelab.node import files
+from homelab.protocol import files, layout
 
-_SAFE = re.compile(r"\w[\w.-]*")
-_whole = {}  # folder of an attempt -> what its plan.json was on the disk when it was read
+_whole: dict[str, tuple[int, int, int]] = {}  # folder of an attempt -> what its plan.json was on the disk when it was read
 
 
-def is_usable(name):
-    """True for a name that is one path component and cannot climb."""
-    return isinstance(name, str) and _SAFE.fullmatch(name) is not None
-
-
-def checked(name):
-    """The name itself, when it is usable; ValueError otherwise."""
-    if not is_usable(name):
-        raise ValueError("not a usable name: %r" % (name,))
-    return name
-
-
-def expand(path):
+def expand(path: str) -> str:
     """`~/x` below this user's home; other paths as they are."""
     return os.path.expanduser(path)
 
 
-def run_dir(workdir, run):
+def run_dir(workdir: str, run: str) -> str:
     """Folder of a run."""
-    return os.path.join(expand(workdir), "runs", checked(run))
+    return os.path.join(expand(workdir), layout.run(run))
 
 
-def supervised_dir(workdir, run):
+def supervised_dir(workdir: str, run: str) -> str:
     """Folder of a run's supervisor, where it was put on this node."""
-    return os.path.join(expand(workdir), "supervised", checked(run))
+    return os.path.join(expand(workdir), layout.supervised(run))
 
 
-def speeds_file(workdir, model, kind):
-    """Measured speeds of a model and a method (the twin of `homelab.worker.speed.file_name`, whose dataclass needs Python 3.10)."""
-    last = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    name = "%s-%s.json" % (re.sub(r"[^a-z0-9._-]+", "-", last) or "model", kind)
+def speeds_file(workdir: str, model: str, kind: str) -> str:
+    """Measured speeds of a model and a method. Raises ValueError for a method that leads to another folder."""
+    name = layout.speeds_name(model, kind)
     if "/" in name:
-        raise ValueError("not a usable method: %r" % (kind,))
-    return os.path.join(expand(workdir), "speeds", name)
+        raise ValueError(f"not a usable method: {kind!r}")
+    return os.path.join(expand(workdir), layout.SPEEDS, name)
 
 
-def collective_file(workdir):
+def collective_file(workdir: str) -> str:
     """The record of the newest collective test that passed."""
     return os.path.join(expand(workdir), "collective.json")
 
 
-def gpu_file(workdir):
+def gpu_file(workdir: str) -> str:
     """What torch said of the cards when it was asked last."""
     return os.path.join(expand(workdir), "gpu.json")
 
 
-def attempt_dir(run_folder, attempt):
+def attempt_dir(run_folder: str, attempt: int) -> str:
     """Folder of one start of torchrun."""
-    return os.path.join(run_folder, "attempts", str(int(attempt)))
+    return os.path.join(run_folder, layout.attempt(attempt))
 
 
-def node_dir(run_folder, attempt, node):
+def node_dir(run_folder: str, attempt: int, node: str) -> str:
     """What this node writes about one attempt."""
-    return os.path.join(attempt_dir(run_folder, attempt), "nodes", checked(node))
+    return os.path.join(run_folder, layout.node(attempt, node))
 
 
-def names_here(run_folder, attempt):
+def names_here(run_folder: str, attempt: int) -> list[str]:
     """The names under which this machine was started in an attempt (where nodes share a disk: all of them)."""
-    folder = os.path.join(attempt_dir(run_folder, attempt), "nodes")
+    folder = os.path.join(run_folder, layout.nodes(attempt))
     try:
-        return sorted(name for name in os.listdir(folder) if is_usable(name) and os.path.exists(os.path.join(folder, name, "start.json")))
+        return sorted(name for name in os.listdir(folder) if layout.is_usable(name) and os.path.exists(os.path.join(folder, name, layout.START_JSON)))
     except OSError:
         return []
 
 
-def name_here(run_folder, attempt, node):
+def name_here(run_folder: str, attempt: int, node: str) -> str:
     """The name under which this machine took part, whatever cluster.toml calls it today; `node` where that cannot be told."""
     names = names_here(run_folder, attempt)
     return names[0] if node not in names and len(names) == 1 else node
 
 
-def attempts(run_folder):
-    """Numbers of the attempts this node knows, rising. A folder counts that a plan, or a start on a node, says to be that attempt of this run:
-    any other is nobody's, and must not look as if the run had gone on elsewhere.
+def attempts(run_folder: str) -> list[int]:
+    """The numbers of the attempts that this node knows, rising.
+
+    A folder counts when its plan, or its start on a node, names that attempt of this run. Other folders must not look like a newer attempt.
     """
     try:
-        names = os.listdir(os.path.join(run_folder, "attempts"))
+        names = os.listdir(os.path.join(run_folder, layout.ATTEMPTS))
     except OSError:
         return []
     return sorted(
@@ -93,31 +81,30 @@ def attempts(run_folder):
     )
 
 
-def _counts(run_folder, number):
-    """Costs one stat(2) when the plan was read before: who follows a run asks ten times a second."""
+def _counts(run_folder: str, number: int) -> bool:
+    """Whether a folder is an attempt. Costs one stat(2) when the plan was read before: a follower of a run asks ten times a second."""
     folder = attempt_dir(run_folder, number)
-    plan = os.path.join(folder, "plan.json")
+    plan = os.path.join(folder, layout.PLAN_JSON)
     try:
-        found = os.stat(plan)
+        status = os.stat(plan)
     except OSError:
-        found = None
-    mark = found and (found.st_mtime_ns, found.st_size, found.st_ino)
+        status = None
+    mark = status and (status.st_mtime_ns, status.st_size, status.st_ino)
     if mark and _whole.get(folder) == mark:
         return True
-    if _speaks_of(run_folder, number, plan, "ranks"):
+    if mark and _speaks_of(run_folder, number, plan, "ranks"):
         _whole[folder] = mark
         return True
-    # A plan that was damaged later takes nothing from the attempt that was started by it.
+    # An attempt counts even where its plan was damaged after the start.
     nodes = os.path.join(folder, "nodes")
     names = os.listdir(nodes) if os.path.isdir(nodes) else []
-    return any(_speaks_of(run_folder, number, os.path.join(nodes, name, "start.json"), "command") for name in names)
+    return any(_speaks_of(run_folder, number, os.path.join(nodes, name, layout.START_JSON), "command") for name in names)
 
 
-def _speaks_of(run_folder, number, path, part):
+def _speaks_of(run_folder: str, number: int, path: str, part: str) -> bool:
     """Whether a file is whole and of this run and attempt (a copied folder is of another)."""
     value = files.read_object(path)
     if value is None or not isinstance(value.get(part), list):
         return False
-    return value.get("attempt", number) == number and value.get(
-        "run", os.path.basename(run_folder)
-    ) == os.path.basename(run_folder)
+    run = os.path.basename(run_folder)
+    return bool(value.get("attempt", number) == number and value.get("run", run) == run)

@@ -13,35 +13,38 @@ from typing import Any
 from homelab import hardware
 from homelab.config.cluster import Cluster, Gpu, Node
 from homelab.errors import InputError
-from homelab.facts import Facts, GpuFacts
-from homelab.planning.model import Choice, SpareCard
+from homelab.facts.gpu import GpuFacts
+from homelab.facts.node import Facts
+from homelab.planning.machines import Machines
+from homelab.planning.types import Choice, SpareCard
+from homelab.text.units import gibibytes
 
 
 def chosen(node: Node, facts: Facts) -> Facts:
-    """The facts with the cards that take part in `gpus`, and the others in `gpus_left_out`. What torch and the driver's log say of those is
-    left out too: nobody judges a card that is not used."""
+    """The facts with the cards that take part in `gpu.cards`, and the others in `gpu.left_out`. What torch and the driver's log say of those is
+    left out too: a card that is not used is not judged."""
     cards = everything(facts)
     if _takes_all(node, cards):
         return facts
-    meant = {card.index for card in _meant(node.gpus, cards) if card is not None}
-    taken = tuple(card for card in cards if card.index in meant)
-    others = tuple(card for card in cards if card.index not in meant)
-    gone = {_slot(card.bus_id) for card in others if card.bus_id}
-    xids = None if facts.xids is None else tuple(xid for xid in facts.xids if _slot(xid.bus_id) not in gone)
-    probe = _of_cards(facts.gpu_probe, cards, taken)
-    return facts.model_copy(update={"gpus": taken, "gpus_left_out": others, "gpu_probe": probe, "xids": xids})
+    indexes = {card.index for card in _meant(node.gpus, cards) if card is not None}
+    used = tuple(card for card in cards if card.index in indexes)
+    others = tuple(card for card in cards if card.index not in indexes)
+    hidden = {_slot(card.bus_id) for card in others if card.bus_id}
+    xids = None if facts.xid is None else tuple(xid for xid in facts.xid if _slot(xid.bus_id) not in hidden)
+    probe = _of_cards(facts.gpu.torch, cards, used)
+    return facts.model_copy(update={"gpu": facts.gpu.model_copy(update={"cards": used, "left_out": others, "torch": probe}), "xid": xids})
 
 
 def of_cluster(cluster: Cluster, facts: Mapping[str, Facts]) -> dict[str, Facts]:
     """The same for all nodes. Raises InputError for a node without a card that cluster.toml points at."""
-    found = dict(facts)
+    chosen_facts = dict(facts)
     for node in cluster.nodes:
-        known = facts.get(node.name)
-        if known is not None:
-            for fault in missing(node, known):
-                raise InputError(fault, where=f"cluster.toml, node {node.name}, gpus", hint=choose(node, known))
-            found[node.name] = chosen(node, known)
-    return found
+        node_facts = facts.get(node.name)
+        if node_facts is not None:
+            for fault in missing(node, node_facts):
+                raise InputError(fault, where=f"cluster.toml, node {node.name}, gpus", hint=choose(node, node_facts))
+            chosen_facts[node.name] = chosen(node, node_facts)
+    return chosen_facts
 
 
 def missing(node: Node, facts: Facts) -> list[str]:
@@ -52,49 +55,54 @@ def missing(node: Node, facts: Facts) -> list[str]:
     cards = everything(facts)
     if not cards or _takes_all(node, cards):
         return []
-    found = []
+    faults = []
     for belief, card in zip(node.gpus, _meant(node.gpus, cards), strict=True):
         name = belief.uuid or (f"GPU {belief.index}" if belief.index is not None else f'"{belief.model}"')
         both = [f"GPU {one.index}" for one in cards if belief.uuid is not None and _fits(belief, one)]
         if len(both) > 1:
-            found.append(f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}")
+            faults.append(f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}")
         elif card is None:
-            found.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
+            faults.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
         elif not same_card(belief.model, card.name):
-            found.append(f'cluster.toml says that {name} is a "{belief.model}", and it is a {short(card.name)}: {described(cards)}')
-    return found
+            faults.append(f'cluster.toml says that {name} is a "{belief.model}", and it is a {short(card.name)}: {described(cards)}')
+    return faults
 
 
 def pairs(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[tuple[Gpu, GpuFacts]]:
     """Each card that the owner named with the one that is meant; what is left of both, in order."""
-    meant = list(zip(beliefs, _meant(beliefs, cards), strict=True))
-    taken = {card.index for _, card in meant if card is not None}
-    left = zip((belief for belief, card in meant if card is None), (card for card in cards if card.index not in taken), strict=False)
-    return [(belief, card) for belief, card in meant if card is not None] + list(left)
+    matches = list(zip(beliefs, _meant(beliefs, cards), strict=True))
+    indexes = {card.index for _, card in matches if card is not None}
+    left = zip((belief for belief, card in matches if card is None), (card for card in cards if card.index not in indexes), strict=False)
+    return [(belief, card) for belief, card in matches if card is not None] + list(left)
 
 
-def spare(nodes: Sequence[Node], facts: Mapping[str, Facts], choices: list[Choice]) -> dict[str, tuple[SpareCard, ...]]:
-    """The cards that take no part, by node, with a reason for each in `choices`."""
-    left_out = {node.name: facts[node.name].gpus_left_out if node.name in facts else () for node in nodes}
-    for name, of_node in left_out.items():
-        for card in of_node:
+def spare(facts: Facts | None) -> tuple[SpareCard, ...]:
+    """The cards of a node that take no part."""
+    return tuple(SpareCard(index=card.index, name=card.name) for card in (facts.gpu.left_out if facts else ()))
+
+
+def choices(machines: Machines) -> list[Choice]:
+    """The reason for each card that takes no part."""
+    reasons = []
+    for name in machines.names:
+        for card in spare(machines.facts.get(name)):
             because = f"`gpus` of {name} in cluster.toml names fewer cards than it has, and not this {short(card.name)}"
-            choices.append(Choice(subject=f"GPU {card.index} of {name}", value="left out", because=because))
-    return {name: tuple(SpareCard(index=card.index, name=card.name) for card in of_node) for name, of_node in left_out.items()}
+            reasons.append(Choice(subject=f"GPU {card.index} of {name}", value="left out", because=because))
+    return reasons
 
 
 def everything(facts: Facts) -> tuple[GpuFacts, ...]:
     """Every card of the node in nvidia-smi's order, whether a choice was made already or not."""
-    return tuple(sorted((*facts.gpus, *facts.gpus_left_out), key=lambda card: card.index))
+    return tuple(sorted((*facts.gpu.cards, *facts.gpu.left_out), key=lambda card: card.index))
 
 
 def described(cards: Sequence[GpuFacts]) -> str:
-    """What a person chooses from: `GPU 0 is a RTX 3070 Ti (GPU-5e1c...), GPU 1 is ...`."""
+    """The cards that a person chooses from: `GPU 0 is a RTX 3070 Ti (GPU-5e1c...), GPU 1 is ...`."""
     return ", ".join(f"GPU {card.index} is a {short(card.name)}{f' ({card.uuid})' if card.uuid else ''}" for card in cards)
 
 
 def choose(node: Node, facts: Facts) -> str:
-    """The edit that mends a choice of cards which are not there."""
+    """The edit of cluster.toml that fixes a choice of missing cards."""
     return f"{edit(node, everything(facts))}, without those that are not to train"
 
 
@@ -104,10 +112,10 @@ def edit(node: Node, cards: Sequence[GpuFacts]) -> str:
     entries = []
     for card in cards:
         if card.memory_total_bytes is not None:
-            vram = f"{round(card.memory_total_bytes / 2**30)}"
+            vram = f"{round(gibibytes(card.memory_total_bytes))}"
         else:
-            known, belief = hardware.lookup(card.name), believed.get(card.index)
-            vram = f"{belief.vram_gb:g}" if belief else f"{round(known.memory_bytes / 2**30) if known else '?'}"
+            sheet, belief = hardware.lookup(card.name), believed.get(card.index)
+            vram = f"{belief.vram_gb:g}" if belief else f"{round(gibibytes(sheet.memory_bytes)) if sheet else '?'}"
         uuid = f", uuid = {json.dumps(card.uuid)}" if card.uuid and any(map(_is_pointed_at, node.gpus)) else ""
         entries.append(f"{{ model = {json.dumps(short(card.name))}, vram_gb = {vram}{uuid} }}")
     return f"edit cluster.toml, node {node.name}: gpus = [{', '.join(entries)}]"
@@ -133,7 +141,7 @@ def short(name: str) -> str:
 
 
 def _takes_all(node: Node, cards: Sequence[GpuFacts]) -> bool:
-    """Whether there is nothing to choose: no card is named, or as many as there are and none is pointed at."""
+    """True where nothing has to be chosen: no card is named, or all are named without a uuid or an index."""
     return not node.gpus or (len(node.gpus) >= len(cards) and not any(map(_is_pointed_at, node.gpus)))
 
 
@@ -142,13 +150,13 @@ def _is_pointed_at(belief: Gpu) -> bool:
 
 
 def _meant(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[GpuFacts | None]:
-    """The card that each belief surely means: those that are pointed at first (a whole uuid before the beginning of one), then by name."""
+    """The card that each entry of cluster.toml means: by uuid or index first (a whole uuid before the beginning of one), then by name."""
     left = list(cards)
-    found: list[GpuFacts | None] = [None] * len(beliefs)
+    matches: list[GpuFacts | None] = [None] * len(beliefs)
     for number in sorted(range(len(beliefs)), key=lambda number: (not _is_pointed_at(beliefs[number]), -len(beliefs[number].uuid or ""))):
         place = next((place for place, card in enumerate(left) if _fits(beliefs[number], card)), None)
-        found[number] = None if place is None else left.pop(place)
-    return found
+        matches[number] = None if place is None else left.pop(place)
+    return matches
 
 
 def _fits(belief: Gpu, card: GpuFacts) -> bool:
@@ -159,13 +167,13 @@ def _fits(belief: Gpu, card: GpuFacts) -> bool:
     return same_card(belief.model, card.name)
 
 
-def _of_cards(probe: dict[str, Any] | None, cards: Sequence[GpuFacts], taken: Sequence[GpuFacts]) -> dict[str, Any] | None:
+def _of_cards(probe: dict[str, Any] | None, cards: Sequence[GpuFacts], used: Sequence[GpuFacts]) -> dict[str, Any] | None:
     """What torch said of these cards alone: by uuid, and where it tells none by its place, if it saw as many as there are."""
     devices = (probe or {}).get("devices")
     if probe is None or not devices:
         return probe
-    indexes, uuids, known = {card.index for card in taken}, {card.uuid for card in taken}, {card.uuid for card in cards} - {None}
-    if all(device.get("uuid") in known for device in devices):
+    indexes, uuids, known_uuids = {card.index for card in used}, {card.uuid for card in used}, {card.uuid for card in cards} - {None}
+    if all(device.get("uuid") in known_uuids for device in devices):
         devices = [device for device in devices if device["uuid"] in uuids]
     elif len(devices) == len(cards):
         devices = [device for card, device in zip(cards, devices, strict=True) if card.index in indexes]

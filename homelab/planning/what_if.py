@@ -1,4 +1,4 @@
-"""What would change with another card in the cluster, or without a node: hypothetical machines for the planner. Runs nothing."""
+"""What would change with another card in the cluster, or without a node: hypothetical machines for the planner. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from homelab.config.cluster import Cluster, Gpu, Node
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError, did_you_mean
-from homelab.facts import Facts, GpuFacts
+from homelab.facts.gpu import GpuFacts, NvidiaFacts
+from homelab.facts.machine import ResourcesFacts, SystemFacts
+from homelab.facts.node import Facts
 from homelab.hardware import CARDS, Card, lookup
-from homelab.planning.ranks import card_count
+from homelab.text.units import gibibytes
 
 _WHERE = "--what-if"
 _ADD = re.compile(r"\+(?:(\d+)\s*x\s*)?(.+)")
@@ -32,12 +34,12 @@ def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Chang
 
     `device` is what the cluster trains on now.
     """
-    found = []
+    changes = []
     names = [node.name for node in cluster.nodes]
     for text in texts:
         added = _ADD.fullmatch(text.strip())
         if added is not None:
-            found.append(_added(text, int(added[1] or 1), added[2].strip(), device))
+            changes.append(_added(text, int(added[1] or 1), added[2].strip(), device))
         elif text.strip().startswith("-") and text.strip()[1:]:
             name = text.strip()[1:]
             if name not in names:
@@ -46,37 +48,32 @@ def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Chang
                     where=f"{_WHERE} {text}",
                     hint=f"the nodes are: {', '.join(names)}",
                 )
-            found.append(Change(text, node=name))
+            changes.append(Change(text, node=name))
         else:
             near = f"+{text}" if lookup(text) else f"-{text}" if text in names else "+RTX3090"
             raise InputError(
                 f'"{text}" says neither what comes nor what goes', where=_WHERE,
                 hint=f"--what-if {near} (+CARD: one more machine with it; -NODE: without this node)",
             )  # fmt: skip
-    gone = {change.node for change in found}
-    if set(names) <= gone and not any(change.card for change in found):
+    removed = {change.node for change in changes}
+    if set(names) <= removed and not any(change.card for change in changes):
         raise InputError("nothing is left to train on", where=_WHERE, hint=f"keep one of: {', '.join(names)}")
-    return tuple(found)
-
-
-def device_of(cluster: Cluster, facts: Mapping[str, Facts]) -> str:
-    """What the cluster trains on now: "cuda" where any node has a card, else "cpu"."""
-    return "cuda" if any(card_count(node, facts) for node in cluster.nodes) else "cpu"
+    return tuple(changes)
 
 
 def apply(changes: Sequence[Change], cluster: Cluster, facts: Mapping[str, Facts]) -> tuple[Cluster, dict[str, Facts]]:
     """The cluster with these changes, and its facts: a new machine has all memory of its cards free, and 1 Gbit/s to the others."""
-    gone = {change.node for change in changes if change.node}
-    nodes = [node for node in cluster.nodes if node.name not in gone]
-    known = {name: facts[name] for name in facts if name not in gone}
+    removed = {change.node for change in changes if change.node}
+    nodes = [node for node in cluster.nodes if node.name not in removed]
+    changed_facts = {name: facts[name] for name in facts if name not in removed}
     for change in changes:
         if change.card is None:
             continue
         name = _free_name(change.card, [node.name for node in cluster.nodes] + [node.name for node in nodes])
         nodes.append(_machine(name, change.card, change.count, len(nodes)))
-        known[name] = _facts(name, change.card, change.count)
-    left_out = (*cluster.left_out, *(node.name for node in cluster.nodes if node.name in gone))
-    return cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), known
+        changed_facts[name] = _facts(name, change.card, change.count)
+    left_out = (*cluster.left_out, *(node.name for node in cluster.nodes if node.name in removed))
+    return cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), changed_facts
 
 
 def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:
@@ -89,9 +86,9 @@ def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:
 def _added(text: str, count: int, name: str, device: str) -> Change:
     card = lookup(name)
     if card is None:
-        known = {known.name.replace(" ", "").lower(): known.name for known in CARDS}
-        near = did_you_mean(name.replace(" ", "").lower(), known)
-        for short, full in known.items():
+        names = {data_sheet.name.replace(" ", "").lower(): data_sheet.name for data_sheet in CARDS}
+        near = did_you_mean(name.replace(" ", "").lower(), names)
+        for short, full in names.items():
             near = near.replace(f'"{short}"', f'"{full}"')
         raise InputError(
             f'no data sheet here for a card named "{name}".{near}',
@@ -117,9 +114,9 @@ def _free_name(card: Card, taken: Sequence[str]) -> str:
 
 def _machine(name: str, card: Card, count: int, index: int) -> Node:
     address = (
-        f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): nobody is ever dialled here
+        f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): no connection is ever made to it
     )
-    gpu = Gpu(model=card.name, vram_gb=card.memory_bytes / 2**30)
+    gpu = Gpu(model=card.name, vram_gb=gibibytes(card.memory_bytes))
     return Node(name=name, host=address, lan_address=address, interface="lan", gpus=(gpu,) * count)
 
 
@@ -130,12 +127,7 @@ def _facts(name: str, card: Card, count: int) -> Facts:
     )
     return Facts(
         node=name,
-        time=0.0,
-        hostname=name,
-        user="",
-        home="/",
-        workdir="/homelab",
-        cpu_count=8,
-        nvidia_smi="ok",
-        gpus=cards,
+        system=SystemFacts(time=0.0, hostname=name, home="/", cpu_count=8),
+        resources=ResourcesFacts(workdir="/homelab"),
+        gpu=NvidiaFacts(nvidia_smi="ok", cards=cards),
     )

@@ -7,19 +7,20 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from homelab.checks.commands import on_node, path_word
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError
-from homelab.planning.command import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
+from homelab.node_commands import by_root, on_node, path_word
 from homelab.remote import answers, ship
+from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.remote.session import Completed, Session, Stream
-from homelab.runs.reply import plain, plain_lines
+from homelab.text.hint import Command, Hint, homelab
+from homelab.text.sanitize import plain, plain_lines
 
 _MARK = ANSWER_MARK.encode() + b"\n"
 _AGENT_MARK = AGENT_MARK.encode() + b"\n"
 _OPEN_TIMEOUT_S = 20.0
 _MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ranks, has some hundred kilobytes
-# A run's own file, which must not change; texts that whoever shows them makes harmless (`homelab.runs.reply`).
+# A run's own file, which must not change; texts that are made harmless where they are shown (`homelab.runs.poll_reply`).
 _AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
 _NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "File exists", "No such file or directory: '")
@@ -48,20 +49,17 @@ class Agent:
 
     def ask(self, verb: str, request: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> dict[str, Any]:
         """One question, one answer. Raises UnreachableError (no answer) or HomelabError (refused)."""
-        done = self._run(verb, request, b"", timeout_s, None)
-        return self._answer(verb, done)
+        return self._answer(verb, self._run(verb, request, b"", timeout_s, None))
 
-    def send(
-        self, verb: str, request: dict[str, Any], body: bytes | BinaryIO, *, timeout_s: float = 600.0
-    ) -> dict[str, Any]:
+    def send(self, verb: str, request: dict[str, Any], body: bytes | BinaryIO, *, timeout_s: float = 600.0) -> dict[str, Any]:
         """A question with a body of bytes (receive-file, receive-checkpoint)."""
         return self._answer(verb, self._run(verb, request, body, timeout_s, None))
 
     def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, timeout_s: float = 600.0) -> None:
-        """A question answered with raw bytes (send-checkpoint, send-final), written to `into`."""
-        done = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into)))
-        if done.returncode != 0:
-            raise self._error(f"it could not send what was asked for ({verb})", done)
+        """A question answered with raw bytes (send-checkpoint), written to `into`."""
+        completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into)))
+        if completed.returncode != 0:
+            raise self._error(f"it could not send what was asked for ({verb})", completed)
 
     def open(self, verb: str, request: dict[str, Any]) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
@@ -79,9 +77,9 @@ class Agent:
 
     def unpack(self, place: str, archive: bytes, *, timeout_s: float = 60.0) -> None:
         """Put an archive of code (`homelab.remote.ship`) into the folder that is named by its content, unless it is there."""
-        done = self.session.run(unpack_command(self.node.python, place), stdin=archive, timeout_s=timeout_s)
-        if done.returncode != 0:
-            raise self._error("homelab's code could not be unpacked on this node", done)
+        completed = self.session.run(unpack_command(self.node.python, place), stdin=archive, timeout_s=timeout_s)
+        if completed.returncode != 0:
+            raise self._error("homelab's code could not be unpacked on this node", completed)
 
     def close(self) -> None:
         """Close the connection."""
@@ -100,23 +98,21 @@ class Agent:
         self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
     ) -> Completed:
         command, head = self._command(verb), self._request(request)
-        done = self._run_once(command, head, body, timeout_s, into)
-        if done.returncode == _CODE_MISSING:
-            self._ship(timeout_s)
+        completed = self._run_once(command, head, body, timeout_s, into)
+        if completed.returncode == _CODE_MISSING:
+            self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
             if not isinstance(body, bytes):
                 body.seek(0)  # nothing was read by the command that found no code; what was sent to it is sent again
-            done = self._run_once(command, head, body, timeout_s, into)
-        return done
+            completed = self._run_once(command, head, body, timeout_s, into)
+        return completed
 
-    def _run_once(
-        self, command: str, head: bytes, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
-    ) -> Completed:
+    def _run_once(self, command: str, head: bytes, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
         """Into memory where no file is given, but not more than an answer can have: a shell may print without end."""
         if into is not None:
             return self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
-        said = _AtMost(_MOST_ANSWER_BYTES, self._endless)
-        done = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=cast(BinaryIO, said))
-        return Completed(done.returncode, bytes(said.bytes), done.stderr)
+        output = _AtMost(_MOST_ANSWER_BYTES, self._endless)
+        completed = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=cast(BinaryIO, output))
+        return Completed(completed.returncode, bytes(output.bytes), completed.stderr)
 
     def _endless(self) -> HomelabError:
         return HomelabError(
@@ -124,20 +120,17 @@ class Agent:
             hint=f"what does its shell print on start? {on_node(self.node, 'true')}",
         )  # fmt: skip
 
-    def _ship(self, timeout_s: float) -> None:
-        self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
-
-    def _answer(self, verb: str, done: Completed) -> dict[str, Any]:
-        if done.returncode == _PYTHON_MISSING:
-            raise self._error("no Python", done)
-        if _MARK not in done.stdout and done.returncode >= 0:
-            raise self._not_begun(done)
+    def _answer(self, verb: str, completed: Completed) -> dict[str, Any]:
+        if completed.returncode == _PYTHON_MISSING:
+            raise self._error("no Python", completed)
+        if _MARK not in completed.stdout and completed.returncode >= 0:
+            raise self._not_begun(completed)
         # A shell that greets on start has printed before the first mark, a Python that does so before the second.
-        said = done.stdout.partition(_MARK)[2]
+        output = completed.stdout.partition(_MARK)[2]
         try:
-            answer = json.loads(said.partition(_AGENT_MARK)[2] if _AGENT_MARK in said else said)
+            answer = json.loads(output.partition(_AGENT_MARK)[2] if _AGENT_MARK in output else output)
         except (ValueError, RecursionError):
-            raise self._error(f"it gave no answer to '{verb}' (exit code {done.returncode})", done, said) from None
+            raise self._error(f"it gave no answer to '{verb}' (exit code {completed.returncode})", completed, output) from None
         refusal = answer.get("error") if isinstance(answer, dict) else None
         if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
             raise self._refusal(refusal)
@@ -158,10 +151,10 @@ class Agent:
             return self._full(f": {message}")
         if error["kind"] == "internal" and _OF_DAMAGED_CODE.search(message):
             return self._damaged(message)
-        hint = f"homelab preflight --nodes {self.node.name}; by hand: {self._on_node('ls -l')}"
+        hint = Hint("{}; by hand: {}", homelab("preflight --nodes", self.node.name), self._on_node("ls -l"))
         where = plain_lines(str(error.get("where") or ""))
         return _OF_CLAIMS.get(str(error["kind"]), HomelabError)(
-            message, where=f"{self._where()}{', ' if where else ''}{where}", hint=plain_lines(str(error.get("hint") or "")) or hint
+            message, where=f"{self._where()}{', ' if where else ''}{where}", hint=Hint.said(plain_lines(str(error.get("hint") or ""))) or hint
         )
 
     def _full(self, details: str = "") -> HomelabError:
@@ -170,12 +163,12 @@ class Agent:
             hint=f"make room: {self._on_node('df -h')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
         )  # fmt: skip
 
-    def _not_begun(self, done: Completed) -> HomelabError:
+    def _not_begun(self, completed: Completed) -> HomelabError:
         """The login shell itself did something else than the command it was given."""
-        said = plain_lines(b"\n".join([done.stdout[-2000:], done.stderr[-2000:]]).decode("utf-8", "replace"))
-        last = ([line for line in said.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
+        output = plain_lines(b"\n".join([completed.stdout[-2000:], completed.stderr[-2000:]]).decode("utf-8", "replace"))
+        last = ([line for line in output.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
         return HomelabError(
-            f"its shell did not get as far as homelab's agent (exit code {done.returncode}): {last}", where=self._where(),
+            f"its shell did not get as far as homelab's agent (exit code {completed.returncode}): {last}", where=self._where(),
             hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; else look at what its shell reads on start "
             "(~/.bashrc, ~/.profile, ~/.config/fish/config.fish, ~/.cshrc) for an exit or an exec, and at the account's login shell",
         )  # fmt: skip
@@ -186,16 +179,16 @@ class Agent:
             hint=f"{on_node(self.node, f'rm -r {path_word(ship.code_dir(self.node.workdir))}')} (it is shipped anew then)",
         )  # fmt: skip
 
-    def _error(self, message: str, done: Completed, said: bytes = b"") -> HomelabError:
-        """`said`: what came on stdout where an answer should be. Its words are shown where stderr has none."""
-        text = plain_lines(done.stderr.decode("utf-8", "replace"))
-        words = text or plain_lines(said[-2000:].decode("utf-8", "replace").replace(AGENT_MARK, ""))
+    def _error(self, message: str, completed: Completed, output: bytes = b"") -> HomelabError:
+        """`output`: what came on stdout where an answer should be. Its words are shown where stderr has none."""
+        text = plain_lines(completed.stderr.decode("utf-8", "replace"))
+        words = text or plain_lines(output[-2000:].decode("utf-8", "replace").replace(AGENT_MARK, ""))
         last = ([line for line in words.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
-        if done.returncode == _PYTHON_MISSING:
+        if completed.returncode == _PYTHON_MISSING:
             return HomelabError(
                 f"there is no Python at {self.node.python}, and no python3 either",
                 where=self._where(),
-                hint=f"{on_node(self.node, 'sudo apt install python3-venv && python3 -m venv ~/.homelab/env')}; then edit cluster.toml: python = ...",
+                hint=f"{on_node(self.node, by_root('apt install python3-venv'), 'python3 -m venv ~/.homelab/env')}; then edit cluster.toml: python = ...",
             )
         if "No space left" in text or "Errno 28" in text:
             return self._full()
@@ -204,14 +197,14 @@ class Agent:
                 last, where=f"{self._where()}, python = {self.node.python}",
                 hint=f"install a newer one there, make an environment with it, then edit cluster.toml, node {self.node.name}: python = ...",
             )  # fmt: skip
-        if done.returncode < 0:
+        if completed.returncode < 0:
             return HomelabError(
                 "the agent was killed while it answered (out of memory?)", where=self._where(),
-                hint=on_node(self.node, "free -h; sudo dmesg | tail"),
+                hint=on_node(self.node, Command("free -h; sudo dmesg | tail", needs_root=True)),
             )  # fmt: skip
-        if done.returncode == 1 and _OF_DAMAGED_CODE.search(last):
+        if completed.returncode == 1 and _OF_DAMAGED_CODE.search(last):
             return self._damaged(last)
-        if done.returncode in (126, 127):  # what a shell says when it cannot start a program
+        if completed.returncode in (126, 127):  # message of a shell that cannot start a program
             return HomelabError(
                 f"the Python of this node does not start: {last}", where=f"{self._where()}, python = {self.node.python}",
                 hint=f"{on_node(self.node, f'{path_word(self.node.python)} --version')}; or edit cluster.toml: python = ...",
@@ -223,7 +216,7 @@ class Agent:
                 hint=f"{self._on_node('ls -ld')}; or edit cluster.toml, node {self.node.name}: workdir = ...",
             )
         by_hand = f"by hand: {on_node(self.node, 'true')}"
-        if said and not text:
+        if output and not text:
             python = on_node(self.node, f"{path_word(self.node.python)} -c pass")
             by_hand = f"this must print nothing: {python}; else look at its sitecustomize and .pth files"
         return HomelabError(f"{message}: {last}", where=self._where(), hint=by_hand)

@@ -6,43 +6,44 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from homelab.checks.sample_result import SampleResult
-from homelab.facts import Facts, Loose
-from homelab.runs import reply
-from homelab.runs.reply import Exit, Line, Moment, Reply, SupervisorReply
-from homelab.runs.store import USABLE_NAME
+from homelab.facts.data_sample import SampleResult
+from homelab.facts.node import Facts
+from homelab.models import WireModel
+from homelab.protocol.layout import USABLE_NAME
+from homelab.provision.node_state import Made, NodeState, Received, Removed
+from homelab.runs.poll_reply import ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class KnownRun(Loose):
+class KnownRun(WireModel):
     """A run of which the node has a folder."""
 
     name: RunName
-    created_at: Moment | None = None
+    created_at: MomentOrNone = None
     attempt: int = 0
     alive: bool = False
-    exit: Exit | None = None
+    exit: ExitOrNone = None
     final: bool = False
 
 
-class Runs(Loose):
+class Runs(WireModel):
     """`runs`."""
 
     runs: tuple[KnownRun, ...]
     secrets_removed: tuple[RunName, ...] = ()
 
 
-class Described(Loose):
+class Described(WireModel):
     """`describe`: run.json and the plans by number of attempt, None where the node has none."""
 
     run_json: dict[str, Any] | None
     plans: dict[Annotated[int, Field(ge=1)], dict[str, Any] | None]
 
 
-class Stopped(Loose):
+class Stopped(WireModel):
     """`stop`."""
 
     asked: int
@@ -51,8 +52,8 @@ class Stopped(Loose):
     as_nodes: tuple[Line, ...] = ()
 
 
-class Holder(Loose):
-    """Who has a run, or has started another one. `process` is read by `homelab.runs.owner`."""
+class Holder(WireModel):
+    """Who has a run, or has started another one. `process` is read by `homelab.runs.process_owner`."""
 
     run: RunName
     token: Annotated[str, Field(max_length=200)]
@@ -63,14 +64,14 @@ class Holder(Loose):
     is_started: bool
 
 
-class Claimed(Loose):
+class Claimed(WireModel):
     """`claim`."""
 
     holder: Holder | None
     newest: Annotated[int, Field(ge=0)] = 0
 
 
-class Stacks(Loose):
+class Stacks(WireModel):
     """`stacks`."""
 
     ranks: dict[int, tuple[Line, ...]]
@@ -78,13 +79,13 @@ class Stacks(Loose):
     dumps: tuple[Line, ...] = ()
 
 
-class Port(Loose):
+class Port(WireModel):
     """`free-port`."""
 
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
-class Dial(Loose):
+class Dial(WireModel):
     """One dial of `meet`, or what it measured of one pair (`homelab.checks.evidence.Link` has the fields)."""
 
     node: str
@@ -102,7 +103,7 @@ class Dial(Loose):
     error: Line | None = None
 
 
-class Dials(Loose):
+class Dials(WireModel):
     """A line of `meet`."""
 
     links: tuple[Dial, ...]
@@ -110,27 +111,35 @@ class Dials(Loose):
     dropped: Annotated[int, Field(ge=0)] = 0
 
 
-class HasFile(Loose):
+class HasFile(WireModel):
     """`has-file`."""
 
     found: bool
     differs: bool
 
 
-class Checkpoints(Loose):
-    """`checkpoints`."""
+class Shards(WireModel):
+    """The parts of a checkpoint that a node has."""
+
+    of: Annotated[int, Field(ge=1, le=65536)]
+    held: tuple[Annotated[int, Field(ge=0, le=65535)], ...]
+
+
+class Checkpoints(WireModel):
+    """`checkpoints`. `shards`: step -> what the node has of it, where that is not all."""
 
     good: tuple[Annotated[int, Field(ge=0)], ...]
     bad: dict[str, str]
+    shards: dict[str, Shards] = {}
 
 
-class Answer(Loose):
+class Answer(WireModel):
     """`chat`."""
 
     answer: str
 
 
-class DryRunResult(Loose):
+class DryRunResult(WireModel):
     """One situation of a `dry-run`."""
 
     peak_bytes: Annotated[int, Field(ge=0)]
@@ -139,13 +148,13 @@ class DryRunResult(Loose):
     seconds: Seconds
 
 
-class DryRuns(Loose):
+class DryRuns(WireModel):
     """`dry-run`: in the order of the situations, fewer when the time was over."""
 
     results: tuple[DryRunResult, ...]
 
 
-class CollectiveRank(Loose):
+class CollectiveRank(WireModel):
     """What one rank of the collective smoke test wrote down. `results` are checked where they are read."""
 
     stage: Annotated[str, Field(max_length=100)] = "starting"
@@ -157,7 +166,7 @@ class CollectiveRank(Loose):
 Ranks = dict[Annotated[int, Field(ge=0)], CollectiveRank]
 
 
-class CollectiveEnded(Loose):
+class CollectiveEnded(WireModel):
     """How torchrun ended on a node, and what is left of it."""
 
     returncode: int | None = None
@@ -166,7 +175,7 @@ class CollectiveEnded(Loose):
     errors: tuple[str, ...] = ()
 
 
-class CollectiveLine(Loose):
+class CollectiveLine(WireModel):
     """One line of `collective`."""
 
     phase: Annotated[str, Field(max_length=100)]
@@ -174,7 +183,7 @@ class CollectiveLine(Loose):
     ended: CollectiveEnded | None = None
 
 
-class CollectiveLook(Loose):
+class CollectiveLook(WireModel):
     """`collective-look`."""
 
     phase: Annotated[str, Field(max_length=100)]
@@ -182,13 +191,13 @@ class CollectiveLook(Loose):
     log: tuple[str, ...]
 
 
-class SampleOfData(Loose):
+class SampleOfData(WireModel):
     """`sample-data`: None where nothing is kept and nothing was to be read."""
 
     sample: SampleResult | None
 
 
-class Manifest(Loose):
+class Manifest(WireModel):
     """`manifest`."""
 
     recipe_hash: Annotated[str, Field(max_length=200)] | None
@@ -196,15 +205,15 @@ class Manifest(Loose):
     files: dict[Annotated[str, Field(max_length=300)], Annotated[str, Field(max_length=100)]] = Field(default_factory=dict)
 
 
-class SupervisorNeeds(Loose):
+class SupervisorNeeds(WireModel):
     """`supervisor-needs`."""
 
     python: Annotated[str, Field(max_length=4096)]
     version: tuple[int, int, int]
-    missing: tuple[Annotated[str, Field(max_length=100)], ...]
+    packages: dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=100)]]
 
 
-class Barrier(Loose):
+class Barrier(WireModel):
     """Why a node cannot be reached from another one (`homelab.errors` has the first three fields)."""
 
     message: Annotated[str, Field(max_length=4000)]
@@ -213,25 +222,25 @@ class Barrier(Loose):
     is_login: bool
 
 
-class SupervisorReach(Loose):
+class SupervisorReach(WireModel):
     """`supervisor-reach`."""
 
     errors: dict[str, Barrier | None]
 
 
-class SupervisorStarted(Loose):
+class SupervisorStarted(WireModel):
     """`supervisor-start`."""
 
     log: Annotated[str, Field(max_length=4096)]
 
 
-class SupervisorLook(Loose):
+class SupervisorLook(WireModel):
     """`supervisor-look`."""
 
     supervisor: SupervisorReply | None
 
 
-class SupervisorEnded(Loose):
+class SupervisorEnded(WireModel):
     """`supervisor-end`."""
 
     was_alive: bool
@@ -244,27 +253,16 @@ SHAPES: dict[str, type[BaseModel]] = {
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
+    "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 
 
 def without_damage(verb: str, answer: Any) -> Any:
-    """The answer without what damaged files on the node gave to it: they are no reason to call the node one that cannot be asked."""
-    if verb == "poll" and isinstance(answer, dict):
-        return reply.without_damage(answer)
-    if verb == "runs" and isinstance(answer, dict) and isinstance(answer.get("runs"), list):
-        return answer | {"runs": [_run_without_damage(entry) for entry in answer["runs"]]}
-    return answer
-
-
-def _run_without_damage(entry: Any) -> Any:
-    if not isinstance(entry, dict):
-        return entry
-    created_at, ended = entry.get("created_at"), reply.whole(Exit, entry.get("exit"))
-    known = {"attempt": 0, "alive": False, "final": False} | entry
-    return known | {
-        "created_at": created_at if reply.is_moment(created_at) else None,
-        "exit": ended if ended is None else Exit.model_validate(ended).model_dump(),
-    }
+    """The answer without what damaged files on the node gave to it, where it is used as it is; `poll` is read through its models."""
+    try:
+        return Runs.model_validate(answer).model_dump() if verb == "runs" else answer
+    except ValidationError:
+        return answer
 
 
 def fault(verb: str, answer: Any) -> str | None:
@@ -277,6 +275,6 @@ def fault(verb: str, answer: Any) -> str | None:
             shape.model_validate(answer)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        return f"{where}{': ' if where else ''}{what[0].lower()}{what[1:]}"
+        where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{where}{': ' if where else ''}{message[0].lower()}{message[1:]}"
     return None

@@ -1,4 +1,4 @@
-"""The same thing on every node at once: results and errors by node name, nobody waits for the slowest twice."""
+"""Asks every node at once: results and errors by node name, in the time of the slowest node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from homelab.config.interpreter import for_recipe
 from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError, UnreachableError
 from homelab.remote.agent import Agent, connect
+from homelab.text.hint import homelab
 
 RETRY_AFTER_S = 5.0
 
@@ -90,7 +91,7 @@ class Fleet:
 
     def give_up(self, name: str, because: str) -> None:
         """End what is being asked of this node, from another thread, and ask it nothing any more: it would be waited for in vain."""
-        self._given_up[name] = UnreachableError(because, where=f"node {name}", hint="homelab preflight --only ssh")
+        self._given_up[name] = UnreachableError(because, where=f"node {name}", hint=homelab("preflight --only ssh"))
         self._drop(name)
 
     def _refuse_given_up(self, name: str) -> None:
@@ -114,9 +115,8 @@ class Fleet:
             body = request(node) if callable(request) else request
             try:
                 return self.agent(name).ask(verb, dict(body or {}), timeout_s=timeout_s)
-            except HomelabError as error:
-                if error.exit_code == 3:
-                    self._drop(name)
+            except UnreachableError:
+                self._drop(name)
                 raise
 
         return on_all([node.name for node in self.cluster.nodes] if names is None else names, one)

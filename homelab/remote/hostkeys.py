@@ -71,6 +71,12 @@ def _entry(line: str) -> HostKeyEntry | None:
     return entry if entry is not None and entry.key is not None else None
 
 
+def key_of(line: str) -> paramiko.PKey | None:
+    """The key of a public key's line, "ssh-ed25519 AAAA..."; None where it cannot be read."""
+    entry = _entry(f"host {line}")
+    return entry.key if entry else None
+
+
 def fingerprint(key: paramiko.PKey) -> str:
     """SHA256:... as `ssh-keygen -lf` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
 from homelab.remote.session import Completed, Lines, Stream
+from homelab.text.hint import homelab
 
 
 def _bytes(command: str) -> bytes:
@@ -26,27 +27,21 @@ class LocalSession:
         self.node = node.name
 
     def run(
-        self,
-        command: str,
-        *,
-        stdin: bytes | BinaryIO = b"",
-        timeout_s: float,
-        stdout: BinaryIO | None = None,
-        head: bytes = b"",
+        self, command: str, *, stdin: bytes | BinaryIO = b"", timeout_s: float, stdout: BinaryIO | None = None, head: bytes = b""
     ) -> Completed:
         """See `Session.run`."""
         body = stdin if isinstance(stdin, bytes) else stdin.read()
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["/bin/sh", "-c", _bytes(command)], input=head + body, capture_output=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise UnreachableError(
-                f"no answer within {timeout_s:.0f} s", where=f"node {self.node} (local)", hint="homelab preflight"
+                f"no answer within {timeout_s:.0f} s", where=f"node {self.node} (local)", hint=homelab("preflight")
             ) from error
         if stdout is not None:
-            stdout.write(done.stdout)
-        return Completed(done.returncode, b"" if stdout is not None else done.stdout, done.stderr)
+            stdout.write(completed.stdout)
+        return Completed(completed.returncode, b"" if stdout is not None else completed.stdout, completed.stderr)
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""

@@ -28,10 +28,11 @@ def reach(cluster: Cluster) -> dict[str, dict[str, Any] | None]:
         connect(cluster, cluster.node(name)).close()
 
     reached, errors = on_all([node.name for node in cluster.nodes], one)
-    return {**dict.fromkeys(reached), **{name: {**error.as_dict(), "is_login": _is_login(error)} for name, error in errors.items()}}
+    return {**dict.fromkeys(reached), **{name: {**error.as_dict(), "is_login": is_login_refused(error)} for name, error in errors.items()}}
 
 
-def _is_login(error: HomelabError) -> bool:
+def is_login_refused(error: HomelabError) -> bool:
+    """Whether the node answered, and took none of our keys."""
     return isinstance(error.__cause__, paramiko.AuthenticationException) or _NO_KEY in error.message
 
 

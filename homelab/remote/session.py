@@ -63,13 +63,7 @@ class Session(Protocol):
     node: str
 
     def run(
-        self,
-        command: str,
-        *,
-        stdin: bytes | BinaryIO = b"",
-        timeout_s: float,
-        stdout: BinaryIO | None = None,
-        head: bytes = b"",
+        self, command: str, *, stdin: bytes | BinaryIO = b"", timeout_s: float, stdout: BinaryIO | None = None, head: bytes = b""
     ) -> Completed:
         """Run shell text to its end. `head` is sent before `stdin`; `stdout` receives the output instead of memory."""
         ...

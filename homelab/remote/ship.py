@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import homelab
+from homelab.protocol.code import code_digest, shipped_files
 
 _ROOT = Path(homelab.__file__).parent
-_SHIPPED = ("node", "node/probes", "worker")
 
 
 @functools.cache
 def archive() -> tuple[str, bytes]:
-    """(content hash of 16 hex digits, tar.gz bytes) of homelab/__init__.py, the agent and the worker."""
-    files = [_ROOT / "__init__.py"]
-    for folder in _SHIPPED:
-        files += sorted((_ROOT / folder).glob("*.py"))
-    return _packed(files)
+    """(content hash of 16 hex digits, tar.gz bytes) of what every node gets (`homelab.protocol.code`)."""
+    return _packed(shipped_files(str(_ROOT)))
 
 
 @functools.cache
 def package() -> tuple[str, bytes]:
-    """The same of all of homelab, for a node that a run's supervisor is put on."""
-    return _packed(sorted(_ROOT.rglob("*.py")))
+    """The same of all of homelab with its text files, for a node that a run's supervisor is put on."""
+    return _packed(sorted(str(path.relative_to(_ROOT)) for path in _ROOT.rglob("*") if path.suffix in (".py", ".toml")))
 
 
-def _packed(files: list[Path]) -> tuple[str, bytes]:
-    digest = hashlib.sha256()
+def _packed(names: list[str]) -> tuple[str, bytes]:
+    return code_digest(str(_ROOT), names), tar({f"homelab/{name}": (_ROOT / name).read_bytes() for name in names}, mode=0o644)
+
+
+def tar(files: Mapping[str, bytes], *, mode: int) -> bytes:
+    """A tar.gz of these files, by name, all with this mode."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
-        for path in files:
-            data = path.read_bytes()
-            name = f"homelab/{path.relative_to(_ROOT)}"
-            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as archive:
+        for name, data in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            entry.mode = 0o644
-            tar.addfile(entry, io.BytesIO(data))
-    return digest.hexdigest()[:16], buffer.getvalue()
+            entry.size, entry.mode = len(data), mode
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 def code_dir(workdir: str) -> str:

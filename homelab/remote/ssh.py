@@ -1,4 +1,4 @@
-"""SSH sessions: commands with bytes in and out over one connection (how it comes about: `homelab.remote.connect`)."""
+"""SSH sessions: commands with bytes in and out over one connection (how it comes about: `homelab.remote.ssh_login`)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,30 @@ import paramiko
 
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
-from homelab.remote import connect
+from homelab.remote import ssh_login
 from homelab.remote.session import Completed, Lines, Stream
+from homelab.text.hint import homelab
 
 _BLOCK = 1 << 16
 # A node that says nothing for so long is asked for a sign of life, which it may give late: a slow wire may be full of what is sent.
 _SILENT_S = 10.0
 _SIGN_OF_LIFE_S = 30.0
-_ERRORS_KEPT_BYTES = 1 << 20  # of stderr, the end: what a command says last is why it ended
+_ERRORS_KEPT_BYTES = 1 << 20  # the end of stderr: the last lines of a command say why it ended
 
 
 class SshSession:
     """One node over one SSH connection. See `homelab.remote.session.Session`."""
 
     def __init__(self, cluster: Cluster, node: Node) -> None:
-        """Connect. Raises UnreachableError with the cause in words and the command that mends it."""
+        """Connect. Raises UnreachableError with the cause in words and the command that fixes it."""
         self.node = node.name
-        self._address = connect.resolve(node)
+        self._address = ssh_login.resolve(node)
         self._where = f"node {node.name} ({self._address.user or ''}{'@' if self._address.user else ''}{self._address.host}:{self._address.port})"
-        self._connection, self.greeting_s = connect.login(cluster, node, self._address, self._where)
+        self._connection, self.greeting_s = ssh_login.login(cluster, node, self._address, self._where)
         self._asking = threading.Lock()  # paramiko waits for one answer at a time
 
     def run(
-        self,
-        command: str,
-        *,
-        stdin: bytes | BinaryIO = b"",
-        timeout_s: float,
-        stdout: BinaryIO | None = None,
-        head: bytes = b"",
+        self, command: str, *, stdin: bytes | BinaryIO = b"", timeout_s: float, stdout: BinaryIO | None = None, head: bytes = b""
     ) -> Completed:
         """See `Session.run`. The remote command is told its own limit by the caller: closing a channel does not end it."""
         deadline = time.monotonic() + timeout_s
@@ -77,15 +72,15 @@ class SshSession:
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
-        channel = self._channel(connect.CONNECT_TIMEOUT_S)
+        channel = self._channel(ssh_login.CONNECT_TIMEOUT_S)
         has_begun = False
         try:
-            with _within(connect.CONNECT_TIMEOUT_S, channel.close):
+            with _within(ssh_login.CONNECT_TIMEOUT_S, channel.close):
                 channel.exec_command(command)
                 has_begun = True
                 channel.sendall(stdin)
         except TimeoutError as error:
-            raise self._lost(f"no answer within {connect.CONNECT_TIMEOUT_S:.0f} s") from error
+            raise self._lost(f"no answer within {ssh_login.CONNECT_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             # A command that ends without reading its input is none the less a good connection; who reads finds its end.
             if not has_begun or not (channel.transport and channel.transport.is_active()):
@@ -139,7 +134,7 @@ class SshSession:
 
     def _lost(self, reason: str) -> UnreachableError:
         return UnreachableError(
-            f"the connection to this node was lost: {reason}", where=self._where, hint="homelab preflight --only ssh"
+            f"the connection to this node was lost: {reason}", where=self._where, hint=homelab("preflight --only ssh")
         )
 
 

@@ -1,9 +1,11 @@
-"""RunPaths: the only place of the controller that spells a path of a run (the agent's twin is `homelab.node.paths`)."""
+"""RunPaths: where everything of a run lies on the controller."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from homelab.protocol import layout
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class RunPaths:
     @property
     def run_json(self) -> Path:
         """What never changes: resolved recipe, data digests, versions."""
-        return self.root / "run.json"
+        return self.root / layout.RUN_JSON
 
     @property
     def cluster_json(self) -> Path:
@@ -40,7 +42,7 @@ class RunPaths:
     @property
     def events_jsonl(self) -> Path:
         """What happened, one JSON object per line."""
-        return self.root / "events.jsonl"
+        return self.root / layout.EVENTS_JSONL
 
     @property
     def state_json(self) -> Path:
@@ -50,7 +52,7 @@ class RunPaths:
     @property
     def metrics_jsonl(self) -> Path:
         """Metrics of all ranks, gathered from the nodes."""
-        return self.root / "metrics.jsonl"
+        return self.root / layout.METRICS_JSONL
 
     @property
     def readme_txt(self) -> Path:
@@ -65,17 +67,17 @@ class RunPaths:
     @property
     def supervisor_json(self) -> Path:
         """What the supervisor is doing, and the restarts it has made."""
-        return self.root / "supervisor.json"
+        return self.root / layout.SUPERVISOR_JSON
 
     @property
     def supervisor_lock(self) -> Path:
         """Held by the one supervisor of this run; the kernel drops it when its holder dies."""
-        return self.root / "supervisor.lock"
+        return self.root / layout.SUPERVISOR_LOCK
 
     @property
     def supervisor_log(self) -> Path:
         """What the supervisor said."""
-        return self.root / "supervisor.log"
+        return self.root / layout.SUPERVISOR_LOG
 
     @property
     def supervised_json(self) -> Path:
@@ -85,15 +87,15 @@ class RunPaths:
     @property
     def code(self) -> Path:
         """Snapshot of the recipe file and of a [script]."""
-        return self.root / "code"
+        return self.root / layout.CODE
 
     def attempt(self, number: int) -> Path:
         """Folder of one start of torchrun on all nodes."""
-        return self.root / "attempts" / str(number)
+        return self.root / layout.attempt(number)
 
     def plan_json(self, number: int) -> Path:
         """Who computes what in this attempt."""
-        return self.attempt(number) / "plan.json"
+        return self.root / layout.plan_json(number)
 
     def diagnosis_json(self, number: int) -> Path:
         """Why this attempt failed, as far as the controller learned it; absent where it did not."""
@@ -101,4 +103,4 @@ class RunPaths:
 
     def node(self, number: int, node: str) -> Path:
         """What one node left in this attempt: exit.json, out.log, err.log."""
-        return self.attempt(number) / "nodes" / node
+        return self.root / layout.nodes(number) / node

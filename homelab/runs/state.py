@@ -1,4 +1,4 @@
-"""The state of a run, derived from what the nodes say. Nobody writes it down as truth: the truth is on the nodes."""
+"""The state of a run, derived from the answers of its nodes. It is never stored as the truth: the truth is on the nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from homelab.runs.reply import Reply, RunReply
+from homelab.runs.poll_reply import Reply, RunReply
 
 State = Literal["planned", "shipping", "starting", "running", "stopping", "stopped", "done", "failed", "lost"]
 
@@ -47,7 +47,7 @@ def node_part(run: RunReply | None, attempt: int) -> Part:
 def is_fresh(reply: Reply) -> bool:
     """True when a rank of this node gave a sign of life lately, by the node's own clock.
 
-    One from the future is as old as nobody knows: the clock was set back since. A rank that lives soon gives another one.
+    The age of one from the future is unknown, because the clock was set back. A rank that lives soon gives another one.
     """
     for rank in reply.run.ranks.values() if reply.run else ():
         if rank.heartbeat is None:
@@ -94,26 +94,26 @@ def run_state(
     expected = list(expected_nodes) or [node for node, reply in replies.items() if reply.run] + list(unreachable)
     attempt = newest_attempt(replies)
     is_running = (lambda run: has_trained(run) or has_printed(run)) if is_script else has_trained
-    asked = {node: replies[node] for node in expected if node in replies}
+    answered = {node: replies[node] for node in expected if node in replies}
     missing = [node for node in expected if node not in replies]
-    if not asked and missing:
+    if not answered and missing:
         return kept if kept in FINISHED else "lost"
-    parts = {node: node_part(reply.run, attempt) for node, reply in asked.items()}
+    parts = {node: node_part(reply.run, attempt) for node, reply in answered.items()}
     present = set(parts.values())
     is_alive = "alive" in present
     is_stop = intent in ("stopping", "stopped") or "stopped" in present
 
-    if present & {"failed", "vanished"} and not _stop_came_first(asked, parts, intent):
+    if present & {"failed", "vanished"} and not _stop_came_first(answered, parts, intent):
         return "failed"
     if is_stop and not present <= {"absent", "prepared", "succeeded"}:
         return "stopping" if is_alive else "stopped"
-    started = [reply.run for reply in asked.values() if reply.run and reply.run.attempt == attempt]
+    started = [reply.run for reply in answered.values() if reply.run and reply.run.attempt == attempt]
     if "succeeded" in present and not is_alive:
         is_complete = any(run.final for run in started) or (present == {"succeeded"} and not missing)
         if is_complete:
             return "done"
     if missing:
-        fresh = [run for reply in asked.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
+        fresh = [run for reply in answered.values() if is_fresh(reply) and (run := reply.run) and run.is_alive]
         if not fresh:
             return kept if kept in FINISHED and not is_alive else "lost"
         return "running" if any(is_running(run) for run in fresh) else "starting"
@@ -122,13 +122,13 @@ def run_state(
     if intent in ("stopping", "stopped"):
         return "stopped"
     if "succeeded" in present:
-        return "failed"  # some ended well, the others never took part: nobody holds the result
+        return "failed"  # some ended well, the others never took part: no node holds the result
     if "prepared" in present or intent == "shipping":
         return "shipping"
     return "planned"
 
 
-def _stop_came_first(asked: Mapping[str, Reply], parts: Mapping[str, Part], intent: State | None) -> bool:
+def _stop_came_first(answered: Mapping[str, Reply], parts: Mapping[str, Part], intent: State | None) -> bool:
     """True when the failures are only the echo of a stop: ranks whose peers were stopped fail, too."""
     if intent in ("stopping", "stopped"):
         return True
@@ -136,7 +136,7 @@ def _stop_came_first(asked: Mapping[str, Reply], parts: Mapping[str, Part], inte
         return False
 
     def first(part: Part) -> float:
-        ends = [run for node, its in parts.items() if its == part and (run := asked[node].run)]
+        ends = [run for node, own_part in parts.items() if own_part == part and (run := answered[node].run)]
         times = [run.exit.ended_at if run.exit else run.stop_marked_at for run in ends]
         return min((time for time in times if time), default=float("inf"))
 

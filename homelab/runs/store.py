@@ -15,15 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homelab import secrecy
 from homelab.errors import HomelabError, InputError, did_you_mean
-from homelab.node import files
-from homelab.plain import plain_name
+from homelab.protocol import files, layout
 from homelab.runs.paths import RunPaths
-from homelab.runs.reply import is_moment
-
-# One path component that cannot climb (twin of `homelab.node.paths.checked`).
-USABLE_NAME = r"\w[\w.-]*"
+from homelab.text import secrets
+from homelab.text.hint import Hint, homelab
+from homelab.text.sanitize import plain_name
 
 README = """This folder is one run of homelab.
 
@@ -45,34 +42,24 @@ attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpo
 """
 
 # What later commands go by, word for word. All else tells people what happened: a secret that a program has printed stays out of it.
-_WORD_FOR_WORD = ("run.json", "cluster.json", "plan.json")
+_WORD_FOR_WORD = (layout.RUN_JSON, "cluster.json", layout.PLAN_JSON)
 
 # Every folder of a run has it.
-_OF_A_RUN = "run.json"
-# Key of an event that was written down on a node first.
-_GATHERED = "gathered"
+_OF_A_RUN = layout.RUN_JSON
 
-# File -> why it could not be written, of this process: what is only told to people is no reason to leave a run alone.
+# File -> why this process could not write it. A run continues when a file that only informs people cannot be written.
 UNTOLD: dict[Path, HomelabError] = {}
 
 
 def write_text(path: Path, text: str) -> None:
     """Write beside `path` and put it in place with one rename, without secrets that are known here. Raises HomelabError where the disk refuses."""
-    text = text if path.name in _WORD_FOR_WORD else secrecy.hide(text)
-    partial = path.with_name(f".{path.name}.partial.{os.getpid()}")
+    text = text if path.name in _WORD_FOR_WORD else secrets.hide(text)
     with written(path):
         is_new = not path.parent.exists()
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # A file name may hold bytes that are no UTF-8; in JSON the escape of such a character is the character.
-            with partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, path)
+            files.write_atomic(path, text.encode("utf-8", "backslashreplace"), 0o666)
         except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             if is_new:  # an attempt's number counts as used where its folder is
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
@@ -81,18 +68,18 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[None]:
-    """What the disk refuses, as an error a person can mend."""
+    """What the disk refuses, as an error a person can fix."""
     try:
         yield
     except OSError as error:
-        raise HomelabError(f"it cannot be written: {error.strerror or error}", where=str(path), hint=mend(path, error)) from error
+        raise HomelabError(f"it cannot be written: {error.strerror or error}", where=str(path), hint=fix(path, error)) from error
 
 
 @contextlib.contextmanager
 def told(path: Path) -> Iterator[None]:
     """Around writing what people are only told: where the disk refuses it, that is remembered in `UNTOLD`, and what is done goes on.
 
-    Not for what a later command relies on (a plan, run.json): there the disk has to be mended first.
+    Files that a later command relies on (a plan, run.json) need `written`: there the disk must be fixed first.
     """
     try:
         with written(path):
@@ -101,17 +88,17 @@ def told(path: Path) -> Iterator[None]:
         UNTOLD[path] = error
 
 
-def mend(path: Path, error: OSError) -> str:
+def fix(path: Path, error: OSError) -> str:
     """The command after which `path` can be written, as far as what the system says of it tells."""
-    here = path.absolute()
-    folder = next((parent for parent in here.parents if os.path.isdir(parent)), here.parent)
+    absolute = path.absolute()
+    folder = next((parent for parent in absolute.parents if os.path.isdir(parent)), absolute.parent)
     # A folder where a file belongs, or a file where a folder does.
-    inverted = next((part for part in (*reversed(here.parents), here) if os.path.exists(part) and os.path.isdir(part) == (part == here)), None)
+    inverted = next((part for part in (*reversed(absolute.parents), absolute) if os.path.exists(part) and os.path.isdir(part) == (part == absolute)), None)
     quoted = shlex.quote(str(folder))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"make room on that disk; what is large there: df -h {quoted}; du -xh -d 1 {shlex.quote(str(_mount(folder)))} | sort -h | tail"
-    if inverted not in (None, here) and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
-        # Outside of a run's folder it is none of ours: somebody's data, or a device.
+    if inverted not in (None, absolute) and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
+        # Outside of a run's folder it is not homelab's file: it may be data of a person, or a device.
         return f"{shlex.quote(str(inverted))} is no folder: have the runs kept in another one, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
     if inverted is not None:
         return f"put aside what stands there: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
@@ -160,7 +147,7 @@ def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
             end = stream.seek(0, os.SEEK_END)
             whole = end == 0 or os.pread(stream.fileno(), 1, end - 1) == b"\n"  # not after a disk that was full in the middle of a line
             lines = "".join(json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n" for value in values)
-            stream.write(("" if whole else "\n") + secrecy.hide(lines))
+            stream.write(("" if whole else "\n") + secrets.hide(lines))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -171,34 +158,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
-    return list(files.objects(lines))
-
-
-def event(paths: RunPaths, what: str, **details: Any) -> None:
-    """Write down that something happened, now."""
-    append_lines(paths.events_jsonl, [{"time": time.time(), "what": what, **details}])
-
-
-def events(paths: RunPaths) -> list[dict[str, Any]]:
-    """What happened, in the order of its writing: a clock may be set back. What was gathered from a node later stands where its time was.
-
-    What has no time that can be is left out.
-    """
-    ordered: list[dict[str, Any]] = []
-    for line in read_lines(paths.events_jsonl):
-        if not is_moment(line.get("time")):
-            continue
-        place = len(ordered)
-        while line.get(_GATHERED) and place and not ordered[place - 1].get(_GATHERED) and ordered[place - 1]["time"] > line["time"]:
-            place -= 1
-        ordered.insert(place, line)
-    return ordered
-
-
-def add_events(paths: RunPaths, new: list[dict[str, Any]]) -> None:
-    """Write down what was written down elsewhere. Two machines never write at the same instant, so the time tells what is known."""
-    known = {line["time"] for line in events(paths)} if new else set()
-    append_lines(paths.events_jsonl, [{**line, _GATHERED: True} for line in new if line["time"] not in known])
+    return files.json_objects(lines)
 
 
 def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None = None) -> None:
@@ -215,15 +175,15 @@ def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None =
 
 def intent_of(paths: RunPaths, attempt: int) -> str | None:
     """What the controller was about to do in this attempt; None when nothing was written down about it."""
-    found = read_object(paths.state_json)
-    return found.get("intent") if found.get("attempt") == attempt else None
+    record = read_object(paths.state_json)
+    return record.get("intent") if record.get("attempt") == attempt else None
 
 
 def state_of(paths: RunPaths, attempt: int) -> str | None:
     """The state in which this attempt was seen last; None when nothing was written down about it."""
-    found = read_object(paths.state_json)
-    state = found.get("state")
-    return state if found.get("attempt") == attempt and isinstance(state, str) else None
+    record = read_object(paths.state_json)
+    state = record.get("state")
+    return state if record.get("attempt") == attempt and isinstance(state, str) else None
 
 
 def new_name(label: str, now: float, taken: set[str]) -> str:
@@ -247,7 +207,7 @@ def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
                 return name
             except FileExistsError:
                 taken = taken | {name}
-            except FileNotFoundError:  # somebody else has just given back the only name in it
+            except FileNotFoundError:  # another process has just released the only name in it
                 continue
 
 
@@ -259,43 +219,43 @@ def give_back(folder: Path, name: str) -> None:
 
 
 def runs_in(folder: Path) -> list[RunPaths]:
-    """The runs of this controller folder, newest first. A copy that somebody named "... (copy)" is none."""
+    """The runs of this controller folder, newest first. A copy with a name like "... (copy)" is not a run."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise HomelabError(f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=mend(folder / "run", error)) from error
-    found = []
+        raise HomelabError(f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=fix(folder / "run", error)) from error
+    runs = []
     for name in names:
         paths = RunPaths(folder / name)
-        # Not of somebody else, whose folder cannot be looked into: it is none of this user's.
-        if re.fullmatch(USABLE_NAME, name) and os.path.isfile(paths.run_json):
-            found.append((os.path.getmtime(paths.run_json), name, paths))
-    return [paths for _, _, paths in sorted(found, key=lambda entry: entry[:2], reverse=True)]
+        # A folder of another user that cannot be read is not a run of this user.
+        if layout.is_usable(name) and os.path.isfile(paths.run_json):
+            runs.append((os.path.getmtime(paths.run_json), name, paths))
+    return [paths for _, _, paths in sorted(runs, key=lambda entry: entry[:2], reverse=True)]
 
 
-def choose(name: str, known: list[str]) -> str | None:
+def choose(name: str, names: list[str]) -> str | None:
     """The run meant by `name`: itself, or the only one that starts or ends with it; None when there is none.
 
     Raises InputError when several are meant.
     """
-    if name in known or not name:
+    if name in names or not name:
         return name or None
-    near = [run for run in known if run.startswith(name) or run.endswith(name)]
+    near = [run for run in names if run.startswith(name) or run.endswith(name)]
     if len(near) > 1:
         raise InputError(
             f'"{plain_name(name)}" can mean {len(near)} runs',
             where=", ".join(near[:5]),
-            hint="give more of the name; homelab runs lists them",
+            hint=Hint("give more of the name; {} lists them", homelab("runs")),
         )
     return near[0] if near else None
 
 
-def unknown(name: str, known: list[str]) -> InputError:
-    """The error for a run that nobody knows."""
+def unknown(name: str, names: list[str]) -> InputError:
+    """The error for a run that does not exist."""
     return InputError(
-        f'no run is called "{plain_name(name)}".{did_you_mean(name[:200], known)}',
+        f'no run is called "{plain_name(name)}".{did_you_mean(name[:200], names)}',
         where="this controller and the reachable nodes",
-        hint="homelab runs",
+        hint=homelab("runs"),
     )

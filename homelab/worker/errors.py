@@ -1,33 +1,21 @@
-"""What can go wrong in a worker, in the three parts that a user needs. The worker cannot import `homelab.errors`: it is shipped alone."""
+"""What can go wrong in a worker, in the three parts that a user needs."""
 
 from __future__ import annotations
 
-EXIT_FAILED = 1
-EXIT_INPUT = 2
+from homelab.protocol.errors import EXIT_FAILED, EXIT_INPUT, ThreePartError
 
 
-class WorkerError(Exception):
-    """Something a user can meet: what was seen, where (file, line, key, step, rank), and the edit or command that mends it."""
+class WorkerError(ThreePartError):
+    """A fault that a user can fix: what was seen, where (file, line, key, step, rank), and the edit or command that fixes it.
+
+    `needs_launch`: the fix changes the recipe, so it is a new training; a recovery goes on with the old one.
+    """
 
     exit_code = EXIT_INPUT
 
-    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.where = where
-        self.hint = hint
-
-    def as_dict(self) -> dict[str, str]:
-        """The three parts, as they stand in error.json."""
-        return {"message": self.message, "where": self.where, "hint": self.hint}
-
-    def __str__(self) -> str:
-        parts = [f"error: {self.message}"]
-        if self.where:
-            parts.append(f"where: {self.where}")
-        if self.hint:
-            parts.append(f"fix: {self.hint}")
-        return "\n".join(parts)
+    def __init__(self, message: str, *, where: str = "", hint: str = "", needs_launch: bool = False) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.needs_launch = needs_launch
 
 
 class TrainingError(WorkerError):
@@ -37,8 +25,8 @@ class TrainingError(WorkerError):
 
 
 def first_words(error: BaseException) -> str:
-    """What an error that is not ours says, on one line: its type, its first line (torch's C++ stack comes after it), and for NCCL what failed
-    and its last error, which torch puts behind that (NCCLUtils.cpp, getNcclErrorDetailStr).
+    """One line of an error that is not ours: its type, its first line (torch's C++ stack comes after it), and for NCCL what failed and its
+    last error, which torch puts behind that (NCCLUtils.cpp, getNcclErrorDetailStr).
     """
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     words = lines[:1]

@@ -1,15 +1,15 @@
-"""Does a supervised run survive what happens at home, and is it then the training that nothing happened to?
+"""Does a supervised run survive the faults of a home cluster, and is it the same training afterwards as without a fault?
 
-A lab of three nodes trains a small model with `homelab launch`; in every case something happens at a random moment, and nobody helps.
+A lab of three nodes trains a small model with `homelab launch`; every case injects a fault at a random moment, and no person helps.
 
-cases, survived        faults tried (not those for which this machine lacks a program: "not played"); runs that ended as they should (training on, or refusing where that is right)
+cases, survived        faults tried (not those for which this machine lacks a program: "not played"); runs that ended as they should (trained on, or refused where that is right)
 weights_equal          runs that ended with the weights of the undisturbed run (relative difference <= 1e-5, fp32), of `trained`
 exactly_once           runs that trained on every sample once per epoch, of `trained`
 orphans                processes of a run that were still on a node 20 s after its end
 detect_death_median_s  from the fault to the supervisor's first word, where a process or torchrun ended
-detect_cut_median_s    the same where a node or a process fell silent
+detect_cut_median_s    the same where a node or a process became silent
 resume_over_floor_median_s  from the fault to the next training step, less detection and the workers' own start
-false_alarms           undisturbed runs that were restarted all the same, before one was not
+false_alarms           undisturbed runs that were restarted although nothing had failed
 save_overhead_percent  share of the undisturbed run's time that went into checkpoints
 
 `--case NAME` (repeatable): these alone. `--seed N`: other moments and other nodes. `--repeats N`: each case with N seeds.
@@ -49,32 +49,32 @@ MOST_ALARMS = 4
 
 def main() -> int:
     """Play the cases. Returns 0 when all ended as they should."""
-    asked = _arguments()
-    if asked.list:
+    options = _arguments()
+    if options.list:
         for case in catalogue.ALL:
             print(f"{case.name:22} {case.title}")
         return 0
-    names = [*asked.case, *(catalogue.FAST if asked.fast else ())]
+    names = [*options.case, *(catalogue.FAST if options.fast else ())]
     cases = [_find(name) for name in dict.fromkeys(names)] or list(catalogue.ALL)
-    if asked.only_torchrun and not any(case.name in compare.NAMES for case in cases):
+    if options.only_torchrun and not any(case.name in compare.NAMES for case in cases):
         raise SystemExit(f"error: no such case is played under torchrun\nfix:   choose of {', '.join(compare.NAMES)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
-    if asked.soak is not None:
-        return soak.main(asked.soak, asked.seed, asked.json, asked.keep)
+    if options.soak is not None:
+        return soak.main(options.soak, options.seed, options.json, options.keep)
     outcomes: list[Outcome] = []
     measured: list[compare.Measured] = []
     runs: list[dict[str, Any]] = []
-    epochs, every_steps = catalogue.FAST_LENGTH if asked.fast else (asked.epochs, asked.every_steps)
-    with ground(epochs, every_steps, keep=asked.keep) as place:
-        if not asked.only_torchrun:
+    epochs, every_steps = catalogue.FAST_LENGTH if options.fast else (options.epochs, options.every_steps)
+    with ground(epochs, every_steps, keep=options.keep) as place:
+        if not options.only_torchrun:
             _say("the undisturbed run")
             place.reference = _undisturbed(place, runs)
-        for seed in range(asked.seed, asked.seed + asked.repeats):
+        for seed in range(options.seed, options.seed + options.repeats):
             for case in cases:
-                if asked.torchrun or asked.only_torchrun:
-                    measured += compare.beside(place, case, seed, asked.torchrun_limit, runs, _say)
-                    _keep(runs, asked.json)
-                if asked.only_torchrun:
+                if options.torchrun or options.only_torchrun:
+                    measured += compare.beside(place, case, seed, options.torchrun_limit, runs, _say)
+                    _keep(runs, options.json)
+                if options.only_torchrun:
                     continue
                 _say(f"seed {seed}, {case.name}: {case.title}")
                 outcome = play(place, case, seed)
@@ -83,16 +83,16 @@ def main() -> int:
                 _say(f"  {_line(outcome)}")
                 if outcome.why:
                     _explain(outcome)
-                _keep(runs, asked.json)
+                _keep(runs, options.json)
     console = Console(width=None if sys.stdout.isatty() else 180)
-    figures = compare.figures(measured, outcomes, asked.torchrun_limit)
-    if not asked.only_torchrun:
+    figures = compare.figures(measured, outcomes, options.torchrun_limit)
+    if not options.only_torchrun:
         console.print(_table(outcomes))
         figures |= _figures(outcomes) | {"false_alarms": float(len(runs[0]["false_alarms"]))}
         figures |= {"save_overhead_percent": runs[0]["save_overhead_percent"]}
     if measured:
-        console.print(compare.table(measured, outcomes, asked.torchrun_limit))
-    report.finish("chaos", figures, runs, _rows(outcomes), asked.json)
+        console.print(compare.table(measured, outcomes, options.torchrun_limit))
+    report.finish("chaos", figures, runs, _rows(outcomes), options.json)
     for outcome in outcomes:
         if outcome.missing:
             print(f"not played: {outcome.case}: {outcome.missing}", file=sys.stderr)
@@ -134,12 +134,12 @@ def _find(name: str) -> Case:
     for case in catalogue.ALL:
         if case.name == name:
             return case
-    known = [case.name for case in catalogue.ALL]
-    raise SystemExit(f'error: no case is called "{name}".{did_you_mean(name, known)}\nfix:   scripts/chaos --list')
+    names = [case.name for case in catalogue.ALL]
+    raise SystemExit(f'error: no case is called "{name}".{did_you_mean(name, names)}\nfix:   scripts/chaos --list')
 
 
 def _keep(runs: list[dict[str, Any]], file: Path | None) -> None:
-    """What was measured so far is not lost with an interruption."""
+    """Write the results so far, so that an interruption loses none."""
     if file is not None:
         file.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
 
@@ -202,10 +202,10 @@ def _figures(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def _measured(outcomes: list[Outcome]) -> dict[str, list[float]]:
-    found = [(outcome.kind, outcome.detect_s) for outcome in outcomes if outcome.detect_s is not None]
+    delays = [(outcome.kind, outcome.detect_s) for outcome in outcomes if outcome.detect_s is not None]
     return {
-        "detect_death": [seconds for kind, seconds in found if kind == "death"],
-        "detect_cut": [seconds for kind, seconds in found if kind == "cut"],
+        "detect_death": [seconds for kind, seconds in delays if kind == "death"],
+        "detect_cut": [seconds for kind, seconds in delays if kind == "cut"],
         "resume_over_floor": [
             o.over_floor_s for o in outcomes if o.over_floor_s is not None and o.kind in ("death", "cut")
         ],

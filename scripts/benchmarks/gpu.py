@@ -1,4 +1,4 @@
-"""What only a real card can tell, in parts that each have a process and a limit of their own: scripts/bench gpu [--only NAME ...] [--limit S].
+"""Measurements that need a real card, in parts that each have a process and a time limit: scripts/bench gpu [--only NAME ...] [--limit S].
 
 A part that fails or runs out of time keeps what it had measured by then, and the next one begins. The file of --json is written anew every
 few seconds, so that what is known survives whatever ends this machine. Nothing is downloaded: models are random weights of real shapes, made
@@ -37,39 +37,39 @@ fix:   run it where `python -c "import torch; print(torch.cuda.is_available())"`
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts in their order while there is time. Returns 0, 1 where a part failed or a gate was missed, 2 without a card."""
-    asked = _arguments(arguments)
-    if asked.device == "cuda" and not sees_a_card():
+    options = _arguments(arguments)
+    if options.device == "cuda" and not sees_a_card():
         print(_NO_CARD, file=sys.stderr)
         return 2
     began = time.monotonic()
     document: dict[str, Any] = {"figures": {}, "gates": {}, "parts": {}, "runs": [], "machine": _machine(), "command": " ".join(sys.argv), "time": time.time()}
-    for needed in (asked.folder, asked.json.parent if asked.json else None):
+    for needed in (options.folder, options.json.parent if options.json else None):
         if needed is not None:
             needed.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="homelab-bench-gpu-", dir=asked.folder))
+    folder = Path(tempfile.mkdtemp(prefix="homelab-bench-gpu-", dir=options.folder))
     outcomes: dict[str, Outcome] = {}
 
     def keep() -> None:
-        """Everything that is known by now, in the file that was asked for."""
+        """Write all results so far into the file of --json."""
         for name, outcome in outcomes.items():
             document["parts"][name] = outcome.summary()
             document["figures"] |= {f"{name}.{key}": value for key, value in outcome.figures.items()}
             document["gates"] |= {f"{name}.{key}": value for key, value in outcome.gates.items()}
         document["runs"] = [{"part": name, **line} for name, outcome in outcomes.items() for line in outcome.runs]
-        if asked.json is not None:
-            partial = asked.json.with_name(asked.json.name + ".partial")
+        if options.json is not None:
+            partial = options.json.with_name(options.json.name + ".partial")
             partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            partial.replace(asked.json)
+            partial.replace(options.json)
 
     try:
-        for part in [part for part in PARTS if not asked.only or part.name in asked.only]:
-            left_s = asked.limit - (time.monotonic() - began)
+        for part in [part for part in PARTS if not options.only or part.name in options.only]:
+            left_s = options.limit - (time.monotonic() - began)
             outcome = outcomes[part.name] = Outcome()
-            if left_s < part.least_s * (asked.device == "cuda"):
+            if left_s < part.least_s * (options.device == "cuda"):
                 outcome.state, outcome.problem = "not begun", f"{left_s:.0f} s are left of --limit, it wants {part.least_s} s"
             else:
                 print(f"{part.name}: {part.title}", flush=True)
-                run(part, outcome, folder, asked.device, min(part.limit_s, left_s), keep)
+                run(part, outcome, folder, options.device, min(part.limit_s, left_s), keep)
             keep()
             _say(part, outcome)
     finally:
@@ -95,7 +95,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="NAME", choices=[part.name for part in PARTS], help="only this part; repeatable")
     parser.add_argument("--limit", type=float, metavar="S", default=float("inf"), help="seconds for all parts; one that does not fit is not begun")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where models and runs are kept meanwhile (some tens of GB; default: the system's)")
-    # Tiny sizes over gloo on the CPU: whether the parts run at all. None of its figures means anything.
+    # Tiny sizes over gloo on the CPU: whether the parts run at all. Its figures mean nothing.
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -109,7 +109,7 @@ def _say(part: Part, outcome: Outcome) -> None:
 
 
 def _machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine of the figures."""
     return {
         "cards": smi.cards(), "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")},

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.gpu_parts import smi
+from benchmarks.gpu_parts import ranks, smi
 from benchmarks.gpu_parts.material import SHAPES, llama
 
 from homelab.config.recipe import Method, Train
-from homelab.planning import memory
-from homelab.planning.architecture import from_config
+from homelab.planning.memory import rank_memory
+from homelab.planning.memory.architecture import from_config
 
 _SMALL = llama(128, 2, 4, 2, 384, 3000)
 _LARGE = {
@@ -45,7 +45,7 @@ _ON_CUDA = {"135M": llama(576, 30, 9, 3, 1536, 49152, tie_word_embeddings=True),
 
 def main() -> int:
     """Run the comparisons that this machine can. Returns 0."""
-    asked = report.arguments(__doc__ or "")
+    options = report.arguments(__doc__ or "")
     import torch
 
     warnings.simplefilter("ignore")
@@ -73,12 +73,12 @@ def main() -> int:
             rows.append(("CUDA", "no card here: not measured"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report.finish("memory", figures, runs, rows, asked.json)
+    report.finish("memory", figures, runs, rows, options.json)
     return 0
 
 
 def _on_this_cpu(folder: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = []
+    measured = []
     model = _save(folder / "small", _SMALL)
     for number, (kind, (seq_len, rows), checkpointing, fused) in enumerate(
         itertools.product(("full", "lora", "qlora"), ((96, 1), (192, 3)), (True, False), (True, False))
@@ -94,23 +94,23 @@ def _on_this_cpu(folder: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any
             "dry_run_error_percent": 100 * (dry["peak_bytes"] / real - 1),
             "analytic_error_percent": 100 * (_analytic(_SMALL, run) / dry["peak_bytes"] - 1),
         }
-        found.append(run)
-    runs += found
-    return found
+        measured.append(run)
+    runs += measured
+    return measured
 
 
 def _large(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = []
+    measured = []
     for name, config in _LARGE.items():
         for seq_len, rows, fused in ((1024, 1, False), (2048, 2, True)):
-            found.append(_compared(name, config, situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
+            measured.append(_compared(name, config, situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
     tiny = "TinyLlama-1.1B"
     for kind, checkpointing, fused in (("lora", False, True), ("full", True, False)):
-        found.append(
+        measured.append(
             _compared(tiny, _LARGE[tiny], situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
         )
-    runs += found
-    return found
+    runs += measured
+    return measured
 
 
 def _compared(name: str, config: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
@@ -147,34 +147,31 @@ def situation(
 
 
 def _dry(config: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    from homelab.worker.dryrun import dry_run
+    from homelab.worker.tools.memory_dry_run import Situation, dry_run
 
-    about = {key: run[key] for key in ("device", "precision", "micro_batch")}
-    return dry_run(config, run["method"], run["train"], **about, masked=run["micro_batch"] > 1)
+    situation = Situation(run["device"], run["precision"], run["micro_batch"], masked=run["micro_batch"] > 1)
+    return dry_run(config, run["method"], run["train"], situation)
 
 
-def _analytic(config: dict[str, Any], run: dict[str, Any], names: tuple[str, ...] = memory.SEEN_BY_A_DRY_RUN) -> int:
+def _analytic(config: dict[str, Any], run: dict[str, Any], names: tuple[str, ...] = rank_memory.SEEN_BY_A_DRY_RUN) -> int:
     shape = from_config(config)
     assert shape is not None
     method = Method(kind=run["method"]["kind"], rank=run["method"]["rank"])
-    known = {key: run["train"][key] for key in ("seq_len", "gradient_checkpointing", "fused_loss", "optimizer")}
-    train = Train(global_batch=64, steps=1, learning_rate=1e-3, **known)
-    items = memory.estimate(
+    settings = {key: run["train"][key] for key in ("seq_len", "gradient_checkpointing", "fused_loss", "optimizer")}
+    train = Train(global_batch=64, steps=1, learning_rate=1e-3, **settings)
+    items = rank_memory.estimate(
         shape,
         method,
         train,
-        precision=run["precision"],
-        device=run["device"],
-        micro_batch=run["micro_batch"],
-        world_size=1,
+        rank_memory.RankSetup(run["precision"], run["device"], run["micro_batch"]),
     )
     return sum(item.size_bytes for item in items if item.name in names)
 
 
 def foretold(config: dict[str, Any], run: dict[str, Any]) -> dict[str, int]:
-    """Bytes that the dry run says, and with what the plan adds for the allocator."""
+    """Bytes that the dry run says, and with what the plan adds for the allocator and cuBLAS."""
     dry = int(_dry(config, run)["peak_bytes"])
-    return {"dry_run_bytes": dry, "predicted_bytes": dry + _analytic(config, run, (memory.ALLOCATOR,))}
+    return {"dry_run_bytes": dry, "predicted_bytes": dry + _analytic(config, run, (rank_memory.WORKSPACES, rank_memory.ALLOCATOR))}
 
 
 def _save(folder: Path, config: dict[str, Any]) -> Path:
@@ -183,18 +180,21 @@ def _save(folder: Path, config: dict[str, Any]) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    known = {key: value for key, value in config.items() if key != "model_type"}
+    settings = {key: value for key, value in config.items() if key != "model_type"}
     AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(config["model_type"], **known), dtype=torch.bfloat16
+        AutoConfig.for_model(config["model_type"], **settings), dtype=torch.bfloat16
     ).save_pretrained(folder)
     return folder
 
 
-def _load(folder: Path, run: dict[str, Any]) -> Any:
-    from homelab.worker.model import load_model
-    from homelab.worker.task import Task
+_REST_OF_TRAIN = {"global_batch": 1, "learning_rate": 1e-3, "warmup_steps": 0, "schedule": "constant", "weight_decay": 0.0, "max_grad_norm": 1.0}
 
-    recipe = {"model": {"name": str(folder), "revision": None}, "method": run["method"], "train": run["train"]}
+
+def _load(folder: Path, run: dict[str, Any]) -> Any:
+    from homelab.worker.model.build import load_model
+    from homelab.worker.runtime.task import Task
+
+    recipe = {"model": {"name": str(folder), "revision": None}, "method": run["method"], "train": {**_REST_OF_TRAIN, **run["train"]}}
     plan = {"precision": run["precision"], "device": run["device"]}
     task = Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
     return load_model(task, str(folder), lambda text: None)
@@ -228,7 +228,7 @@ class _RealStep:
 
 
 def _real_step(folder: Path, run: dict[str, Any]) -> int:
-    from homelab.worker.dryrun import follow
+    from homelab.worker.tools.memory_dry_run import follow
 
     model = _load(folder, run)
     batch = _batch(run, model.config.vocab_size, "cpu")
@@ -240,7 +240,7 @@ def _real_step(folder: Path, run: dict[str, Any]) -> int:
 
 def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str]]) -> dict[str, float]:
     """Real steps on the first card, each in a process of its own: a context is only given back with its process."""
-    found = []
+    measured = []
     for name, config in _ON_CUDA.items():
         model = _save(folder / name, config)
         for kind, checkpointing, fused, (seq_len, count) in itertools.product(
@@ -248,35 +248,36 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
         ):
             run = situation(name, kind, "bf16", "cuda", seq_len, count, checkpointing, fused)
             text = f"from benchmarks import memory; memory.one_on_cuda({str(model)!r}, {run!r})"
-            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+            variables = os.environ | ranks.ALLOCATOR_OF_RUNS
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, env=variables)
             if done.returncode != 0:
                 run["problem"] = (done.stderr.strip().splitlines() or ["?"])[-1]
                 runs.append(run)
                 continue
             reserved, allocated, process = (int(word) for word in done.stdout.split()[-3:])
-            said = foretold(config, run)
-            dry, predicted = said["dry_run_bytes"], said["predicted_bytes"]
-            run |= said | {
+            prediction = foretold(config, run)
+            dry, predicted = prediction["dry_run_bytes"], prediction["predicted_bytes"]
+            run |= prediction | {
                 "reserved_bytes": reserved, "allocated_bytes": allocated, "process_bytes": process,
-                "predicted_process_bytes": predicted + memory.CONTEXT_BYTES,
+                "predicted_process_bytes": predicted + rank_memory.CONTEXT_BYTES,
                 "error_percent": 100 * (predicted / reserved - 1), "dry_run_over_allocated_percent": 100 * (dry / allocated - 1),
             }  # fmt: skip
-            found.append(run)
+            measured.append(run)
         rows.append((f"accelerate estimate-memory, {name}", _accelerate(config)))
-    runs += found
-    if not found:
+    runs += measured
+    if not measured:
         return {}
-    errors = [run["error_percent"] for run in found]
+    errors = [run["error_percent"] for run in measured]
     rows += [
         ("predicted over max_memory_reserved, %", report.spread(errors)),
         (
             "dry run over max_memory_allocated, %",
-            report.spread([run["dry_run_over_allocated_percent"] for run in found]),
+            report.spread([run["dry_run_over_allocated_percent"] for run in measured]),
         ),
         (
             "predicted over nvidia-smi's process, %",
             report.spread(
-                [100 * (r["predicted_process_bytes"] / r["process_bytes"] - 1) for r in found if r["process_bytes"]]
+                [100 * (r["predicted_process_bytes"] / r["process_bytes"] - 1) for r in measured if r["process_bytes"]]
                 or [0.0]
             ),
         ),
@@ -284,7 +285,7 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
     return {
         "cuda_median_error_percent": statistics.median(map(abs, errors)),
         "cuda_worst_error_percent": max(map(abs, errors)),
-        "cuda_false_fits": float(sum(run["allocated_bytes"] > run["predicted_bytes"] for run in found)),
+        "cuda_false_fits": float(sum(run["allocated_bytes"] > run["predicted_bytes"] for run in measured)),
     }
 
 
@@ -324,9 +325,9 @@ def _accelerate(config: dict[str, Any]) -> str:
     from accelerate.utils import calculate_maximum_sizes
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    known = {key: value for key, value in config.items() if key != "model_type"}
+    settings = {key: value for key, value in config.items() if key != "model_type"}
     with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **known))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
     size, _ = calculate_maximum_sizes(model)
     return f"{max(estimate_training_usage(size, 'bfloat16').values()) / 1e9:.2f} GB, whatever the method, the rows and their length"
 

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks import report
 
 from homelab.lab import Lab
-from homelab.planning.command import by_hand
-from homelab.planning.model import Plan
+from homelab.launchers.torchrun_ssh import by_hand
+from homelab.planning.types import Plan
 
 _LIMIT_S = 240.0
 _HOMELAB = [sys.executable, "-m", "homelab"]
@@ -31,13 +31,13 @@ _HOMELAB = [sys.executable, "-m", "homelab"]
 
 def main() -> int:
     """Run both comparisons in turn. Returns 0."""
-    asked = report.arguments(__doc__ or "")
+    options = report.arguments(__doc__ or "")
     runs: list[dict[str, Any]] = []
-    help_s, import_s = _command_line(max(10, asked.repeats), runs)
+    help_s, import_s = _command_line(max(10, options.repeats), runs)
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     try:
         with Lab.up(folder / "lab", nodes=3, cpu=[0.65, 0.65, 0.65], shared=[os.environ["HOMELAB_MODEL"]]) as lab:
-            launch_s, ssh_s = _starts(lab, folder, asked.repeats, runs)
+            launch_s, ssh_s = _starts(lab, folder, options.repeats, runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures = {
@@ -50,7 +50,7 @@ def main() -> int:
         ("homelab --help, s", report.spread(help_s)),
         ("import typer, rich, s", report.spread(import_s)),
     ]
-    report.finish("overhead", figures, runs, rows, asked.json)
+    report.finish("overhead", figures, runs, rows, options.json)
     return 0
 
 
@@ -58,11 +58,11 @@ def _command_line(repeats: int, runs: list[dict[str, Any]]) -> tuple[list[float]
     helps, imports = [], []
     program = str(Path(sys.executable).with_name("homelab"))
     for _ in range(repeats):
-        for kind, command, found in (("help", [program, "--help"], helps), ("import", [sys.executable, "-c", "import typer, rich"], imports)):
+        for kind, command, times in (("help", [program, "--help"], helps), ("import", [sys.executable, "-c", "import typer, rich"], imports)):
             began = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
-            found.append(time.perf_counter() - began)
-            runs.append({"what": kind, "seconds": found[-1]})
+            times.append(time.perf_counter() - began)
+            runs.append({"what": kind, "seconds": times[-1]})
     return helps, imports
 
 

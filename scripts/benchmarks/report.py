@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> str:
-    """Median and range, as people read it."""
+    """Median and range as text."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

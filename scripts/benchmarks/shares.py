@@ -42,8 +42,8 @@ from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.machines import CORES, Machines, Run, machines
 
 from homelab.errors import HomelabError
-from homelab.planning.shares import split
-from homelab.worker import sampler
+from homelab.law import order
+from homelab.planning.strategy.shares import split
 
 _ENDLESS = 100_000  # steps of a run that is stopped
 _SETTLE, _STEPS = 2, 6  # steps before the window, and in it
@@ -64,7 +64,7 @@ def main() -> int:
     """Returns 0; 1 when a round was disturbed whenever it was tried, 130 after Ctrl-C, and the exit code of an error of homelab,
     with nothing left running.
     """
-    asked = _arguments()
+    options = _arguments()
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -76,7 +76,7 @@ def main() -> int:
         with machines(say, _fill) as nodes:
             bench = Bench(nodes, say)
             try:
-                bench.all_rounds(asked.repeats)
+                bench.all_rounds(options.repeats)
             except Disturbed as why:
                 disturbed = why
     except Interrupted as how:
@@ -84,10 +84,10 @@ def main() -> int:
     except HomelabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    report.finish("shares", bench.ledger.figures(), bench.ledger.raw, bench.ledger.table(), asked.json)
+    report.finish("shares", bench.ledger.figures(), bench.ledger.raw, bench.ledger.table(), options.json)
     print(_NOTE)
     if disturbed:
-        print(_given_up(bench.ledger.round, asked.repeats, disturbed), file=sys.stderr)
+        print(_given_up(bench.ledger.round, options.repeats, disturbed), file=sys.stderr)
     return 1 if disturbed else 0
 
 
@@ -209,22 +209,22 @@ class Bench:
         predicted_s = predicted(plan)
         run = self._start("auto", _VARYING, "auto", _RUN_STEPS)
         self.nodes.wait_for_step(run, _RUN_STEPS // 5)
-        seen = json.loads(self.nodes.homelab("status", run.name, "--json"))
-        asked = run.step() + 1  # the nodes' answers cost them CPU time in this step
+        status = json.loads(self.nodes.homelab("status", run.name, "--json"))
+        first_step = run.step() + 1  # the nodes' answers cost them CPU time in this step
         self.nodes.wait_for_end(run)
         account = self.nodes.meter.account()
-        window = run.window(max(_SETTLE_AUTO, asked), _RUN_STEPS)
+        window = run.window(max(_SETTLE_AUTO, first_step), _RUN_STEPS)
         times = run.times()
         done = max(run.beat(rank)["time"] for rank in range(len(CORES)))
         # The first step began at full speed.
         trained_s = (times[_RUN_STEPS] - times[1]) * _RUN_STEPS / (_RUN_STEPS - 1)
         truth_s = trained_s + done - times[_RUN_STEPS]
         forecast = {
-            "eta_s": seen["eta_s"], "eta_truth_s": done - seen["now"], "last_step_truth_s": times[_RUN_STEPS] - seen["now"],
+            "eta_s": status["eta_s"], "eta_truth_s": done - status["now"], "last_step_truth_s": times[_RUN_STEPS] - status["now"],
             "predicted_s": predicted_s, "truth_s": truth_s, "trained_s": trained_s,
         }  # fmt: skip
-        if seen["eta_s"] is not None:
-            self.ledger.note("eta_error_percent", 100 * abs(seen["eta_s"] / forecast["eta_truth_s"] - 1))
+        if status["eta_s"] is not None:
+            self.ledger.note("eta_error_percent", 100 * abs(status["eta_s"] / forecast["eta_truth_s"] - 1))
         if predicted_s is not None:
             self.ledger.note("plan_error_percent", 100 * abs(predicted_s / truth_s - 1))
         self.ledger.keep("auto", _VARYING, run, window, account, **forecast)
@@ -236,7 +236,7 @@ class Bench:
         run = self._start_text("rows.toml", material.script_recipe(Path("rows_by_count.py"), earlier.name, *shares))
         speed = self._measure(run, "rows", _VARYING, _SETTLE, _STEPS, shares=shares)
         step = _SETTLE + _STEPS
-        _, rows = sampler.step_rows(
+        _, rows = order.step_rows(
             step - 1, seed=material.SEED, count=material.ROWS, global_batch=material.GLOBAL_BATCH
         )
         dealt = [list(rows[end - share : end]) for end, share in zip(accumulate(shares), shares, strict=True)]

@@ -7,7 +7,7 @@ counts. On CUDA in bf16 where torch sees a card, else on the CPU in fp32.
 tokens_per_s_over_trl      homelab's tokens per second over TRL's, the median over steps done in turn
 first_loss_difference      the largest difference of the first three steps' losses, relative (lora: the same adapters at the start)
 tokens_per_s_over_unsloth  the same against Unsloth, with --unsloth PYTHON, the Python of an environment that has it
-gain_of_SWITCH             with --switches: homelab's tokens per second over those with this one turned off (homelab/worker/switches.py)
+gain_of_SWITCH             with --switches: homelab's tokens per second over those with this one turned off (homelab/worker/training/switches.py)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.pace import settings
 
-from homelab.worker.switches import Switches
+from homelab.worker.training.switches import Switches
 
 _FIRST = 3  # steps whose losses are compared, and which are not timed: the first ones of a process are slower
 
@@ -52,9 +52,9 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        heard = self._hear()
-        self.losses.append(heard["loss"])
-        self.seconds.append(heard["seconds"])
+        answer = self._hear()
+        self.losses.append(answer["loss"])
+        self.seconds.append(answer["seconds"])
 
     def end(self) -> None:
         """Nothing of it is left."""
@@ -72,26 +72,26 @@ class Side:
 
 def main() -> int:
     """Let all sides train in turn. Returns 0."""
-    asked = _arguments()
+    options = _arguments()
     import torch
 
-    device = "cuda" if torch.cuda.is_available() and not asked.cpu else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     sides: list[Side] = []
     try:
-        for name, python, program, switches in _sides(asked):
+        for name, python, program, switches in _sides(options):
             place = settings.write(
-                folder / name, os.environ["HOMELAB_MODEL"], asked.repeats + _FIRST + 1, method=asked.method,
-                completion_only=not asked.all_tokens, device=device,
+                folder / name, os.environ["HOMELAB_MODEL"], options.repeats + _FIRST + 1, method=options.method,
+                completion_only=not options.all_tokens, device=device,
             )  # fmt: skip
             settings.plan(place, device, switches)
             sides.append(Side(name, python, [program[0], str(place), *program[1:]], folder / f"{name}.log"))
         tokens = _tokens(folder / "homelab")
-        for step in range(asked.repeats + _FIRST):
+        for step in range(options.repeats + _FIRST):
             for side in sides[step % len(sides) :] + sides[: step % len(sides)]:
                 side.step()
             took = ", ".join(f"{side.name} {side.seconds[-1]:.1f} s" for side in sides)
-            print(f"step {step + 1} of {asked.repeats + _FIRST}: {took}", file=sys.stderr, flush=True)
+            print(f"step {step + 1} of {options.repeats + _FIRST}: {took}", file=sys.stderr, flush=True)
     finally:
         for side in sides:
             side.end()
@@ -99,9 +99,9 @@ def main() -> int:
     figures, rows = _compare(sides, tokens[_FIRST:])
     runs = [
         {"side": side.name, "step": step + 1, "seconds": side.seconds[step], "loss": side.losses[step], "tokens": tokens[step]}
-        for step in range(asked.repeats + _FIRST) for side in sides
+        for step in range(options.repeats + _FIRST) for side in sides
     ]  # fmt: skip
-    report.finish(f"speed, {asked.method}, {device}", figures, runs, rows, asked.json)
+    report.finish(f"speed, {options.method}, {device}", figures, runs, rows, options.json)
     return 0
 
 
@@ -117,13 +117,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _sides(asked: argparse.Namespace) -> list[tuple[str, str, list[str], dict[str, bool]]]:
+def _sides(options: argparse.Namespace) -> list[tuple[str, str, list[str], dict[str, bool]]]:
     """(name, its Python, its program, what is switched off) of each."""
     own, trl = ["benchmarks.pace.with_homelab"], ["benchmarks.pace.with_trl"]
     sides = [("homelab", sys.executable, own, {}), ("trl", sys.executable, trl, {})]
-    if asked.unsloth:
-        sides.append(("unsloth", asked.unsloth, [*trl, "unsloth"], {}))
-    if asked.switches:
+    if options.unsloth:
+        sides.append(("unsloth", options.unsloth, [*trl, "unsloth"], {}))
+    if options.switches:
         names = [field.name for field in dataclasses.fields(Switches)]
         sides += [(f"without {name}", sys.executable, own, {name: False}) for name in names]
     return sides

@@ -33,8 +33,8 @@ from homelab.lab.network import switch_namespace, switch_port
 from homelab.lab.tools import call
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk
-from tests.worker import harness
+from scripts.practice import tiny_model
+from scripts.practice.desk import Desk
 
 _LIMIT_S = 300.0
 _KILLED = "node3"
@@ -102,33 +102,33 @@ class Cables:
 
 def main() -> int:
     """Launch, kill a rank, and look at the counters, `--repeats` times. Returns 0."""
-    asked = report.arguments(__doc__ or "")
+    options = report.arguments(__doc__ or "")
     if os.geteuid() != 0:
         raise SystemExit("error: bytes are counted in a lab of namespaces, which needs root\nfix:   sudo scripts/bench start")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
     runs: list[dict[str, Any]] = []
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     try:
-        model = harness.tiny_llama(folder / "base", hidden=1024, intermediate=4480, layers=4)
+        model = tiny_model.tiny_llama(folder / "base", hidden=1024, intermediate=4480, layers=4)
         base_bytes = (model / "model.safetensors").stat().st_size
         with Lab.up(folder / "lab", nodes=3, backend="namespaces", cpu=[0.65] * 3) as lab:
             desk = Desk(folder / "desk", lab, supervise=True)
             desk.folder.mkdir()
-            harness.write_jsonl(desk.folder / "chats.jsonl", harness.chat_rows(60))
+            tiny_model.write_jsonl(desk.folder / "chats.jsonl", tiny_model.chat_rows(60))
             desk.write("start.toml", _RECIPE.format(model=model))
             with Cables(lab) as cables:
-                runs = [_once(lab, desk, cables, base_bytes) for _ in range(asked.repeats)]
+                runs = [_once(lab, desk, cables, base_bytes) for _ in range(options.repeats)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    found = {what: [max(run[what].values()) for run in runs] for what in ("shipping", "start", "recover")}
-    figures = {f"{what}_bytes_over_base": statistics.median(found[what]) / base_bytes for what in ("start", "recover")}
+    bytes_of = {what: [max(run[what].values()) for run in runs] for what in ("shipping", "start", "recover")}
+    figures = {f"{what}_bytes_over_base": statistics.median(bytes_of[what]) / base_bytes for what in ("start", "recover")}
     rows = [
         ("base, MB", f"{base_bytes / 1e6:.0f}"),
-        ("before any rank: preflight, code, data, MB", report.spread([size / 1e6 for size in found["shipping"]])),
-        ("start to the first optimizer step, MB", report.spread([size / 1e6 for size in found["start"]])),
-        ("kill -9 to the next optimizer step, MB", report.spread([size / 1e6 for size in found["recover"]])),
+        ("before any rank: preflight, code, data, MB", report.spread([size / 1e6 for size in bytes_of["shipping"]])),
+        ("start to the first optimizer step, MB", report.spread([size / 1e6 for size in bytes_of["start"]])),
+        ("kill -9 to the next optimizer step, MB", report.spread([size / 1e6 for size in bytes_of["recover"]])),
     ]
-    report.finish("start", figures, runs, rows, asked.json)
+    report.finish("start", figures, runs, rows, options.json)
     return 0
 
 

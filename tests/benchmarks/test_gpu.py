@@ -20,7 +20,7 @@ from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
 from benchmarks.gpu_parts.runner import Outcome, run
 
-from homelab.worker.task import Task, load_task
+from homelab.worker.runtime.task import Task, load_task
 from tests.worker import harness
 
 FOLDER = Path(catalogue.__file__).parent

@@ -16,7 +16,7 @@ from benchmarks.uneven import aftermath, machines, meter, noise
 from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.validity import Account, disturbance
 
-from homelab.runs import store
+from homelab.runs import event_log, events
 from homelab.runs.paths import RunPaths
 
 
@@ -189,7 +189,7 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     assert aftermath.story(paths) == ""
     paths.root.mkdir()
     for number in range(40):
-        store.event(paths, f"trouble {number}", at=time.time())
+        event_log.append(paths, events.note(f"trouble {number}", at=time.time()))
     paths.supervisor_log.write_text("12:00:00 attempt 2 goes on\n")
     said = aftermath.story(paths)
     assert said.startswith("== events of 2026-01-01-0000-auto\n") and "trouble 39" in said and "trouble 9\n" not in said

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from homelab.node import load
 from homelab.node.probes import nvidia
+from homelab.node.system import utilisation
 
 REPLIES = Path(__file__).parent / "recorded" / "replies"
 # All that the agent asks: in a poll the first (drivers before 510 refuse it, then the second), for facts the third.
-POLL = f"--query-gpu={','.join(load._GPU_FIELDS)} --format=csv,noheader,nounits"
-POLL_OLD = f"--query-gpu={','.join(load._GPU_FIELDS[: load._OLD])} --format=csv,noheader,nounits"
+POLL = f"--query-gpu={','.join(utilisation._GPU_FIELDS)} --format=csv,noheader,nounits"
+POLL_OLD = f"--query-gpu={','.join(utilisation._GPU_FIELDS[: utilisation._OLD])} --format=csv,noheader,nounits"
 FACTS = "-q -x"
 
 
@@ -33,7 +33,7 @@ def reply(name: str) -> str:
 
 def nvidia_smi(folder: Path, xml: str, *, compute_capability: str = "8.6") -> Path:
     """Puts a `nvidia-smi` into `folder` that answers the agent's questions from one XML reply, the poll's too."""
-    cards = nvidia.parse(xml)["gpus"]
+    cards = nvidia.parse(xml)["cards"]
     rows = [_row(card, compute_capability) for card in cards]
     return program(
         folder,

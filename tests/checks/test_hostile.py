@@ -11,20 +11,20 @@ from pydantic import ValidationError
 
 from homelab.checks import registry
 from homelab.checks.evidence import Finding, Link
-from homelab.facts import Facts
-from homelab.planning import addresses
+from homelab.facts.node import Facts
+from homelab.planning import lan_address
 from homelab.remote import answers
-
-from . import healthy
+from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
 
 ABSURD = [
-    {"time": float("nan")}, {"time": float("inf")}, {"disk_free_bytes": 10**400}, {"memory_total_bytes": -(10**400)},
-    {"gpu_probe": {"devices": "[N/A]"}}, {"gpu_probe": {"devices": [5]}}, {"gpu_probe": {"devices": [{"capability": ["x", "$(y)"]}]}},
-    {"gpu_probe": {"arch_list": 5}}, {"routes": {"192.168.1.101": {"interface": "eth0", "source": "$(reboot)"}}},
-    {"routes": {"192.168.1.101": {"interface": "eth0", "source": "fe80::1%$(reboot)"}}}, {"runs_alive": ["--all"]},
-    {"port": {"free": False, "holder_run": "-x"}},
+    {"system": {"time": float("nan")}}, {"system": {"time": float("inf")}}, {"resources": {"disk_free_bytes": 10**400}},
+    {"system": {"memory_total_bytes": -(10**400)}}, {"gpu": {"torch": {"devices": "[N/A]"}}}, {"gpu": {"torch": {"devices": [5]}}},
+    {"gpu": {"torch": {"devices": [{"capability": ["x", "$(y)"]}]}}}, {"gpu": {"torch": {"arch_list": 5}}},
+    {"network": {"routes": {"192.168.1.101": {"interface": "eth0", "source": "$(reboot)"}}}},
+    {"network": {"routes": {"192.168.1.101": {"interface": "eth0", "source": "fe80::1%$(reboot)"}}}},
+    {"runs": {"alive": ["--all"]}}, {"network": {"port": {"free": False, "holder_run": "-x"}}}, {"network": "[N/A]"},
 ]  # fmt: skip
 
 
@@ -53,26 +53,26 @@ def test_a_model_may_have_infinity_in_its_config() -> None:
 def test_what_is_no_address_is_left_out() -> None:
     there = healthy.cpu()
     said = [{"name": "eth0", "addresses": ["$(reboot)", "1.2.3.4/99", "fe80::1%;reboot/64", "192.168.1.100/24"]}]
-    facts = healthy.changed(there.facts["tower"], interfaces=said)
-    assert facts.interfaces[0].addresses == ("192.168.1.100/24",)
-    assert addresses.lan_of_all(there.cluster, {**there.facts, "tower": facts})["tower"] == ("192.168.1.100", "eth0")
+    facts = healthy.changed(there.facts["tower"], network={"interfaces": said})
+    assert facts.network.interfaces[0].addresses == ("192.168.1.100/24",)
+    assert lan_address.lan_of_all(there.cluster, {**there.facts, "tower": facts})["tower"] == ("192.168.1.100", "eth0")
 
 
 def test_groups_of_processes_are_not_killed() -> None:
-    facts = Facts.model_validate({"node": "tower", "port": {"free": False, "holder": "x", "holder_pid": -1}})
-    assert facts.port is not None and facts.port.holder_pid is None
+    facts = Facts.model_validate({"node": "tower", "network": {"port": {"free": False, "holder": "x", "holder_pid": -1}}})
+    assert facts.network.port is not None and facts.network.port.holder_pid is None
 
 
 @pytest.mark.parametrize("hostname", ["a/;1e reboot;s/b", "x\nreboot", "$(reboot)", "-x"])
 def test_a_name_that_is_none_does_not_become_a_program(hostname: str) -> None:
-    there = healthy.with_facts(healthy.cpu(), "tower", hostname=hostname, own_name_addresses=["127.0.1.1"])
+    there = healthy.with_facts(healthy.cpu(), "tower", system={"hostname": hostname}, network={"own_name_addresses": ["127.0.1.1"]})
     (found,) = [finding for finding in registry.judge_all(there, set()) if finding.check == "network.name"]
     assert not found.fix and "reboot" not in found.hint and found.hint
 
 
 def test_versions_of_thousands_of_digits_break_no_check() -> None:
     there = healthy.with_facts(
-        healthy.gpu(), "tower", nccl="9" * 5000, torch_cuda="9" * 5000, python_version="9" * 5000
+        healthy.gpu(), "tower", python={"nccl": "9" * 5000, "torch_cuda": "9" * 5000, "version": "9" * 5000}
     )
     assert not [finding for finding in registry.judge_all(there, set()) if "broke" in finding.message]
 

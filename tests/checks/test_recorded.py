@@ -15,28 +15,27 @@ import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from homelab.checks import registry
-from homelab.checks.collective_result import CollectiveResult
 from homelab.checks.evidence import Evidence, Finding, Link
-from homelab.checks.sample_result import SampleResult
 from homelab.errors import UnreachableError
-from homelab.node import firewall
+from homelab.facts.collective_test import CollectiveResult
+from homelab.facts.data_sample import SampleResult
 from homelab.node.probes import amd, nvidia, xid
+from homelab.node.system import firewall
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
 
 FOLDER = Path(__file__).parent / "recorded"
 REPLIES = FOLDER / "replies"
-# What the agent makes of a program's recorded output: fields of Facts.
+# What a probe makes of a program's recorded output: fields of Facts.
 PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "nvidia_smi_xml": nvidia.parse,
-    "nvidia_smi_error": lambda text: {**nvidia.silent(text.strip()), "gpu_probe": None},
-    "dmesg": lambda text: {"xids": xid.parse(text, uptime_s=100_000.0)},
+    "nvidia_smi_xml": lambda text: {"gpu": nvidia.parse(text)},
+    "nvidia_smi_error": lambda text: {"gpu": {**nvidia.silent(text.strip()), "torch": None}},
+    "dmesg": lambda text: {"xid": xid.parse(text, uptime_s=100_000.0)},
     "nft": lambda text: {
-        "firewall": "nftables" if firewall.parse_nft(text) else None,
-        "firewall_chains": firewall.parse_nft(text),
+        "network": {"firewall": "nftables" if firewall.parse_nft(text) else None, "firewall_chains": firewall.parse_nft(text)}
     },
-    "rocm_smi": lambda text: {"amd_gpus": amd.parse_rocm_smi(text)},
+    "rocm_smi": lambda text: {"amd": amd.parse_rocm_smi(text)},
 }
 
 
@@ -56,11 +55,19 @@ class Case(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     base: str = "cpu"
+    nodes: tuple[str, ...] = healthy.NAMES
     node: str = "tower"
     recipe: dict[str, Any] | None = None
+    """Sections that differ from those of healthy.recipe."""
+    script: bool = False
+    """The recipe brings its own program."""
     facts: dict[str, Any] = {}
     also: dict[str, dict[str, Any]] = {}
     """Facts of other nodes."""
+    torch: dict[str, Any] = {}
+    """What torch on the node says of its build and cards."""
+    device: dict[str, Any] = {}
+    """What it says of the first of them."""
     card: dict[str, Any] = {}
     cluster: dict[str, Any] = {}
     """What cluster.toml says of the node instead."""
@@ -72,6 +79,8 @@ class Case(BaseModel):
     whole: dict[str, Any] = {}
     """Fields of Evidence itself, for the files of BUILDERS."""
     finds: Finds | None = None
+    alone: bool = False
+    """All other checks of all nodes may only speak of the same node, and none of the same subject does."""
 
 
 def load(path: Path) -> list[Case]:
@@ -85,21 +94,20 @@ CASES = [(path.stem, case) for path in FILES for case in load(path)]
 
 def built(case: Case) -> Evidence:
     """The evidence of a case."""
-    of = healthy.recipe(**case.recipe) if case.recipe is not None else None
-    evidence = {"cpu": healthy.cpu, "gpu": healthy.gpu}[case.base](of)
+    of = healthy.script() if case.script else healthy.recipe(**case.recipe) if case.recipe is not None else None
+    evidence = {"cpu": healthy.cpu, "gpu": healthy.gpu}[case.base](of, names=case.nodes)
     if case.cluster:
         evidence = healthy.with_node(evidence, case.node, **case.cluster)
-    facts: dict[str, Any] = {}
     for parser, file in case.replies.items():
-        facts |= PARSERS[parser]((REPLIES / file).read_text(encoding="utf-8"))
-    facts |= case.facts
-    if facts:
+        facts = PARSERS[parser]((REPLIES / file).read_text(encoding="utf-8"))
         evidence = healthy.with_facts(evidence, case.node, **facts)
+    evidence = healthy.with_facts(evidence, case.node, **_with_null(case.facts))
     for other, changes in case.also.items():
-        evidence = healthy.with_facts(evidence, other, **changes)
+        evidence = healthy.with_facts(evidence, other, **_with_null(changes))
+    if case.torch or case.device:
+        evidence = healthy.probe(evidence, case.node, device=_with_null(case.device), **_with_null(case.torch))
     if case.card:
-        known = {key: None if value == "N/A" else value for key, value in case.card.items()}  # TOML has no null
-        evidence = healthy.card(evidence, case.node, **known)
+        evidence = healthy.card(evidence, case.node, **_with_null(case.card))
     for field, value in case.evidence.items():
         known: Mapping[str, Any] = getattr(evidence, field)
         evidence = replace(evidence, **{field: {**known, case.node: value}})
@@ -118,7 +126,15 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "plan": healthy.plan,
     "collective": TypeAdapter(CollectiveResult).validate_python,
     "lan": lambda table: {name: tuple(place) for name, place in table.items()},
+    "clock_offsets_s": dict,
 }
+
+
+def _with_null(value: Any) -> Any:
+    """The same with None where it says "N/A": TOML has no null."""
+    if isinstance(value, dict):
+        return {key: _with_null(entry) for key, entry in value.items()}
+    return None if value == "N/A" else value
 
 
 def _changed(link: Link, change: Mapping[str, Any]) -> Link:
@@ -152,6 +168,24 @@ def test_a_recorded_answer_is_judged_as_it_should(check_id: str, case: Case) -> 
     assert matching[0].level == case.finds.level, found
     assert case.finds.hint in matching[0].hint, matching[0].hint
     assert {finding.node for finding in found} == {node}, found
+
+
+ALONE = [(name, case) for name, case in CASES if case.alone]
+
+
+@pytest.mark.parametrize(("check_id", "case"), ALONE, ids=[f"{name}: {case.name}" for name, case in ALONE])
+def test_one_broken_thing_is_found_once_on_its_node_and_disturbs_no_other_check(check_id: str, case: Case) -> None:
+    evidence = built(case)
+    findings = registry.judge_all(evidence)
+    assert case.finds is not None
+    node = case.node if case.finds.node is None else case.finds.node
+    faults = healthy.bad(findings)
+    assert not any("this check broke" in finding.message for finding in faults)
+    assert all(finding.hint for finding in faults)
+    assert {finding.node for finding in faults} == {node}
+    of_subject = [finding for finding in findings if finding.subject == check_id.partition(".")[0]]
+    assert [finding.check for finding in healthy.bad(of_subject)] == [check_id]
+    assert {finding.node for finding in of_subject if finding.level == "ok"} - {""} == set(evidence.facts) - {node}
 
 
 @pytest.mark.parametrize("check", registry.CHECKS, ids=lambda check: check.id)

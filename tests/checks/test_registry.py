@@ -12,7 +12,7 @@ import pytest
 from homelab.checks import registry
 from homelab.checks.check import Check, OfCluster, Problem
 from homelab.checks.evidence import Evidence, Finding
-from homelab.control import launch
+from homelab.control.launch import prepare
 from homelab.errors import InputError, SilentError, UnreachableError
 from tests.checks.healthy import NAMES, bad, cpu, unreachable, with_facts
 
@@ -27,7 +27,7 @@ def test_ids_differ_and_begin_with_their_subject() -> None:
 
 
 def test_a_skipped_check_is_said_and_not_judged() -> None:
-    evidence = with_facts(cpu(), "laptop", power="battery")
+    evidence = with_facts(cpu(), "laptop", power={"source": "battery"})
     findings = [finding for finding in registry.judge_all(evidence, skip=["power"]) if finding.check == "power"]
     assert findings == [Finding("power", "", "ok", registry.SKIPPED)]
 
@@ -52,20 +52,20 @@ def test_an_unknown_id_is_refused_with_the_list(only: list[str], skip: list[str]
 
 
 def test_one_check_of_a_subject_can_be_skipped_and_the_others_are_judged() -> None:
-    evidence = with_facts(cpu(), "laptop", disk_free_bytes=10, workdir_writable=False)
+    evidence = with_facts(cpu(), "laptop", resources={"disk_free_bytes": 10, "workdir_writable": False})
     found = [finding for finding in registry.judge_all(evidence, skip=["disk.room"]) if finding.subject == "disk"]
     assert [finding.check for finding in bad(found)] == ["disk.writable"]
     assert Finding("disk.room", "", "ok", registry.SKIPPED) in found
 
 
 def test_the_most_pressing_thing_of_a_node_comes_first() -> None:
-    evidence = with_facts(cpu(), "laptop", workdir_writable=False, disk_free_bytes=900_000_000)
+    evidence = with_facts(cpu(), "laptop", resources={"workdir_writable": False, "disk_free_bytes": 900_000_000})
     found = [finding for finding in registry.judge_all(evidence) if finding.subject == "disk" and finding.node == "laptop"]
     assert [finding.level for finding in found] == ["fail", "warn"]
 
 
 def test_what_a_broken_probe_would_have_seen_is_not_judged_and_said() -> None:
-    evidence = with_facts(cpu(), "laptop", broken={"power": "KeyError: 'x'"}, power="battery")
+    evidence = with_facts(cpu(), "laptop", broken={"power": "KeyError: 'x'"}, power={"source": "battery"})
     found = [finding for finding in bad(registry.judge_all(evidence)) if finding.node == "laptop"]
     assert [(finding.check, finding.level) for finding in found] == [("ssh.probes", "warn")]
     assert "KeyError" in found[0].message
@@ -93,7 +93,7 @@ def _without_hint(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
 
 @pytest.mark.parametrize(("judge", "kept"), [(_breaks, 1), (_without_hint, 0)])
 def test_a_check_that_breaks_is_a_failure_and_no_traceback(judge: OfCluster, kept: int) -> None:
-    findings = registry.judge_one(Check("disk.room", "", "fail", "room", of_cluster=judge), cpu())
+    findings = registry.judge_one(Check("disk.room", "", "fail", "resources", of_cluster=judge), cpu())
     assert len(findings) == kept + 1
     assert (findings[-1].level, findings[-1].node) == ("fail", "")
     assert findings[-1].message.startswith("this check broke")
@@ -101,7 +101,7 @@ def test_a_check_that_breaks_is_a_failure_and_no_traceback(judge: OfCluster, kep
 
 
 def test_a_summary_that_breaks_is_no_traceback() -> None:
-    evidence = with_facts(cpu(), "laptop", disk_free_bytes=None)
+    evidence = with_facts(cpu(), "laptop", resources={"disk_free_bytes": None})
     assert [finding for finding in registry.judge_all(evidence) if finding.subject == "disk"]
 
 
@@ -109,7 +109,7 @@ def test_a_hint_is_the_fix_where_there_is_no_other() -> None:
     def judge(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         yield "tower", Problem("fail", "full", fix="rm x")
 
-    (found,) = Check("disk.room", "", "fail", "room", of_cluster=judge).judge(cpu())
+    (found,) = Check("disk.room", "", "fail", "resources", of_cluster=judge).judge(cpu())
     assert (found.hint, found.fix) == ("rm x", "rm x")
 
 
@@ -130,5 +130,5 @@ def test_launch_says_of_a_machine_without_a_network_that_it_may_be_this_one() ->
     nobody = replace(cpu(), facts={}, links=(), lan={}, unreachable=dict.fromkeys(NAMES, away))
     prepared = cast(Any, SimpleNamespace(findings=registry.judge_all(nobody), refused=None, evidence=nobody))
     with pytest.raises(UnreachableError, match="it may be this machine") as caught:
-        launch.refuse_on_failure(prepared)
+        prepare.refuse_on_failure(prepared)
     assert "--skip" not in caught.value.hint

@@ -37,7 +37,7 @@ def test_a_healthy_cluster_is_a_calm_table_of_80_columns() -> None:
 
 
 def test_what_is_broken_is_marked_at_its_node_and_listed_with_its_fix() -> None:
-    evidence = with_facts(cut(cpu(), ("tower", "laptop")), "oldtower", power="battery")
+    evidence = with_facts(cut(cpu(), ("tower", "laptop")), "oldtower", power={"source": "battery"})
     text = printed(evidence)
     assert max(map(len, text.splitlines())) <= 80
     network = next(line for line in text.splitlines() if line.startswith("network"))

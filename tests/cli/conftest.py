@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homelab.lab import Lab
-from tests.e2e.desk import Desk, left_on, wait_until
+from scripts.practice.desk import Desk, left_on, wait_until
 
 SCRIPT = '[script]\npath = "train.py"\n'
 LAW = """[model]

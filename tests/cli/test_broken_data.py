@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab
+from scripts.practice.desk import Desk
 from tests.cli.conftest import LAW, complaint
-from tests.e2e.desk import Desk
 from tests.worker import harness
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow, pytest.mark.thorough]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.e2e.desk import Desk, kill_whole
+from scripts.practice.desk import Desk, kill_whole
 
 
 def test_what_a_desk_starts_heeds_the_signals_that_its_caller_ignores(quiet_desk: Desk) -> None:

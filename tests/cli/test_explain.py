@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from homelab.cli.main import run
-from homelab.diagnose import topics
+from homelab.diagnose import topic_index
 
 pytestmark = pytest.mark.timeout(200)
 Said = Callable[..., tuple[str, str]]
@@ -29,9 +29,9 @@ def explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def test_all_topics_grouped_by_id_and_title(explain: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     out, _ = explain()
-    places = [out.index(f"\n  {topic.id} ") for topic in topics.TOPICS]
-    assert places == sorted(places) and all(heading in out for heading in topics.GROUPS)
-    assert all(topic.title in out for topic in topics.TOPICS)
+    places = [out.index(f"\n  {topic.id} ") for topic in topic_index.TOPICS]
+    assert places == sorted(places) and all(heading in out for heading in topic_index.GROUPS)
+    assert all(topic.title in out for topic in topic_index.TOPICS)
     assert out.rstrip().endswith("homelab explain hang-at-start")
 
 
@@ -80,7 +80,7 @@ def test_several_to_choose_from(explain: Said) -> None:
     out, _ = explain("nccl")
     assert 'topics speak of "nccl"' in out and "\n  timeout " in out and "\n  disk-full " not in out
     assert len(json.loads(explain("nccl", "--json")[0])["topics"]) > 2
-    assert len(json.loads(explain("--json")[0])["topics"]) == len(topics.TOPICS)
+    assert len(json.loads(explain("--json")[0])["topics"]) == len(topic_index.TOPICS)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_did_you_mean(explain: Said, asked: str, near: str) -> None:
         and "fix:   homelab explain lists all topics" in err
     )
     error = json.loads(explain(asked, "--json", code=2)[0])["error"]
-    assert error["exit_code"] == 2 and topics.find(near)
+    assert error["exit_code"] == 2 and topic_index.find(near)
 
 
 def test_what_was_typed_is_only_text(explain: Said) -> None:

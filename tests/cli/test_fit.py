@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from homelab.config.load import load_recipe
-from homelab.control import dryrun
+from homelab.control.preflight import memory_dry_run
 from homelab.errors import HomelabError
+from scripts.practice.desk import Desk
 from tests.checks import healthy
 from tests.cli.conftest import complaint
-from tests.e2e.desk import Desk
-from tests.planning import test_memory_dry_run as ranks
+from tests.planning.memory import test_memory_dry_run as ranks
 
 CARDS = """[cluster]
 network = "10.0.0.0/24"
@@ -112,7 +112,7 @@ def test_a_dry_run_that_fails_is_a_warning_and_nothing_else() -> None:
     facts = {"n0": evidence.facts["tower"]}
     assert facts["n0"].model and facts["n0"].model.config, "the node knows the model's config"
     refusing = Node(HomelabError("the dry run did not end within 60 s"))
-    after = dryrun.improve(refusing, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
+    after = memory_dry_run.improve(refusing, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
     assert after.ranks == plan.ranks
     assert [warning for warning in after.warnings if "no dry run on n0" in warning and "60 s" in warning] == list(
         after.warnings
@@ -121,5 +121,5 @@ def test_a_dry_run_that_fails_is_a_warning_and_nothing_else() -> None:
         {"device": "cuda", "precision": "bf16", "micro_batch": 1, "seq_len": 1024, "masked": False, "repeats_keys": False}
     ]
     good = Node({"results": [ranks.result(plan, 0, 1.1)]})
-    improved = dryrun.improve(good, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
+    improved = memory_dry_run.improve(good, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
     assert improved.ranks[0].memory and improved.ranks[0].memory.dry_run and not improved.warnings

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from homelab.checks import runs
+import homelab as package
 from homelab.checks.evidence import Finding
 from homelab.cli import common
-from homelab.cli.commands import app
+from homelab.cli.command_list import app
 from homelab.cli.main import run
+from homelab.errors import HomelabError
+from homelab.text import hint
+from homelab.text.hint import Command, Hint, chain, homelab, with_options
 from tests.cli.conftest import SCRIPT
 
 pytestmark = pytest.mark.timeout(200)
@@ -37,15 +42,23 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return of
 
 
-def test_the_options_are_those_that_the_commands_have() -> None:
+def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     import inspect
 
+    for name in ("HOMELAB_RUNS", "HOMELAB_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    options = common.options_of(Path("other.toml"), Path("x"))
     for command in app.registered_commands:
         assert command.callback is not None
         given = inspect.signature(command.callback).parameters
         name = command.name or ""
-        assert ("cluster" in given) == (name in common._WITH_CLUSTER or name in common._WITH_RUNS), name
-        assert ("runs_dir" in given) == (name in common._WITH_RUNS), name
+        assert ("--cluster other.toml" in options(name)) == ("cluster" in given), name
+        assert ("--runs-dir x" in options(name)) == ("runs_dir" in given), name
+    assert options("lab") == ""
+
+
+def test_an_own_command_in_a_sentence_of_a_node_is_known_by_its_name() -> None:
+    assert {command.name for command in app.registered_commands} - {"explain"} == set(hint._OWN_NAMES)
 
 
 def test_a_folder_that_the_environment_names_is_in_no_hint(said: Said) -> None:
@@ -78,38 +91,93 @@ def test_an_environment_variable_that_is_set_to_nothing_is_not_set(monkeypatch: 
 
 
 def test_findings_name_the_files_too(said: Said) -> None:
-    finding = Finding(
-        runs.SUBJECT.checks[0].id,
-        "a",
-        "warn",
-        "run x is alive here",
-        "homelab stop x && homelab stop y",
-        "homelab stop x && homelab stop y",
-    )
-    same = common.for_cluster([finding], Path("cluster.toml"))
+    stop = chain(homelab("stop", "x"), homelab("stop", "y"))
+    finding = Finding("runs.alive", "a", "warn", "run x is alive here", Hint.of_parts([stop]), stop)
+    same = common.for_same_files([finding], Path("cluster.toml"))
     assert same == [finding], "what preflight offers finds the folder of the environment by itself"
-    named = common.for_cluster([finding], Path("my cluster.toml"), Path("runs"))[0]
-    assert (
-        named.fix
-        == named.hint
-        == " && ".join(f"homelab stop --cluster 'my cluster.toml' --runs-dir runs {run}" for run in "xy")
-    )
+    named = common.for_same_files([finding], Path("my cluster.toml"), Path("runs"))[0]
+    assert named.fix == named.hint
+    assert named.fix == " && ".join(f"homelab stop --cluster 'my cluster.toml' --runs-dir runs {run}" for run in "xy")
 
 
 @pytest.mark.parametrize(
-    ("hint", "expected"),
+    ("sentence", "expected"),
     [
-        ("homelab preflight --only network, then once more: homelab preflight --deep", "homelab preflight{c} --only network, then once more: homelab preflight{c} --deep"),
-        ("homelab trust laptop", "homelab trust{c} laptop"),
-        ("homelab status r{c}{r}; to do it by hand: homelab stop r", "homelab status r{c}{r}; to do it by hand: homelab stop{c}{r} r"),
+        (
+            Hint("{}, then once more: {}", homelab("preflight --only network"), homelab("preflight --deep")),
+            "homelab preflight{c} --only network, then once more: homelab preflight{c} --deep",
+        ),
+        (homelab("trust", "laptop"), "homelab trust{c} laptop"),
+        (Hint("if you know why: {}", chain(Command("rm x"), homelab("trust", "laptop"))), "if you know why: rm x && homelab trust{c} laptop"),
+        (Hint("{}; {}", homelab("status", "r"), Hint("by hand: {}", homelab("stop", "r"))), "homelab status{c}{r} r; by hand: homelab stop{c}{r} r"),
+        (homelab("status r --cluster other.toml --runs-dir x"), "homelab status r{c}{r}"),
+        (homelab("lab up", "a b"), "homelab lab up 'a b'"),
+        (Hint.said("ask it: homelab status r, or homelab preflight-like"), "ask it: homelab status{c}{r} r, or homelab preflight-like"),
+        (Hint.said("once more: homelab recover r --cluster other.toml --runs-dir x"), "once more: homelab recover r{c}{r}"),
+        (
+            Hint.said("homelab stop r, then homelab recover r --cluster other.toml --runs-dir x; homelab preflight -c"),
+            "homelab stop{c}{r} r, then homelab recover r{c}{r}; homelab preflight{c} -c",
+        ),
+        (Hint.said("homelab trust a --cluster other.toml.old"), "homelab trust{c} a --cluster other.toml.old"),
         ("let the user that homelab logs in with read it; homelab explain x", "let the user that homelab logs in with read it; homelab explain x"),
-        ("python -m homelab.worker; ~/.homelab/env/bin/pip", "python -m homelab.worker; ~/.homelab/env/bin/pip"),
+        (Hint.said("let the user that homelab logs in with read it; homelab explain x"), "let the user that homelab logs in with read it; homelab explain x"),
+        (Hint.said("python -m homelab.worker; ~/.homelab/env/bin/pip"), "python -m homelab.worker; ~/.homelab/env/bin/pip"),
     ],
-)  # fmt: skip
-def test_each_command_gets_its_own_options_once(monkeypatch: pytest.MonkeyPatch, hint: str, expected: str) -> None:
+)
+def test_each_command_gets_its_own_options_once(monkeypatch: pytest.MonkeyPatch, sentence: str, expected: str) -> None:
     for name in ("HOMELAB_RUNS", "HOMELAB_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
-    options = {"c": " --cluster other.toml", "r": " --runs-dir x"}
-    once = common.for_same_files(hint.format(**options), Path("other.toml"), Path("x"))
-    assert once == expected.format(**options)
-    assert common.for_same_files(once, Path("other.toml"), Path("x")) == once
+    options = common.options_of(Path("other.toml"), Path("x"))
+    once = with_options(sentence, options)
+    assert once == expected.format(c=" --cluster other.toml", r=" --runs-dir x")
+    assert with_options(once, options) == once
+
+
+def test_an_error_keeps_the_commands_of_its_hint_and_a_terminal_obeys_none_of_it() -> None:
+    error = HomelabError("x", hint=Hint("see {}\x1b[2J; then {}", "a\rb", homelab("stop", "r")))
+    assert (error.hint, [str(command) for command in getattr(error.hint, "commands", ())]) == ("see b; then homelab stop r", ["homelab stop r"])
+    assert HomelabError("x", hint=homelab("runs")).hint.commands == (homelab("runs"),)  # type: ignore[attr-defined]
+
+
+# Words of a program, not of a hint: a docstring, a help text, the README of a run's folder, what `explain` prints.
+NO_HINTS = ("diagnose/topics", "node/", "worker/")
+
+
+def test_every_command_of_ours_in_a_hint_is_known_as_one() -> None:
+    """A string that says `homelab NAME` where a hint is made loses the options that its reader needs: `homelab("NAME")` makes the command."""
+    words = re.compile(rf"(?<![\w./`-])homelab (?:{'|'.join((*hint._OWN_NAMES, 'lab'))})\b")
+    wrong = []
+    root = Path(package.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if str(path.relative_to(root)).startswith(NO_HINTS):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            wrong += [f"{path}:{text.lineno}: {text.value}" for text in hints_of(node) if words.search(text.value)]
+    assert not wrong, "\n".join(wrong)
+
+
+def hints_of(node: ast.AST) -> Iterator[ast.Constant]:
+    """The string constants in what becomes a hint: `hint=...`, `hint = ...`, an argument of Problem, Hint and Rule, and what is returned as a Hint."""
+    values: list[ast.AST] = []
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        values += [keyword.value for keyword in node.keywords if keyword.arg in ("hint", "fix")]
+        values += node.args[2:] if name == "Problem" else node.args if name in ("Hint", "Opening") else []
+    elif isinstance(node, ast.Assign) and any("hint" in ast.unparse(target) for target in node.targets):
+        values.append(node.value)
+    for value in values:
+        for inner in ast.walk(value):
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                yield inner
+
+
+def test_what_is_a_hint_already_is_not_read_as_text() -> None:
+    stop = homelab("stop", "r")
+    assert Hint.said(Hint("first: {}", stop)).commands == Hint.said(stop).commands == (stop,)
+
+
+def test_a_chain_that_is_cleaned_stays_a_chain() -> None:
+    stop = chain(homelab("stop", "a"), homelab("stop", "b"))
+    cleaned = Hint("bad\x1b[0m {}", stop).cleaned(lambda text: text.replace("\x1b[0m", ""))
+    assert cleaned == "bad homelab stop a && homelab stop b"
+    assert cleaned.with_options(lambda name: " --here" if name == "stop" else "") == "bad homelab stop --here a && homelab stop --here b"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.practice.desk import COMMAND, Desk
 from tests.cli.conftest import LAW, complaint
-from tests.e2e.desk import COMMAND, Desk
 
 pytestmark = pytest.mark.timeout(200)
 ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from homelab.lab import Lab
+from scripts.practice.desk import Desk, copy_of_cluster, wait_until
 from tests.cli.conftest import LAW, complaint
-from tests.e2e.desk import Desk, copy_of_cluster, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from homelab.config.load import load_cluster
+from scripts.practice.desk import Desk
 from tests.cli.conftest import LAW
-from tests.e2e.desk import Desk
 
 pytestmark = pytest.mark.timeout(300)
 

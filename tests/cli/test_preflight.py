@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab
+from scripts.practice.desk import Desk
 from tests.cli.conftest import complaint
-from tests.e2e.desk import Desk
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,7 +52,7 @@ def test_the_list_is_json_where_json_is_asked_for() -> None:
     from typer.testing import CliRunner
 
     from homelab.checks import registry
-    from homelab.cli.commands import app
+    from homelab.cli.command_list import app
 
     found = json.loads(CliRunner().invoke(app, ["preflight", "--list", "--json"]).stdout)
     assert [check["id"] for check in found["checks"]] == [check.id for check in registry.CHECKS]
@@ -69,7 +69,7 @@ def _damage(lab: Lab, node: str) -> str:
     workdir = lab.state.node(node).workdir
     folder = os.path.join(workdir, "code")
     newest = max((os.path.join(folder, name) for name in os.listdir(folder)), key=os.path.getmtime)
-    file = os.path.join(newest, "homelab", "node", "quota.py")
+    file = os.path.join(newest, "homelab", "node", "system", "cpu_quota.py")
     with open(file, "a") as stream:
         stream.write("\n# changed\n")
     return file
@@ -142,10 +142,10 @@ def test_ctrl_c_ends_the_watching(desk: Desk, cli_lab: Lab) -> None:
 
 def test_doctor_prints_the_facts_of_one_node(desk: Desk) -> None:
     said = desk.homelab("doctor", "node1").stdout
-    assert "python_version: 3." in said and "Next: homelab preflight --nodes node1" in said
+    assert "version: 3." in said and "Next: homelab preflight --nodes node1" in said
     document = desk.json("doctor", "node2")
     assert document["facts"]["node"] == "node2" and document["error"] is None
-    assert json.dumps(document["facts"]["packages"]["torch"])
+    assert json.dumps(document["facts"]["python"]["packages"]["torch"])
 
 
 def test_doctor_of_nobody_is_refused(desk: Desk) -> None:

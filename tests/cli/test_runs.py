@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
+from scripts.practice.desk import Desk, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
-from tests.e2e.desk import Desk, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 VERBS = [["status"], ["logs"], ["stop"], ["recover"], ["chat", "--prompt", "x"]]
@@ -57,8 +57,8 @@ def launched(fresh: Desk) -> tuple[Desk, str]:
 # `homelab launch`, killed when the ranks run and nobody looks after them yet.
 KILLED = """
 import os, signal
-from homelab.control import detach
-detach.Supervision.leave = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+from homelab.control.supervision import placement
+placement.SupervisorPlacement.start = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 from homelab.cli.main import main
 main()
 """

@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from homelab.control import interrupts
-from tests.e2e.desk import COMMAND, Desk
+from homelab.control import signals
+from scripts.practice.desk import COMMAND, Desk
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -84,15 +85,15 @@ def test_a_command_that_is_ended_says_so(asking: subprocess.Popen[str], number: 
 
 def test_what_is_ignored_stays_ignored_and_a_step_is_done_whole() -> None:
     """nohup: the end of the terminal ends nothing."""
-    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        interrupts.count_alike()
-        with interrupts.held():
+        signals.count_alike()
+        with signals.held():
             os.kill(os.getpid(), signal.SIGHUP)
         done = False
-        with pytest.raises(KeyboardInterrupt), interrupts.held():
+        with pytest.raises(KeyboardInterrupt), signals.held():
             os.kill(os.getpid(), signal.SIGTERM)
             done = True
         assert done
@@ -101,3 +102,14 @@ def test_what_is_ignored_stays_ignored_and_a_step_is_done_whole() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_a_secret_does_not_leave_where_the_encoding_is_ascii(quiet_desk: Desk) -> None:
+    """click wraps the bytes of such a stream anew, past whatever hides secrets."""
+    program = "import os, typer; from homelab.cli import streams; from homelab.text import secrets; secrets.know(os.environ); "
+    program += "streams.prepare(); typer.echo('token hf_planted1234567890 \u00e9')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=quiet_desk._environment() | {"PYTHONIOENCODING": "ascii", "HF_TOKEN": "hf_planted1234567890"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "token *** \\xe9\n"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control import diagnosed
-from homelab.control.why import since
+from homelab.control.inspection.failure import since
+from homelab.control.recovery import diagnosis_store
 from homelab.diagnose.cause import Diagnosis
 from homelab.lab import Lab
 from homelab.runs.paths import RunPaths
+from scripts.practice.desk import Desk, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
 from tests.diagnose.test_recorded import of
-from tests.e2e.desk import Desk, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -171,14 +171,14 @@ def test_the_one_that_knows_more_is_kept(tmp_path: Path) -> None:
     reason, other = of("disk_full"), of("python_error")
     guess = Diagnosis(cause="connection-lost", title="x", first_node="a", hint="y", retryable=True)
     assert reason.names_a_reason and not guess.names_a_reason and not of("timeout").names_a_reason
-    assert diagnosed.read(paths, 1) is None
-    assert diagnosed.keep(paths, 1, guess, {}).diagnosis == guess
-    first = diagnosed.keep(paths, 1, reason, {"b": "timed out"})
-    assert diagnosed.read(paths, 1) == first and first.diagnosis == reason, "a reason is better than a guess"
-    assert diagnosed.keep(paths, 1, guess, {}) == first
-    assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).made_at == first.made_at, "nothing new: the time stays"
+    assert diagnosis_store.read(paths, 1) is None
+    assert diagnosis_store.keep(paths, 1, guess, {}).diagnosis == guess
+    first = diagnosis_store.keep(paths, 1, reason, {"b": "timed out"})
+    assert diagnosis_store.read(paths, 1) == first and first.diagnosis == reason, "a reason is better than a guess"
+    assert diagnosis_store.keep(paths, 1, guess, {}) == first
+    assert diagnosis_store.keep(paths, 1, reason, {"b": "timed out"}).made_at == first.made_at, "nothing new: the time stays"
     came_after = guess.model_copy(update={"cause": "alone"})
-    assert diagnosed.keep(paths, 1, came_after, {}) == first, "a node that let go because it heard nobody is no cause"
-    assert diagnosed.keep(paths, 1, other, {}).diagnosis == other, "nobody was missing"
-    assert diagnosed.keep(paths, 1, reason, {"b": "timed out"}).diagnosis == other
-    assert diagnosed.read(paths, 2) is None
+    assert diagnosis_store.keep(paths, 1, came_after, {}) == first, "a node that let go because it heard nobody is no cause"
+    assert diagnosis_store.keep(paths, 1, other, {}).diagnosis == other, "nobody was missing"
+    assert diagnosis_store.keep(paths, 1, reason, {"b": "timed out"}).diagnosis == other
+    assert diagnosis_store.read(paths, 2) is None

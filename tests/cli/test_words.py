@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.desk import Desk
+from scripts.practice.desk import Desk
 
 pytestmark = pytest.mark.timeout(60)
 

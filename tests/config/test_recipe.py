@@ -9,7 +9,7 @@ import pytest
 
 from homelab.config.lines import key_lines, line_of
 from homelab.config.load import in_file, load_recipe
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import Recipe, ScriptRecipe, TrainRecipe, parse_recipe
 from homelab.errors import InputError
 
 GOOD = """[model]
@@ -41,7 +41,7 @@ def faults(folder: Path, text: str) -> list[str]:
 
 def test_defaults(tmp_path: Path) -> None:
     recipe = load(tmp_path, GOOD)
-    assert recipe.method and recipe.train and recipe.data
+    assert isinstance(recipe, TrainRecipe)
     assert (recipe.method.rank, recipe.method.targets, recipe.train.seed, recipe.train.precision) == (16, "all-linear", 42, "auto")
     assert (recipe.parallel.shares, recipe.parallel.port, recipe.checkpoint.keep, recipe.recovery.max_restarts) == ("auto", 29500, 3, 5)
     assert recipe.data.completion_only and not recipe.data.packing
@@ -193,3 +193,25 @@ def test_lines_of_keys() -> None:
 def test_a_file_without_end_is_refused_at_once() -> None:
     with pytest.raises(InputError, match="far too large"):
         load_recipe(Path("/dev/zero"))
+
+
+SCRIPT = '[script]\npath = "train.py"\nargs = ["--x"]\n'
+SECTIONS = ["model", "data", "method", "train", "parallel", "checkpoint", "recovery", "tracking", "environment", "script"]
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [(GOOD, "78fb5074e90d6163"), (SCRIPT, "255d0732e4356958"), (f'{SCRIPT}[environment]\nLR = "1"\n', "2ce016465f1d0281")],
+    ids=["training", "script", "script with environment"],
+)
+def test_runs_of_earlier_versions_keep_their_fingerprint(tmp_path: Path, text: str, recorded: str) -> None:
+    assert load(tmp_path, text).law_hash(("train:abc",)) == recorded
+
+
+@pytest.mark.parametrize(("text", "kind"), [(GOOD, TrainRecipe), (SCRIPT, ScriptRecipe)], ids=["training", "script"])
+def test_a_recipe_is_one_of_two_kinds_and_run_json_holds_every_section(tmp_path: Path, text: str, kind: type) -> None:
+    recipe = load(tmp_path, text)
+    assert type(recipe) is kind
+    written = recipe.model_dump(mode="json")
+    assert sorted(written) == sorted(SECTIONS)
+    assert parse_recipe(written, strict=False) == recipe

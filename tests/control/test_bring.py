@@ -3,71 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pytest
 
-from homelab.control import find, recover
+from homelab.control.recovery import checkpoint_transfer, halt
+from homelab.control.recovery.halt import ResumePoint
 from homelab.errors import HomelabError
-from homelab.node import files, paths, transfer
-from homelab.remote.fanout import Fleet
+from homelab.node import paths
+from homelab.protocol import manifest
 from homelab.runs.paths import RunPaths
-from tests.checks import healthy
-from tests.node.test_transfer import BODY, RUN, checkpoint
+from tests.fakes import FakeFleet
+from tests.node.storage.test_transfer import BODY, RUN, checkpoint
 
 pytestmark = pytest.mark.timeout(30)
 
 
-class Agent:
-    """A node's own code without a wire: what it was asked stands in `asked`."""
-
-    def __init__(self, workdir: Path, asked: list[str]) -> None:
-        self.workdir, self.asked = workdir, asked
-
-    def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, timeout_s: float) -> None:
-        self.asked.append(f"{verb} {self.workdir.name}")
-        transfer.send_checkpoint({"workdir": str(self.workdir), **request}, into)
-
-    def send(self, verb: str, request: dict[str, Any], body: BinaryIO, *, timeout_s: float) -> dict[str, Any]:
-        self.asked.append(f"{verb} {self.workdir.name}")
-        return transfer.receive_checkpoint({"workdir": str(self.workdir), **request}, body)
-
-
-class Nodes:
-    """Stands for a fleet."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.asked: list[str] = []
-
-    def agent(self, name: str) -> Agent:
-        return Agent(self.root / name, self.asked)
-
-    def ask(self, verb: str, request: dict[str, Any], *, names: Iterable[str], timeout_s: float) -> Any:
-        assert verb == "checkpoints"
-        return {name: transfer.checkpoints({"workdir": str(self.root / name), **request}) for name in names}, {}
+NAMES = ["a", "b", "c"]
+MOVES = ("send-checkpoint", "receive-checkpoint")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def run(tmp_path: Path) -> RunPaths:
     """The run's folder on the controller."""
     folder = tmp_path / "here" / RUN
     folder.mkdir(parents=True)
-    monkeypatch.setattr(find, "recipe_of", lambda paths: ({}, healthy.recipe()))
     return RunPaths(folder)
 
 
-def newest(nodes: Nodes, run: RunPaths) -> tuple[int, list[str], tuple[str, ...]]:
-    return recover._newest_checkpoint(
-        cast(Fleet, nodes), run, ["a", "b", "c"], silent=(), from_scratch="never", say=lambda text: None
-    )
+def newest(nodes: FakeFleet, run: RunPaths) -> ResumePoint:
+    return halt.newest_checkpoint(nodes, run, NAMES, silent={}, from_scratch="never", say=lambda text: None)
 
 
-def bring(nodes: Nodes, run: RunPaths, holders: list[str], names: list[str]) -> None:
-    halted = recover.Halted(names, {}, 20, holders)
-    recover._bring_checkpoint(cast(Fleet, nodes), run, halted, names, lambda text: None)
+def bring(nodes: FakeFleet, run: RunPaths, holders: list[str], names: list[str], *, to_all: bool = False) -> None:
+    checkpoint_transfer.bring(nodes, run, ResumePoint(20, holders), names, lambda text: None, to_all=to_all)
 
 
 def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(tmp_path: Path, run: RunPaths) -> None:
@@ -75,9 +45,9 @@ def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(t
         for step in steps:
             checkpoint(tmp_path / name, step)
     flipped = BODY[:-1] + bytes([BODY[-1] ^ 1])
-    (Path(files.checkpoint_dir(paths.run_dir(str(tmp_path / "a"), RUN), 20)) / "weights").write_bytes(flipped)
+    (Path(manifest.folder_of(paths.run_dir(str(tmp_path / "a"), RUN), 20)) / "weights").write_bytes(flipped)
     why = "checkpoint 20 on a is not used: weights has another content than when it was saved"
-    assert newest(Nodes(tmp_path), run) == (20, ["b"], (why,))
+    assert newest(FakeFleet(tmp_path, NAMES), run) == ResumePoint(20, ["b"], notes=(why,))
     events = [json.loads(line) for line in run.events_jsonl.read_text().splitlines()]
     assert len(events) == 1 and "checkpoint 20 on a is not used" in json.dumps(events[0])
 
@@ -85,32 +55,77 @@ def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(t
 def test_with_none_that_is_whole_a_person_decides(tmp_path: Path, run: RunPaths) -> None:
     (checkpoint(tmp_path / "a", 10) / "weights").write_bytes(b"bad")
     with pytest.raises(HomelabError, match="no complete checkpoint") as caught:
-        newest(Nodes(tmp_path), run)
+        newest(FakeFleet(tmp_path, NAMES), run)
     assert "--from-scratch" in (caught.value.hint or "")
 
 
 def test_nothing_goes_through_here_while_one_node_of_the_plan_has_it(tmp_path: Path, run: RunPaths) -> None:
     checkpoint(tmp_path / "b", 20)
-    nodes = Nodes(tmp_path)
+    nodes = FakeFleet(tmp_path, NAMES)
     bring(nodes, run, ["b"], ["a", "b", "c"])
-    assert nodes.asked == []
+    assert nodes.verbs(*MOVES) == []
 
 
 def test_from_a_node_outside_of_the_plan_it_is_brought_to_the_head_alone(tmp_path: Path, run: RunPaths) -> None:
     checkpoint(tmp_path / "c", 20)
-    nodes = Nodes(tmp_path)
+    nodes = FakeFleet(tmp_path, NAMES)
     bring(nodes, run, ["c"], ["a", "b"])
-    assert nodes.asked == ["send-checkpoint c", "receive-checkpoint a"]
-    assert transfer.verify_checkpoint({"workdir": str(tmp_path / "a"), "run": RUN, "step": 20})["fault"] is None
+    assert nodes.asked == [("c", "send-checkpoint"), ("a", "receive-checkpoint")]
+    assert manifest.fault(manifest.folder_of(tmp_path / "a" / "runs" / RUN, 20)) is None
     assert list(run.root.iterdir()) == [], "the copy that went through here is gone"
 
 
-def test_a_script_finds_it_on_every_node(tmp_path: Path, run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homelab.config.recipe import Recipe
-
-    script = Recipe.model_validate({"script": {"path": "train.py"}})
-    monkeypatch.setattr(find, "recipe_of", lambda paths: ({}, script))
+def test_a_script_finds_it_on_every_node(tmp_path: Path, run: RunPaths) -> None:
     checkpoint(tmp_path / "b", 20)
-    nodes = Nodes(tmp_path)
-    bring(nodes, run, ["b"], ["a", "b", "c"])
-    assert sorted(nodes.asked) == ["receive-checkpoint a", "receive-checkpoint c", "send-checkpoint b"]
+    nodes = FakeFleet(tmp_path, NAMES)
+    bring(nodes, run, ["b"], ["a", "b", "c"], to_all=True)
+    assert nodes.verbs("send-checkpoint") == ["b"]
+    assert sorted(nodes.verbs("receive-checkpoint")) == ["a", "c"]
+
+
+def sharded(root: Path, step: int, held: list[int], of: int = 3) -> None:
+    """A checkpoint of which this node has these shards."""
+    place = checkpoint(root, step) / manifest.MANIFEST
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"shards": {"of": of, "held": held}}))
+
+
+def newest_sharded(nodes: FakeFleet, run: RunPaths, *, layout: str = "sharded", **more: Any) -> ResumePoint:
+    return halt.newest_checkpoint(nodes, run, NAMES, **{"silent": {}, "from_scratch": "never", "say": lambda text: None, "layout": layout, **more})
+
+
+@pytest.mark.parametrize("layout", ["sharded", "replicated"])
+def test_shards_are_gone_on_from_where_all_of_them_are_there(tmp_path: Path, run: RunPaths, layout: str) -> None:
+    for name, held in {"a": [0], "b": [1, 0], "c": [2]}.items():
+        sharded(tmp_path / name, 20, held)
+    for name, held in {"a": [0], "c": [2]}.items():
+        sharded(tmp_path / name, 30, held)
+    found = newest_sharded(FakeFleet(tmp_path, NAMES), run, layout=layout)
+    assert (found.step, found.holders) == (20, NAMES)
+    assert found.notes == ("checkpoint 30 is not used: no node that answers has shard 1",)
+    assert found.held["b"].parts == {0, 1}
+
+
+def test_a_run_in_shards_does_not_begin_again_while_somebody_silent_may_have_the_others(tmp_path: Path, run: RunPaths) -> None:
+    sharded(tmp_path / "a", 20, [0])
+    nodes = FakeFleet(tmp_path, NAMES)
+    nodes.nodes["c"].is_off = True
+    with pytest.raises(HomelabError, match="no checkpoint has all its shards") as caught:
+        newest_sharded(nodes, run, from_scratch="if-nothing-was-saved")
+    assert "no node that answers has shards 1, 2 (c may have them, and does not answer)" in str(caught.value.where)
+    assert "bring c back" in str(caught.value.hint)
+    assert manifest.steps(paths.run_dir(str(tmp_path / "a"), RUN)) == [20]
+
+
+def test_a_node_with_the_only_copy_of_a_shard_is_not_left_out(tmp_path: Path, run: RunPaths) -> None:
+    for name, held in {"a": [0, 2], "b": [1, 0], "c": [2]}.items():
+        sharded(tmp_path / name, 20, held)
+    nodes = FakeFleet(tmp_path, NAMES)
+    found = newest_sharded(nodes, run)
+
+    def go_on(names: list[str]) -> None:
+        checkpoint_transfer.bring(nodes, run, found, names, lambda text: None, to_all=False)
+
+    go_on(["a", "b"])
+    with pytest.raises(HomelabError, match="b cannot be left out: no node of the plan has shard 1 of checkpoint 20"):
+        go_on(["a", "c"])
+    assert nodes.verbs(*MOVES) == []

@@ -9,92 +9,53 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.control import claims, launch, start
+from homelab.control import claims
 from homelab.control.claims import Claim
-from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError, UnreachableError
-from homelab.node import __main__ as agent_main
-from homelab.node import claims as on_node
-from homelab.node import processes
-from homelab.planning.model import Plan
-from homelab.remote import answers
-from homelab.remote.fanout import Fleet, on_all
-from homelab.runs import owner, store
+from homelab.control.launch import prepare, start
+from homelab.errors import StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.node.system import processes
+from homelab.runs import process_owner, store
 from homelab.runs.paths import RunPaths
+from tests import builders
+from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
 RUN, OTHER = "2026-01-01-0000-law", "2026-01-01-0000-mid"
 NAMES = ["node1", "node2", "node3"]
-_ERRORS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError}
 
 
-class Node:
-    """An agent without the way to it."""
-
-    def __init__(self, name: str, workdir: Path) -> None:
-        self.name, self.workdir, self.is_off = name, str(workdir), False
-
-    def ask(self, verb: str, request: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> dict[str, Any]:
-        if self.is_off:
-            raise UnreachableError("no route to host")
-        try:
-            answer = agent_main._answer(verb, {"node": self.name, "workdir": self.workdir, **(request or {})})
-        except on_node.RefusedError as error:
-            raise _ERRORS[error.kind](str(error), where=f"node {self.name}", hint=error.hint) from None
-        except (ValueError, OSError) as error:
-            raise HomelabError(str(error)) from None
-        assert answers.fault(verb, answer) is None
-        return dict(answer)
-
-
-class Nodes:
-    """A fleet of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.nodes = {name: Node(name, folder / name) for name in NAMES}
-        self.cluster = Cluster.model_validate({"nodes": [{"name": name, "host": name} for name in NAMES]}, strict=False)
-
-    def agent(self, name: str) -> Node:
-        if self.nodes[name].is_off:
-            raise UnreachableError("no route to host")
-        return self.nodes[name]
-
-    def ask(self, verb: str, request: Any = None, *, names: Iterable[str] | None = None, timeout_s: float = 20.0) -> Any:
-        def one(name: str) -> dict[str, Any]:
-            body = request(self.cluster.node(name)) if callable(request) else request
-            return self.agent(name).ask(verb, dict(body or {}))
-
-        return on_all(NAMES if names is None else names, one)
+class Nodes(FakeFleet):
+    """Three nodes, on which programs of a run may be alive."""
 
     def alive(self, run: str = RUN) -> list[str]:
-        return [name for name, node in self.nodes.items() if processes.of_run(run, node.workdir, name)]
+        return [name for name, node in self.nodes.items() if processes.of_run(run, str(node.workdir), name)]
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path)
+    made = Nodes(tmp_path, NAMES)
     yield made
     for name, node in made.nodes.items():
         for run in (RUN, OTHER):
-            processes.signal_all(processes.of_run(run, node.workdir, name), signal.SIGKILL)
+            processes.signal_all(processes.of_run(run, str(node.workdir), name), signal.SIGKILL)
 
 
 def claimed(nodes: Nodes, run: str = RUN, doing: str = "launched", names: list[str] = NAMES, **more: Any) -> Any:
-    return claims.claimed(cast(Fleet, nodes), run, names, doing, **more)
+    return claims.claimed(nodes, run, names, doing, **more)
 
 
 def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
     """Start programs that sleep, in place of torchrun."""
-    parts = [SimpleNamespace(name=name, workdir=node.workdir, command=(sys.executable, "-c", "import time; time.sleep(60)"), environment={}) for name, node in nodes.nodes.items()]
-    plan = SimpleNamespace(run=run, attempt=attempt, nodes=parts, node=lambda name: next(part for part in parts if part.name == name), model_dump=lambda mode: {"ranks": []})
-    start.start(cast(Fleet, nodes), claim, cast(Plan, plan), {"name": run, "data": {}}, [], lambda text: None)
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    parts = [builders.node_plan(number, name, workdir=str(node.workdir), command=command) for number, (name, node) in enumerate(nodes.nodes.items())]
+    plan = builders.plan([builders.rank_plan(part.node_rank, part.name) for part in parts], run=run, attempt=attempt, nodes=tuple(parts))
+    start.start(nodes, claim, plan, {"name": run, "data": {}}, [], lambda text: None)
 
 
 def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(nodes: Nodes) -> None:
@@ -118,10 +79,10 @@ def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(n
         winner = next(run for run, error in outcomes if error is None)
         assert len(lost) == 1 and nodes.alive(winner) == NAMES
         assert winner in str(lost[0]) and "homelab" in lost[0].hint
-        for node in nodes.nodes.values():
-            node.ask("stop", {"run": winner, "grace_s": 0.2})
-            shutil.rmtree(Path(node.workdir) / "runs")
-            (Path(node.workdir) / "claims" / ".started").unlink()
+        for name, node in nodes.nodes.items():
+            nodes.agent(name).ask("stop", {"run": winner, "grace_s": 0.2})
+            shutil.rmtree(node.workdir / "runs")
+            (node.workdir / "claims" / ".started").unlink()
 
 
 def test_a_second_recovery_is_told_who_recovers_and_ends_nothing(nodes: Nodes) -> None:
@@ -130,16 +91,16 @@ def test_a_second_recovery_is_told_who_recovers_and_ends_nothing(nodes: Nodes) -
     with claimed(nodes, doing="recovered by hand") as first:
         with pytest.raises(TakenError, match="being recovered by hand already") as caught, claimed(nodes, doing="recovered by hand"):
             pass
-        assert owner.name() in caught.value.where and f"homelab stop {RUN}" in caught.value.hint
+        assert process_owner.name() in caught.value.where and f"homelab stop {RUN}" in caught.value.hint
         assert nodes.alive() == NAMES
         assert first.known() == 1
-        start.stop_all(cast(Fleet, nodes), RUN, NAMES, first.as_request(), grace_s=0.2)
+        start.stop_all(nodes, RUN, NAMES, first.as_request(), grace_s=0.2)
         assert nodes.alive() == []
         begin(nodes, first, attempt=2)
     with claimed(nodes, doing="recovered by hand") as late:
         late.after, late.newest = 1, {}  # it had looked before the first one was done
         with pytest.raises(SupersededError):
-            start.stop_all(cast(Fleet, nodes), RUN, NAMES, late.as_request(), grace_s=0.2)
+            start.stop_all(nodes, RUN, NAMES, late.as_request(), grace_s=0.2)
         assert nodes.alive() == NAMES
     with pytest.raises(SupersededError), claimed(nodes, doing="recovered by its supervisor", after=1):
         pass
@@ -148,7 +109,7 @@ def test_a_second_recovery_is_told_who_recovers_and_ends_nothing(nodes: Nodes) -
 
 def test_a_stop_while_it_ships_or_looks_is_not_lost(nodes: Nodes) -> None:
     with claimed(nodes, is_launch=True) as claim:
-        stopped, _ = start.stop_all(cast(Fleet, nodes), RUN, NAMES, start.BY_HAND, grace_s=0.2)
+        stopped, _ = start.stop_all(nodes, RUN, NAMES, start.BY_HAND, grace_s=0.2)
         assert {answer["asked"] for answer in stopped.values()} == {0}
         with pytest.raises(StoppedError):
             begin(nodes, claim)
@@ -162,7 +123,7 @@ def test_a_stop_while_it_ships_or_looks_is_not_lost(nodes: Nodes) -> None:
 
 def test_a_start_that_one_node_refuses_is_undone_and_what_others_have_started_is_left(nodes: Nodes) -> None:
     with claimed(nodes) as claim:
-        nodes.nodes["node2"].ask("stop", {"run": RUN, "grace_s": 0.2, **start.BY_HAND})  # it came as the start was on its way
+        nodes.agent("node2").ask("stop", {"run": RUN, "grace_s": 0.2, **start.BY_HAND})  # it came as the start was on its way
         with pytest.raises(StoppedError):
             begin(nodes, claim)
         assert nodes.alive() == []
@@ -174,16 +135,16 @@ def test_a_start_that_one_node_refuses_is_undone_and_what_others_have_started_is
 
 
 def test_who_was_killed_keeps_nobody_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = owner.mark() | {"born": 1}
+    dead = process_owner.mark() | {"born": 1}
     with monkeypatch.context() as then:
-        then.setattr(owner, "mark", lambda: dead)
-        Claim(cast(Fleet, nodes), RUN, "launched", owner.age_s, is_launch=True).take(NAMES, strictly=True)
+        then.setattr(process_owner, "mark", lambda: dead)
+        Claim(nodes, RUN, "launched", process_owner.age_s, is_launch=True).take(NAMES, strictly=True)
     with claimed(nodes, OTHER, is_launch=True) as claim:
         begin(nodes, claim, run=OTHER)
-    elsewhere = owner.mark() | {"boot_id": "another machine"}
+    elsewhere = process_owner.mark() | {"boot_id": "another machine"}
     with monkeypatch.context() as then:
-        then.setattr(owner, "mark", lambda: elsewhere)
-        Claim(cast(Fleet, nodes), RUN, "launched", owner.age_s).take(NAMES, strictly=True)
+        then.setattr(process_owner, "mark", lambda: elsewhere)
+        Claim(nodes, RUN, "launched", process_owner.age_s).take(NAMES, strictly=True)
     with pytest.raises(TakenError), claimed(nodes, RUN):
         pass
 
@@ -203,11 +164,11 @@ def test_a_node_that_is_off_keeps_nobody_from_recovering_and_is_asked_when_it_is
 
 
 def test_a_launch_looks_at_the_intent_right_before_its_start_and_stays_stopped(tmp_path: Path) -> None:
-    paths, plan = RunPaths(tmp_path / RUN), cast(Plan, SimpleNamespace(run=RUN, attempt=1))
+    paths, plan = RunPaths(tmp_path / RUN), builders.plan(run=RUN)
     store.set_state(paths, "shipping", 1)
-    launch._refuse_stopped(paths, plan)
+    prepare._refuse_stopped(paths, plan)
     store.set_state(paths, "stopping", 1, intent="stopping")
-    with pytest.raises(StoppedError) as caught, launch._failure_written_down(paths, plan):
-        launch._refuse_stopped(paths, plan)
+    with pytest.raises(StoppedError) as caught, prepare._failure_written_down(paths, plan):
+        prepare._refuse_stopped(paths, plan)
     assert RUN in caught.value.hint
     assert (store.read_object(paths.state_json)["state"], store.intent_of(paths, 1)) == ("stopped", "stopped")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control import detach
+from homelab.control.supervision import placement
 from homelab.errors import HomelabError
 from homelab.runs.paths import RunPaths
 
@@ -22,9 +22,9 @@ def test_a_node_with_other_letters_gets_its_supervisor_under_an_ascii_locale(tmp
     program.chmod(0o755)
     (tmp_path / "runs/r").mkdir(parents=True)
     script = (
-        "import sys; from pathlib import Path; from homelab.control import detach; from homelab.runs.paths import RunPaths\n"
+        "import sys; from pathlib import Path; from homelab.control.supervision import placement; from homelab.runs.paths import RunPaths\n"
         f"sys.executable = {str(program)!r}\n"
-        f"detach.start(RunPaths(Path({str(tmp_path)!r}) / 'runs' / 'r'), Path(sys.argv[1]), ['tower-\\u03a9', 'laptop'])\n"
+        f"placement.start(RunPaths(Path({str(tmp_path)!r}) / 'runs' / 'r'), Path(sys.argv[1]), ['tower-\\u03a9', 'laptop'])\n"
     )
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "clüster.toml")], env=environment, capture_output=True, text=True, check=False)
@@ -37,4 +37,4 @@ def test_a_node_with_other_letters_gets_its_supervisor_under_an_ascii_locale(tmp
 def test_a_start_that_cannot_be_is_a_warning_and_no_internal_error(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     with pytest.raises(HomelabError, match="the supervisor did not start"):
-        detach.start(RunPaths(tmp_path / "r"), Path("cluster.toml"), ["a\0b"])
+        placement.start(RunPaths(tmp_path / "r"), Path("cluster.toml"), ["a\0b"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control import diagnosed
+from homelab.control.recovery import diagnosis_store
 from homelab.diagnose.cause import Diagnosis
 from homelab.runs.paths import RunPaths
 
@@ -21,8 +21,8 @@ def kept_of(folder: Path, *causes: str) -> str:
     """Diagnoses are made in this order; what stands in the file in the end."""
     paths = RunPaths(folder / "-".join(causes))
     for cause in causes:
-        diagnosed.keep(paths, 1, said(cause), {})
-    found = diagnosed.read(paths, 1)
+        diagnosis_store.keep(paths, 1, said(cause), {})
+    found = diagnosis_store.read(paths, 1)
     assert found is not None
     return found.diagnosis.cause
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.blame import Pair
 from homelab.checks.evidence import Link
-from homelab.control import losses
-from homelab.control.losses import Burst
+from homelab.checks.network.blame import Pair
+from homelab.control.preflight import packet_loss
+from homelab.control.preflight.packet_loss import Burst
 from homelab.errors import HomelabError
 from homelab.remote.answers import Dials
 from tests.checks import healthy
@@ -48,7 +48,7 @@ class Nodes:
 
     def found(self, links: tuple[Link, ...] | None = None) -> dict[Pair, float]:
         bursts = {pair: Burst(token, sent) for token, (pair, sent, _) in list(self.sent.items())}
-        judged = losses.with_losses(self.ask, healthy.cpu().links if links is None else links, bursts, PLACES)
+        judged = packet_loss.with_losses(self.ask, healthy.cpu().links if links is None else links, bursts, PLACES)
         assert len({(link.source, link.target) for link in judged if link.loss}) == sum(bool(link.loss) for link in judged)
         return {(link.source, link.target): link.loss for link in judged if link.loss is not None}
 

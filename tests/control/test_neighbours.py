@@ -10,14 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.config.recipe import Recipe
-from homelab.control import launch, material, neighbours, recover, start
-from homelab.control.material import Material
+from homelab.config.recipe import parse_recipe
+from homelab.control.launch import inputs, prepare, script_imports, start
+from homelab.control.launch.inputs import RecipeInput
+from homelab.control.recovery import run_inputs
 from homelab.diagnose import shipped
 from homelab.errors import InputError
-from homelab.node import supervisor, transfer
-from homelab.remote.fanout import Fleet
-from homelab.runs import identity
+from homelab.node import supervisor_host
+from homelab.node.storage import transfer
+from homelab.runs import fingerprint
 from homelab.runs.paths import RunPaths
 from tests.control.test_ship import Nodes
 
@@ -48,18 +49,18 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path / "desk"
 
 
-def of(desk: Path, *named: str, path: str = "train.py") -> list[Material]:
-    recipe = Recipe.model_validate({"script": {"path": path, "files": list(named)}})
-    return material.of_recipe(recipe, desk / "recipe.toml")
+def of(desk: Path, *named: str, path: str = "train.py") -> list[RecipeInput]:
+    recipe = parse_recipe({"script": {"path": path, "files": list(named)}})
+    return inputs.of_recipe(recipe, desk / "recipe.toml")
 
 
 IMPORTED = ["helper.py", "late.py", "lib/__init__.py", "lib/deep.py", "lib/model.py", "plain/number.py", "plain/part.py"]
 
 
 def test_what_it_imports_is_found_through_all_of_it_and_nothing_else(desk: Path) -> None:
-    assert list(neighbours.beside(desk / "train.py", [], desk / "recipe.toml")) == IMPORTED
-    assert list(neighbours.beside(desk / "stranger.py", [], desk / "recipe.toml")) == []
-    named = neighbours.beside(desk / "stranger.py", ["config", "helper.py"], desk / "recipe.toml")
+    assert list(script_imports.beside(desk / "train.py", [], desk / "recipe.toml")) == IMPORTED
+    assert list(script_imports.beside(desk / "stranger.py", [], desk / "recipe.toml")) == []
+    named = script_imports.beside(desk / "stranger.py", ["config", "helper.py"], desk / "recipe.toml")
     assert list(named) == ["config/base.yaml", "helper.py", "late.py"], "what is named is looked into, too"
 
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_shipped_is_refused_with_what_mends_it(desk: Path, monkey
     assert "key script.files" in refused.value.where and "[script] args" in refused.value.hint
     with pytest.raises(InputError, match="this file is not there"):
         of(desk, "nowhere.yaml")
-    monkeypatch.setattr(neighbours, "MOST_FILES", 3)
+    monkeypatch.setattr(script_imports, "MOST_FILES", 3)
     with pytest.raises(InputError, match="7 files of 0 MB would be shipped"):
         of(desk)
     monkeypatch.undo()
@@ -93,7 +94,7 @@ def test_a_file_that_may_not_be_read_is_named(desk: Path) -> None:
         of(desk)
 
 
-def described(items: list[Material]) -> dict[str, Any]:
+def described(items: list[RecipeInput]) -> dict[str, Any]:
     """As `launch.describe` writes them into run.json."""
     return {
         item.role: {"kind": "file", "sent": item.kind, "path": item.path, "name": cast(Path, item.local).name, "sha256": item.sha256, **item.place}
@@ -104,13 +105,13 @@ def described(items: list[Material]) -> dict[str, Any]:
 def test_all_of_it_lies_together_on_a_node_and_runs_there(desk: Path, tmp_path: Path) -> None:
     items = of(desk, "config")
     nodes = Nodes(tmp_path / "nodes")
-    start.ship_material(cast(Fleet, nodes), ["a"], items, lambda text: None)
+    start.ship_material(nodes, ["a"], items, lambda text: None)
     place = Path(items[0].node_path(str(tmp_path / "nodes" / "a")))
     assert sorted(str(file.relative_to(place.parent)) for file in place.parent.rglob("*") if file.is_file()) == sorted(["train.py", "config/base.yaml", *IMPORTED])
     done = subprocess.run([sys.executable, str(place)], cwd=tmp_path, capture_output=True, text=True, timeout=20)
     assert done.stdout == "late deep 7\n", done.stderr
-    start.ship_material(cast(Fleet, nodes), ["a"], items, lambda text: None)
-    assert nodes.sent == ["a"] * len(items), "what is there is not sent again"
+    start.ship_material(nodes, ["a"], items, lambda text: None)
+    assert nodes.verbs("receive-file") == ["a"] * len(items), "what is there is not sent again"
 
 
 def test_an_edited_neighbour_is_another_training_and_lies_elsewhere(desk: Path) -> None:
@@ -118,7 +119,7 @@ def test_an_edited_neighbour_is_another_training_and_lies_elsewhere(desk: Path) 
     (desk / "late.py").write_text("WORD = 'later'\n")
     after = of(desk)
     assert before[0].sha256 == after[0].sha256 and before[0].node_path("/w") != after[0].node_path("/w")
-    laws = [identity.fingerprint({"recipe": {"script": {"path": "train.py"}}, "data": described(items)}) for items in (before, after)]
+    laws = [fingerprint.fingerprint({"recipe": {"script": {"path": "train.py"}}, "data": described(items)}) for items in (before, after)]
     assert None not in laws and laws[0] != laws[1]
 
 
@@ -131,9 +132,9 @@ def test_a_script_alone_lies_where_it_always_did(desk: Path) -> None:
 def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path: Path) -> None:
     items = of(desk)
     paths = RunPaths(tmp_path / "runs" / "r")
-    launch._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
+    prepare._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
     (desk / "lib" / "deep.py").write_text("NAME = 'edited'\n")
-    again = recover.material_of(paths, {"data": described(items)})
+    again = run_inputs.inputs_of(paths, {"data": described(items)})
     assert [item.node_path("/w") for item in again] == [item.node_path("/w") for item in items]
     edited = next(item for item in again if item.role == "script:lib/deep.py")
     assert edited.local == paths.code / "lib/deep.py" and edited.local.read_text() == "NAME = 'deep'\n"
@@ -143,13 +144,13 @@ def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path
 def test_a_supervisor_on_a_node_takes_the_program_from_there(desk: Path, tmp_path: Path) -> None:
     items = of(desk)
     nodes = Nodes(tmp_path / "nodes")
-    start.ship_material(cast(Fleet, nodes), ["a"], items, lambda text: None)
+    start.ship_material(nodes, ["a"], items, lambda text: None)
     here = tmp_path / "supervisor"
     here.mkdir()
     import json
 
     (here / "run.json").write_text(json.dumps({"data": described(items)}))
-    supervisor._link_data(str(tmp_path / "nodes" / "a"), str(here))
+    supervisor_host._link_data(str(tmp_path / "nodes" / "a"), str(here))
     assert (here / "code" / "lib" / "deep.py").read_text() == "NAME = 'deep'\n"
 
 
@@ -170,7 +171,7 @@ def test_an_error_in_a_neighbour_is_corrected_in_the_persons_own_file(desk: Path
 
 def test_modules_near_a_script_are_those_beside_it_and_one_above(desk: Path) -> None:
     (desk.parent / "common.py").write_text("")
-    near = neighbours.modules_near(desk / "train.py")
+    near = script_imports.modules_near(desk / "train.py")
     assert near["helper"] == str(desk / "helper.py") and near["lib"] == str(desk / "lib") and near["common"] == str(desk.parent / "common.py")
     assert "train" not in near and "config" not in near
-    assert neighbours.modules_near(Path("/nowhere/at/all.py")) == {}
+    assert script_imports.modules_near(Path("/nowhere/at/all.py")) == {}

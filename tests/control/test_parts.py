@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.control import find, parts
-from homelab.control.stop import Outcome
+from homelab.control import node_matching
+from homelab.control.inspection import run_lookup
+from homelab.control.stopping.stop import Outcome
 from homelab.errors import HomelabError, UnreachableError
 
 HOSTS = {"node1": "10.0.0.11", "node2": "10.0.0.12", "node3": "10.0.0.13"}
@@ -40,7 +41,7 @@ def answer(*as_nodes: str, asked: int = 0) -> dict[str, Any]:
 def test_verified_is_said_only_of_what_was_looked_at(
     stopped: dict[str, dict[str, Any]], errors: dict[str, HomelabError], hosts: dict[str, str], unseen: dict[str, str]
 ) -> None:
-    found = parts.unseen(HOSTS, stopped, errors, hosts)
+    found = node_matching.unseen(HOSTS, stopped, errors, hosts)
     assert found.keys() == unseen.keys()
     assert all(words in found[name].message for name, words in unseen.items())
     assert Outcome("r", stopped, found).exit_code == (3 if unseen else 0)
@@ -57,13 +58,13 @@ def said(name: str, as_node: str | None) -> dict[str, Any]:
 
 def test_answers_stand_under_the_names_of_the_run() -> None:
     answers = {"node1": said("node1", "node1"), "node2": said("node2", "node3"), "tower": said("tower", "node2"), "node4": said("node4", None)}
-    found, silent = parts.sorted_out(answers, {}, ["node1", "node2", "node3"])
+    found, silent = node_matching.sorted_out(answers, {}, ["node1", "node2", "node3"])
     assert {name: entry["node"] for name, entry in found.items()} == {"node1": "node1", "node3": "node2", "node2": "tower"} and silent == {}
-    found, silent = parts.sorted_out({"node2": said("node2", "node3")}, {"node1": OFF}, ["node1", "node2", "node4"])
+    found, silent = node_matching.sorted_out({"node2": said("node2", "node3")}, {"node1": OFF}, ["node1", "node2", "node4"])
     assert found == {}
-    assert silent == {"node1": "no route to host", "node2": "another machine has its name now (here it was node3)", "node4": parts.GONE}
+    assert silent == {"node1": "no route to host", "node2": "another machine has its name now (here it was node3)", "node4": node_matching.GONE}
     # The agent of an older controller does not say who it is.
-    assert parts.sorted_out({"node1": {"node": "node1", "run": {}}}, {}, ["node1"])[0].keys() == {"node1"}
+    assert node_matching.sorted_out({"node1": {"node": "node1", "run": {}}}, {}, ["node1"])[0].keys() == {"node1"}
 
 
 @pytest.mark.parametrize(
@@ -79,5 +80,5 @@ def test_answers_stand_under_the_names_of_the_run() -> None:
 )  # fmt: skip
 def test_without_a_name_the_run_that_lives_is_meant(created: dict[str, float], alive: tuple[str, ...], undecided: tuple[str, ...], run: str | None) -> None:
     told: list[str] = []
-    assert find.meant(created, alive, undecided, told.append) == run
+    assert run_lookup.meant(created, alive, undecided, told.append) == run
     assert told == (["2 runs live; the newest is meant: too (not lives: to mean it, name it)"] if len(alive) > 1 else [])

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from homelab.checks.evidence import Evidence
-from homelab.control import gather, preflight
+from homelab.control.preflight import gather, preflight
 from homelab.remote.fanout import Fleet
 from tests.checks import healthy
 
@@ -18,11 +18,11 @@ def test_a_collective_test_that_cannot_be_planned_leaves_the_findings(monkeypatc
     def looked(*_: Any, **__: Any) -> Evidence:
         return seen
 
-    def planned(*_: Any) -> Any:
+    def named(_: Evidence) -> str:
         raise AssertionError("there is no recipe")
 
     monkeypatch.setattr(gather, "facts", looked)
     monkeypatch.setattr(gather, "with_links", looked)
-    found = preflight.look(cast(Fleet, None), None, [], skip=(), test_collective="always", plan_on=planned)
+    found = preflight.look(cast(Fleet, None), None, [], skip=(), test_collective="always", run_name=named)
     assert found.refused is not None and "NCCL_BUFFSIZE is not the same on tower and laptop" in found.refused.message
     assert {"gpu", "network"} <= {finding.subject for finding in found.findings}

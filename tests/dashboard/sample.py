@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
-from homelab.dashboard.snapshot import Snapshot, build
-from homelab.planning.model import NodePlan, Plan, RankPlan
-from homelab.runs.reply import Reply, parse_replies
+from homelab.dashboard.next_commands import next_commands
+from homelab.dashboard.snapshot import Snapshot
+from homelab.dashboard.snapshot_builder import Observation, RunInfo, build
+from homelab.planning.types import Plan
+from homelab.runs.poll_reply import Reply, parse_replies
+from tests import builders
 
 NOW = 1_795_268_700.0
 RUN = "2026-11-21-1405-llama7b-lora"
@@ -67,21 +71,10 @@ def raw_reply(node: str, rank: int, step: int = 412, **run: Any) -> dict[str, An
 
 def plan(attempt: int = 1) -> Plan:
     """The plan of the three nodes."""
-    return Plan(
-        run=RUN, attempt=attempt, world_size=3, backend="nccl", device="cuda", precision="fp16", strategy="ddp",
-        head="tower", master_address="192.168.1.100", master_port=29500, resume_step=0,
-        ranks=tuple(
-            RankPlan(rank=rank, node=node, local_rank=0, device_name=CARDS[node][0], share=SHARES[node], micro_batch=2)
-            for rank, node in enumerate(CARDS)
-        ),
-        nodes=tuple(
-            NodePlan(
-                name=node, node_rank=rank, lan_address=f"192.168.1.{100 + rank}", interface="eth0", rank_count=1,
-                workdir="/home/me/homelab", run_dir=f"/home/me/homelab/runs/{RUN}", environment={}, command=("true",),
-            )
-            for rank, node in enumerate(CARDS)
-        ),
-    )  # fmt: skip
+    ranks = [
+        builders.rank_plan(rank, node, device_name=CARDS[node][0], share=SHARES[node], micro_batch=2) for rank, node in enumerate(CARDS)
+    ]
+    return builders.plan(ranks, run=RUN, attempt=attempt, precision="fp16")
 
 
 def replies(**changes: dict[str, Any]) -> dict[str, Reply]:
@@ -95,9 +88,17 @@ EVENTS = (
 )
 
 
-def snapshot(**arguments: Any) -> Snapshot:
-    """The run in full swing; `arguments` replace those of `build`."""
-    return build(**{
-        "run": RUN, "recipe": "qlora · Llama-2-7b · global batch 33", "replies": replies(), "unreachable": {},
-        "now": NOW, "plan": plan(), "events": EVENTS, **arguments,
-    })  # fmt: skip
+def snapshot(**changes: Any) -> Snapshot:
+    """The run in full swing; `changes` replace fields of RunInfo and Observation, `expected_nodes` (names) those of the plan."""
+    of_run: dict[str, Any] = {"name": RUN, "recipe": "qlora · Llama-2-7b · global batch 33", "plan": plan()}
+    observed: dict[str, Any] = {"now": NOW, "replies": replies(), "events": EVENTS}
+    diagnosis = changes.pop("diagnosis", None)
+    expected = changes.pop("expected_nodes", None)
+    fields = {field.name for field in dataclasses.fields(Observation)}
+    observed |= {name: value for name, value in changes.items() if name in fields}
+    of_run |= {name: value for name, value in changes.items() if name not in fields}
+    if expected and of_run["plan"]:
+        of_run["plan"] = of_run["plan"].model_copy(update={"nodes": tuple(node for node in of_run["plan"].nodes if node.name in expected)})
+    made = build(RunInfo(**of_run), Observation(**observed))
+    following = next_commands(made.state, made.run, diagnosis)
+    return made.model_copy(update={"diagnosis": diagnosis, "next_commands": following})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homelab.dashboard.eta import eta_s
-from homelab.runs.reply import Metric
+from homelab.runs.poll_reply import Metric
 
 
 def run(

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError
-from homelab.runs.reply import parse_replies
+from homelab.runs.poll_reply import parse_replies
 from tests.dashboard import sample
 
 EVIL = "\x1b]0;owned\x07\x1b[2Jev\x9bil\x00"
@@ -47,7 +47,6 @@ def test_a_picture_of_a_run_steers_no_terminal() -> None:
         events=events,
         unreachable={"old": EVIL},
         supervisor=EVIL,
-        options=EVIL,
     )
     found = list(words(shot))
     assert "evil" in found and shot.recipe == "evil" and shot.ranks[0].phase == "evil"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from homelab.control.recover import left_out_lines
-from homelab.control.why import since
-from homelab.dashboard import chart, pace, view
+from homelab.control.inspection.failure import since
+from homelab.control.recovery.resume import left_out_events
+from homelab.dashboard import chart, step_rate, view
 from homelab.dashboard.snapshot import LossPoint, Snapshot
-from homelab.planning.model import Plan, RankTime, TimeEstimate
-from homelab.runs.reply import Metric, parse_replies
+from homelab.planning.types import Plan, RankTime, TimeEstimate
+from homelab.runs.poll_reply import Metric, parse_replies
 from tests.dashboard import sample
 
 TIME = TimeEstimate(
@@ -93,10 +93,10 @@ def test_who_is_left_out_is_a_row_and_no_rank_is_missed() -> None:
 
 
 def test_who_is_left_out_and_why_is_told_of_a_recovery() -> None:
-    lines = left_out_lines(2, ["tower", "attic"], {"attic": f"{WHY}\n", "new": "--nodes does not name it"})
-    assert lines == [f"attic is left out of attempt 2: {WHY}"]
-    events = [{"time": 1.0, "what": "failed: x"}, {"time": 2.0, "what": "attempt 2 goes on after step 4"}, {"time": 2.0, "what": lines[0]}]
-    assert [row.text for row in since(events, 1)][-1] == lines[0]
+    (left_out,) = left_out_events(2, ["tower", "attic"], {"attic": f"{WHY}\n", "new": "--nodes does not name it"})
+    assert left_out.sentence == f"attic is left out of attempt 2: {WHY}"
+    events = [{"time": 1.0, "what": "failed: x"}, {"time": 2.0, "what": "attempt 2 goes on after step 4"}, {"time": 2.0, **left_out.line()}]
+    assert [row.text for row in since(events, 1)][-1] == left_out.sentence
 
 
 def metric(step: int, tokens: int | None, step_s: float | None, rate: float | None, rank: int = 0) -> Metric:
@@ -105,29 +105,29 @@ def metric(step: int, tokens: int | None, step_s: float | None, rate: float | No
 
 def test_tokens_per_second_are_those_of_the_last_steps() -> None:
     jumping = [metric(step, 5000 if step % 2 else 800, 1.0, 5000.0 if step % 2 else 800.0) for step in range(1, 101)]
-    assert pace.tokens_per_s(jumping) == pytest.approx(2900.0) and pace.tokens_per_s(jumping[:-1]) == pytest.approx(2900.0, rel=0.1)
-    assert pace.tokens_per_s([metric(1, None, None, 7.0), metric(2, None, None, 9.0)]) == 8.0
-    assert pace.tokens_per_s([]) is None and pace.tokens_per_s([metric(1, None, None, None)]) is None
+    assert step_rate.tokens_per_s(jumping) == pytest.approx(2900.0) and step_rate.tokens_per_s(jumping[:-1]) == pytest.approx(2900.0, rel=0.1)
+    assert step_rate.tokens_per_s([metric(1, None, None, 7.0), metric(2, None, None, 9.0)]) == 8.0
+    assert step_rate.tokens_per_s([]) is None and step_rate.tokens_per_s([metric(1, None, None, None)]) is None
 
 
 def test_a_step_is_as_long_as_its_slowest_rank() -> None:
     train = [metric(step, 1, 1.0 + rank, 1.0, rank) for step in range(1, 6) for rank in (0, 1)]
-    assert pace.step_s(train, 1) == 2.0 and pace.step_s(train, 2) is None
+    assert step_rate.step_s(train, 1) == 2.0 and step_rate.step_s(train, 2) is None
 
 
 def test_efficiency_needs_the_speeds_of_the_plan() -> None:
-    assert pace.efficiency(sample.plan(), 4000.0) == (None, None)
-    reached, planned = pace.efficiency(plan(), 2500 * 33 / 18 * 0.5)
+    assert step_rate.efficiency(sample.plan(), 4000.0) == (None, None)
+    reached, planned = step_rate.efficiency(plan(), 2500 * 33 / 18 * 0.5)
     assert reached == pytest.approx(0.5) and planned == 0.93
-    assert pace.efficiency(plan(), None) == (None, 0.93)
+    assert step_rate.efficiency(plan(), None) == (None, 0.93)
 
 
 def test_the_age_of_a_checkpoint_is_by_the_clock_that_wrote_it() -> None:
     replies = sample.replies()
     saved = Metric(kind="save", time=sample.NOW - 49, rank=0, step=400)
-    assert pace.checkpoint_age_s(400, [saved], replies) == pytest.approx(49)
-    assert pace.checkpoint_age_s(410, [saved], replies) is None
-    assert pace.checkpoint_age_s(400, [saved.model_copy(update={"time": sample.NOW + 9})], replies) is None
+    assert step_rate.checkpoint_age_s(400, [saved], replies) == pytest.approx(49)
+    assert step_rate.checkpoint_age_s(410, [saved], replies) is None
+    assert step_rate.checkpoint_age_s(400, [saved.model_copy(update={"time": sample.NOW + 9})], replies) is None
 
 
 def test_a_curve_falls_from_its_upper_left_to_its_lower_right() -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from homelab.dashboard import listing
+from homelab.dashboard import run_list
+from homelab.dashboard.run_list import RunRow
 
 NOW = 1_795_268_700.0
 NAME = "2026-11-21-1405-a-recipe-with-a-rather-long-name-of-its-own"
 
 
-def row(name: str, ago_s: float = 7200.0, **more: Any) -> dict[str, Any]:
-    return {"name": name, "state": "running", "attempt": 3, "created_at": NOW - ago_s, "nodes": ["tower", "laptop", "old"], **more}
+def row(name: str) -> RunRow:
+    return RunRow(name, "running", 3, NOW - 7200.0, ("tower", "laptop", "old"))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_name_is_neither_cut_nor_broken(width: int) -> None:
-    lines = [line.plain for line in listing.lines([row(NAME), row("2026-11-21-1404-short")], NOW, width)]
+    lines = [line.plain for line in run_list.lines([row(NAME), row("2026-11-21-1404-short")], NOW, width)]
     assert len(lines) == 3 and lines[1].split()[:2] == [NAME, "running"] and lines[2].split()[:2] == ["2026-11-21-1404-short", "running"]
     assert max(map(len, lines)) <= max(width, len(f"{NAME}  running"))
 
 
 def test_the_least_important_columns_go_first() -> None:
     def headings(width: int) -> list[str]:
-        return listing.lines([row("2026-11-21-1405-llama7b-lora")], NOW, width)[0].plain.split()
+        return run_list.lines([row("2026-11-21-1405-llama7b-lora")], NOW, width)[0].plain.split()
 
     assert headings(80) == ["run", "state", "attempt", "started", "nodes"]
     assert headings(60) == ["run", "state", "started"]
@@ -36,5 +35,5 @@ def test_the_least_important_columns_go_first() -> None:
     ("ago_s", "said"), [(7200.0, "2 hours ago"), (0.0, "now"), (-0.5, "now"), (-7200.0, "ahead of this clock"), (None, "")]
 )
 def test_what_lies_ahead_is_not_said_to_be_past(ago_s: float | None, said: str) -> None:
-    seen = listing.ago(None if ago_s is None else NOW - ago_s, NOW)
+    seen = run_list.ago(None if ago_s is None else NOW - ago_s, NOW)
     assert seen.endswith(said) and ("ago" in seen) == ("ago" in said)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.runs.reply import parse_replies
+from homelab.runs.poll_reply import parse_replies
 from homelab.runs.state import FINISHED, State, run_state
 from tests.dashboard import sample
 

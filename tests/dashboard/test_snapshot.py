@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from homelab.dashboard import tables, view
-from homelab.dashboard.snapshot import Snapshot, event_row, next_commands
-from homelab.planning.model import SpareCard
-from homelab.runs.reply import Metric, parse_replies, plain
+from homelab.dashboard.event_rows import event_row
+from homelab.dashboard.next_commands import next_commands
+from homelab.dashboard.snapshot import Snapshot
+from homelab.planning.types import SpareCard
+from homelab.runs.poll_reply import Metric, parse_replies
+from homelab.text.sanitize import plain
 from tests.dashboard import sample
 
 
@@ -129,7 +132,7 @@ def test_notes_are_said_once() -> None:
 
 def test_the_next_commands_fit_the_state() -> None:
     assert [command.purpose for command in next_commands("running", "r")] == ["follow", "stop", "recover"]
-    assert next_commands("failed", "r", " --cluster c.toml")[0].command == "homelab recover r --cluster c.toml"
+    assert next_commands("failed", "r")[0].with_options(lambda name: " --cluster c.toml").command == "homelab recover --cluster c.toml r"
     assert next_commands("done", "r")[0].command == "homelab chat r --prompt '...'"
 
 

@@ -16,7 +16,7 @@ from homelab.dashboard import view, words
 from homelab.dashboard.columns import Column, lay
 from homelab.dashboard.snapshot import LossPoint, Snapshot
 from homelab.diagnose.cause import Diagnosis
-from homelab.runs.reply import parse_replies
+from homelab.runs.poll_reply import parse_replies
 from tests.dashboard import sample
 
 BAD = {"agent_alive": False, "torchrun_alive": False,
@@ -94,9 +94,9 @@ def test_a_larger_terminal_shows_the_log_of_every_rank_and_whole_commands() -> N
 
 
 def test_without_a_height_everything_is_printed_and_commands_are_never_cut() -> None:
-    shot = sample.snapshot(options=" --cluster " + "x" * 100)
+    shot = sample.snapshot().with_options(lambda name: " --cluster " + "x" * 100)
     seen = text(shot, 60, None)
-    assert f"homelab recover {sample.RUN} --cluster {'x' * 100}" in seen
+    assert f"homelab recover --cluster {'x' * 100} {sample.RUN}" in seen
 
 
 def test_a_failure_shows_cause_and_cure_first_even_on_a_small_terminal() -> None:

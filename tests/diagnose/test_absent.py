@@ -6,20 +6,22 @@ import pytest
 
 from homelab.config.cluster import Cluster, Node
 from homelab.diagnose.cause import Diagnosis, diagnose
-from homelab.remote import connect
+from homelab.remote import login_errors
+from homelab.text.hint import Options
 from tests.diagnose.test_cause import CLOSED, found, node, traceback
 
 pytestmark = pytest.mark.timeout(30)
 OFF = "no answer within 5 s: it is off, asleep, unplugged, or its firewall drops port 22"
 UNNAMED = "it is not in cluster.toml"
+OPTIONS: Options = lambda name: " -c x"  # noqa: E731
 NO_WAY = "this machine has no way to 192.168.1.7: Network is down"
 
 
 def changed_key() -> str:
-    key = connect.paramiko.ECDSAKey.generate()
+    key = login_errors.paramiko.ECDSAKey.generate()
     of = Node(name="mini", host="192.0.2.7")
-    address = connect.Address(of.host, 22, None, (), None, of.host)
-    return connect._changed(Cluster(nodes=(of,)), of, address, "node mini", key, key).message
+    login = login_errors.Login(Cluster(nodes=(of,)), of, of.host, 22, None, (), "node mini")
+    return login_errors.changed_key(login, key, key).message
 
 
 def of(why: str, **more: str) -> Diagnosis:
@@ -41,7 +43,7 @@ def test_a_renamed_node_did_not_lose_its_power() -> None:
     assert "its old name" in diagnosis.hint and "go on without it: homelab recover r" in diagnosis.hint and "cable" not in diagnosis.hint
     assert diagnosis.victims == () and "rank 0 on tower: RuntimeError" in diagnosis.because[-1], "that it cannot be asked made nobody fail"
     assert not diagnosis.names_a_reason, "later its own words may be read"
-    assert of(UNNAMED, ways={"mini": "write its new name, then: homelab recover r"}, options=" -c x").hint.endswith("homelab recover r -c x")
+    assert of(UNNAMED, ways={"mini": "write its new name, then: homelab recover r"}).with_options(OPTIONS).hint.endswith("homelab recover -c x r")
 
 
 def test_a_changed_host_key_is_no_cable() -> None:
@@ -53,10 +55,10 @@ def test_a_changed_host_key_is_no_cable() -> None:
 
 
 def test_where_every_node_is_behind_a_network_that_this_machine_has_not() -> None:
-    diagnosis = found(unreachable={"tower": NO_WAY, "mini": NO_WAY}, options=" -c x")
+    diagnosis = found(unreachable={"tower": NO_WAY, "mini": NO_WAY}).with_options(OPTIONS)
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.victims) == ("own-network", "", ())
     assert "tower" not in diagnosis.title and diagnosis.because == (f"tower: {NO_WAY}; mini: {NO_WAY}",)
-    assert "homelab status r -c x" in diagnosis.hint and "recover" not in diagnosis.hint
+    assert "homelab status -c x r" in diagnosis.hint and "recover" not in diagnosis.hint
     assert of(NO_WAY).cause == "unreachable", "another node answers: it is not this machine's network alone"
     assert found(unreachable={"tower": NO_WAY, "mini": OFF}).cause == "unreachable"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
@@ -11,10 +13,13 @@ from rich.console import Console
 
 from homelab.config.cluster import Cluster as ClusterOfNodes
 from homelab.config.cluster import Node as NodeOfCluster
-from homelab.dashboard.snapshot import next_commands
-from homelab.diagnose import shipped
-from homelab.diagnose.cause import Diagnosis, diagnose, render
-from homelab.runs.reply import parse_replies
+from homelab.dashboard.next_commands import next_commands
+from homelab.diagnose import cause, shipped
+from homelab.diagnose.cause import Context, Diagnosis, diagnose, render
+from homelab.diagnose.endings import ENDINGS
+from homelab.diagnose.rules import RULES, Rule
+from homelab.diagnose.suspects import Suspect
+from homelab.runs.poll_reply import parse_replies
 
 NOW = 1_795_268_700.0
 CLOSED = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9128."
@@ -28,7 +33,7 @@ def traceback(text: str) -> list[str]:
 def node(
     name: str, rank: int, stderr: list[str] | None = None, *, code: int | None = 1, signal: int | None = None,
     ended_at: float = NOW - 3, stopped: bool = False, alive: bool = False, step: int = 5, tail: list[str] | None = None,
-    error: dict[str, str] | None = None, exit_error: str | None = None, memory: float = 0.3, has_exit: bool = True,
+    error: Mapping[str, object] | None = None, exit_error: str | None = None, memory: float = 0.3, has_exit: bool = True,
     attempt: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
     exit_json = {"returncode": code, "signal": signal, "ended_at": ended_at, "stopped": stopped, "error": exit_error}
@@ -58,13 +63,18 @@ def block(rank: int, *, code: int, at: str = "2026-11-21_13:00:00") -> list[str]
 
 def judge(*nodes: dict[str, Any], unreachable: dict[str, str] | None = None, **arguments: Any) -> Diagnosis | None:
     replies = parse_replies({reply["node"]: reply for reply in nodes})
-    return diagnose("r", replies, unreachable or {}, **arguments)
+    return diagnose("r", replies, unreachable or {}, Context(**arguments))
 
 
 def found(*nodes: dict[str, Any], **arguments: Any) -> Diagnosis:
     diagnosis = judge(*nodes, **arguments)
     assert diagnosis is not None
     return diagnosis
+
+
+def with_cluster(diagnosis: Diagnosis) -> Diagnosis:
+    """As a person sees it who gave --cluster c.toml."""
+    return diagnosis.with_options(lambda name: " --cluster c.toml")
 
 
 def test_nothing_has_failed() -> None:
@@ -140,19 +150,22 @@ def test_the_workers_own_account_comes_first() -> None:
 
 
 def test_a_base_that_differs_on_one_node_is_not_tried_again() -> None:
-    """As `homelab.worker.copies` says it, on every rank alike."""
+    """As `homelab.worker.training.replica_check` says it, on every rank alike."""
     message = "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
     own = {"message": message, "where": "mini: /models/m", "hint": "homelab preflight RECIPE --deep --only model.files ...; then: homelab recover r"}
-    diagnosis = found(*(node(name, rank, error=own) for rank, name in enumerate(("tower", "mini", "laptop"))), options=" --cluster c.toml")
+    diagnosis = with_cluster(found(*(node(name, rank, error=own) for rank, name in enumerate(("tower", "mini", "laptop")))))
     assert (diagnosis.title, diagnosis.where, diagnosis.topic, diagnosis.retryable) == (message, own["where"], "model-differs", False)
-    assert diagnosis.hint.endswith("then: homelab recover r --cluster c.toml")
+    assert diagnosis.hint.endswith("then: homelab recover --cluster c.toml r")
 
 
 def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> None:
-    own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate"}
+    own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate", "needs_launch": True}
     diagnosis = found(node("mini", 1, error=own))
     assert (diagnosis.cause, diagnosis.where) == ("nan-loss", "step 12")
     assert diagnosis.hint == "lower [train] learning_rate; then, as a new training: homelab launch RECIPE"
+    assert diagnosis.launch == "homelab launch RECIPE" and with_cluster(diagnosis).launch == "homelab launch --cluster c.toml RECIPE"
+    as_before = found(node("mini", 1, error={**own, "needs_launch": False}))
+    assert (as_before.hint, as_before.launch) == (own["hint"], "")
 
 
 def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
@@ -242,12 +255,10 @@ def test_full_memory_is_evidence() -> None:
 
 
 def test_hints_use_the_ssh_name_and_the_options() -> None:
-    diagnosis = found(
-        node("mini", 1, traceback("OSError: [Errno 28] No space left on device")),
-        nodes={"mini": NodeOfCluster(name="mini", host="192.168.1.7", user="me")}, options=" --cluster c.toml",
-    )  # fmt: skip
+    cluster = {"mini": NodeOfCluster(name="mini", host="192.168.1.7", user="me")}
+    diagnosis = with_cluster(found(node("mini", 1, traceback("OSError: [Errno 28] No space left on device")), nodes=cluster))
     assert "ssh me@192.168.1.7 'df -h'" in diagnosis.hint
-    assert "homelab recover r --cluster c.toml" in diagnosis.hint
+    assert "homelab recover --cluster c.toml r" in diagnosis.hint
 
 
 def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
@@ -308,9 +319,9 @@ def raised_in(file: str) -> dict[str, Any]:
 
 def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> None:
     copy = raised_in("/home/me/homelab/data/148cb44a9d59563d/train.py")
-    diagnosis = found(copy, own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml")
+    diagnosis = with_cluster(found(copy, own_files=shipped.of_run(RUN_JSON)))
     assert diagnosis.where == "/home/me/homelab/data/148cb44a9d59563d/train.py:7", "what the node has said"
-    assert diagnosis.hint.startswith("correct /desk/src/train.py:7, then: homelab launch 'my run.toml' --cluster c.toml")
+    assert diagnosis.hint.startswith("correct /desk/src/train.py:7, then: homelab launch --cluster c.toml 'my run.toml'")
     for other in ("/home/me/homelab/data/0123456789abcdef/train.py", "/home/me/lib.py", "/home/me/homelab/data/148cb44a9d59563d/train.py2"):
         assert found(raised_in(other), own_files=shipped.of_run(RUN_JSON)).hint == f"correct {other}:7, then: homelab recover r"
 
@@ -318,10 +329,10 @@ def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> 
 def test_a_module_that_did_not_come_along_is_told_where_it_lies() -> None:
     lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 1, in <module>', "ModuleNotFoundError: No module named 'helper.deep'"]
     own, near = shipped.of_run(RUN_JSON), {"helper": "/desk/src/helper"}
-    diagnosis = found(node("mini", 1, lines), node("tower", 0, lines), own_files=own, near=near, options=" --cluster c.toml")
+    diagnosis = with_cluster(found(node("mini", 1, lines), node("tower", 0, lines), own_files=own, near=near))
     assert diagnosis.title.startswith("the module helper.deep was not shipped with the script: it is missing on")
     assert diagnosis.title.endswith("and lies here in /desk/src/helper")
-    assert "[script] files" in diagnosis.hint and "homelab launch 'my run.toml' --cluster c.toml" in diagnosis.hint
+    assert "[script] files" in diagnosis.hint and "homelab launch --cluster c.toml 'my run.toml'" in diagnosis.hint
     assert (diagnosis.cause, diagnosis.topic, diagnosis.names_a_reason) == ("not-shipped", "missing-package", True)
     assert any(line.startswith("the same on") for line in diagnosis.because)
     assert found(node("mini", 1, lines), own_files=own, near={"torch": "/desk/torch.py"}).cause == "missing-package"
@@ -339,11 +350,11 @@ def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
 
 def test_what_a_worker_says_of_a_shipped_data_file() -> None:
     own = {"message": "this line is not JSON", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}
-    hint = found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml").hint
-    assert hint == "every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch 'my run.toml' --cluster c.toml"
+    hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
+    assert hint == "every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch --cluster c.toml 'my run.toml'"
     own |= {"where": "/w/data/148cb44a9d59563d/rows.jsonl", "hint": "homelab recover r brings it again"}
-    hint = found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON), options=" --cluster c.toml").hint
-    assert hint == "homelab recover r --cluster c.toml brings it again"
+    hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
+    assert hint == "homelab recover --cluster c.toml r brings it again"
 
 
 def test_braces_in_a_message_are_only_text() -> None:
@@ -366,17 +377,36 @@ def test_the_box() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "launch"),
+    ("own", "launch"),
     [
-        ("correct train.py:3, then: homelab launch script.toml (a changed script is a new training)", "homelab launch script.toml"),
-        ("lower it; then: homelab launch 'a (b).toml' --cluster c.toml", "homelab launch 'a (b).toml' --cluster c.toml"),
-        ("put it back: homelab recover r; or a new one: homelab launch a.toml", ""),
-        ("make room: ssh laptop df -h", ""),
+        ({"message": "x", "hint": "raise [train] seq_len", "needs_launch": True}, "homelab launch 'my run.toml'"),
+        ({"message": "x", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}, "homelab launch 'my run.toml'"),
+        ({"message": "x", "hint": "put it back: homelab recover r; or a new one: homelab launch a.toml"}, ""),
+        ({"message": "x", "hint": "make room: ssh laptop df -h"}, ""),
+        ({"message": "the loss is not a number"}, "homelab launch 'my run.toml'"),
+        ({"message": "CUDA out of memory"}, ""),
     ],
 )
-def test_a_fix_that_is_a_new_training_is_what_comes_next(hint: str, launch: str) -> None:
-    diagnosis = Diagnosis(cause="x", title="x", first_node="n", hint=hint, retryable=False)
+def test_a_fix_that_is_a_new_training_is_what_comes_next(own: dict[str, object], launch: str) -> None:
+    diagnosis = found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))
     assert diagnosis.launch == launch
-    next_ = next_commands("failed", "r", " --cluster c.toml", diagnosis)[0]
-    assert next_.command == (launch or "homelab recover r --cluster c.toml")
-    assert next_commands("running", "r", "", diagnosis)[0].command == "homelab status r", "it has gone on meanwhile"
+    assert next_commands("failed", "r", diagnosis)[0].command == (launch or "homelab recover r")
+    assert next_commands("running", "r", diagnosis)[0].command == "homelab status r", "it has gone on meanwhile"
+
+
+def test_a_diagnosis_from_a_file_gets_the_options_too() -> None:
+    fresh = found(raised_in("/w/data/148cb44a9d59563d/train.py"), own_files=shipped.of_run(RUN_JSON))
+    stored = fresh.model_dump(mode="json")
+    assert type(stored["hint"]) is str and stored["launch"] == "homelab launch 'my run.toml'"
+    assert Diagnosis.model_validate(stored) == fresh and with_cluster(Diagnosis.model_validate(stored)) == with_cluster(fresh)
+    del stored["launch"]  # an older one has no such key, and its hints may have options
+    older = Diagnosis.model_validate({**stored, "hint": "look, then: homelab recover r --cluster c.toml"})
+    assert (older.launch, with_cluster(older).hint) == ("", older.hint)
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ENDINGS], ids=lambda rule: rule.id)
+def test_every_command_of_a_rule_gets_the_options(rule: Rule) -> None:
+    suspect = Suspect(rule, "mini", 1, saw="x", values={"way": "wake it"})
+    hint, _ = cause._fix(suspect, None, cause._values("r", suspect, None), Context())
+    named = [word for word in hint.with_options(lambda name: " -c x").split("homelab ")[1:] if not word.startswith("logs in")]
+    assert all(re.match(r"\w+ -c x\b", word) for word in named), named

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homelab.diagnose.cause import Diagnosis, diagnose
+from homelab.diagnose.cause import Context, Diagnosis, diagnose
 from homelab.diagnose.traces import child_failures, last_exceptions
-from homelab.runs.reply import Reply, parse_replies
+from homelab.runs.poll_reply import Reply, parse_replies
 from homelab.runs.state import run_state
 
 DATA = Path(__file__).parent / "data"
 RANKS = {0: "tower", 1: "tower", 2: "mini", 3: "laptop"}
 
-# scenario -> cause, node, rank, exit code, signal, retryable, end of where, a word of the hint
-EXPECTED: dict[str, tuple[str, str, int | None, int | None, int | None, bool, str, str]] = {
-    "kill_9": ("killed", "mini", 2, None, 9, True, "", "journalctl"),
-    "python_error": ("python-error", "mini", 2, 1, None, False, "worker.py:29", "worker.py:29"),
-    "python_error_recorded": ("python-error", "mini", 2, 1, None, False, "worker.py:29", "worker.py:29"),
-    "exit_3": ("exit-code", "mini", 2, 3, None, False, "", "homelab logs"),
-    "memory_error": ("host-out-of-memory", "mini", 2, 1, None, True, "worker.py:33", "free -h"),
-    "host_allocation": ("host-out-of-memory", "mini", 2, 1, None, True, "worker.py:35", "free -h"),
-    "segfault": ("crashed", "mini", 2, None, 11, True, "", "reinstall torch"),
-    "disk_full": ("disk-full", "mini", 2, 1, None, False, "worker.py:40", "df -h"),
-    "permission": ("permission", "mini", 2, 1, None, False, "worker.py:44", "/etc/shadow"),
-    "timeout": ("silent-rank", "mini", 2, None, None, True, "", "ssh mini"),
-    "nan": ("nan-loss", "mini", 2, 1, None, False, "worker.py:48", "learning_rate"),
-    "missing_package": ("missing-package", "mini", 2, 1, None, False, "worker.py:11", "install it"),
-    "missing_file": ("missing-file", "mini", 2, 1, None, False, "worker.py:50", "data/train.jsonl"),
-    "port_in_use": ("port-in-use", "tower", None, 1, None, True, "static_tcp_rendezvous.py:67", "ss -ltnp"),
-    "head_missing": ("unreachable", "tower", None, None, None, True, "", "homelab preflight"),
-    "stop_torchrun": ("stopped-from-outside", "mini", None, 1, None, True, "api.py:86", "journalctl"),
-}  # fmt: skip
+@dataclass(frozen=True)
+class Expect:
+    """What the diagnosis of a recording is. `where` is the end of the place; `hint` is a part of the hint."""
+
+    cause: str
+    node: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    retryable: bool = False
+    where: str = ""
+    hint: str = ""
+
+
+EXPECTED = {
+    "kill_9": Expect("killed", "mini", rank=2, signal=9, retryable=True, hint="journalctl"),
+    "python_error": Expect("python-error", "mini", rank=2, exit_code=1, where="worker.py:29", hint="worker.py:29"),
+    "python_error_recorded": Expect("python-error", "mini", rank=2, exit_code=1, where="worker.py:29", hint="worker.py:29"),
+    "exit_3": Expect("exit-code", "mini", rank=2, exit_code=3, hint="homelab logs"),
+    "memory_error": Expect("host-out-of-memory", "mini", rank=2, exit_code=1, retryable=True, where="worker.py:33", hint="free -h"),
+    "host_allocation": Expect("host-out-of-memory", "mini", rank=2, exit_code=1, retryable=True, where="worker.py:35", hint="free -h"),
+    "segfault": Expect("crashed", "mini", rank=2, signal=11, retryable=True, hint="reinstall torch"),
+    "disk_full": Expect("disk-full", "mini", rank=2, exit_code=1, where="worker.py:40", hint="df -h"),
+    "permission": Expect("permission", "mini", rank=2, exit_code=1, where="worker.py:44", hint="/etc/shadow"),
+    "timeout": Expect("silent-rank", "mini", rank=2, retryable=True, hint="ssh mini"),
+    "nan": Expect("nan-loss", "mini", rank=2, exit_code=1, where="worker.py:48", hint="learning_rate"),
+    "missing_package": Expect("missing-package", "mini", rank=2, exit_code=1, where="worker.py:11", hint="install it"),
+    "missing_file": Expect("missing-file", "mini", rank=2, exit_code=1, where="worker.py:50", hint="data/train.jsonl"),
+    "port_in_use": Expect("port-in-use", "tower", exit_code=1, retryable=True, where="static_tcp_rendezvous.py:67", hint="ss -ltnp"),
+    "head_missing": Expect("unreachable", "tower", retryable=True, hint="homelab preflight"),
+    "stop_torchrun": Expect("stopped-from-outside", "mini", exit_code=1, retryable=True, where="api.py:86", hint="journalctl"),
+}
 
 
 def load(scenario: str) -> tuple[dict[str, Reply], dict[str, str], dict[str, Any]]:
@@ -44,7 +58,7 @@ def load(scenario: str) -> tuple[dict[str, Reply], dict[str, str], dict[str, Any
 
 def of(scenario: str, **arguments: Any) -> Diagnosis:
     replies, unreachable, _ = load(scenario)
-    found = diagnose("practice", replies, unreachable, **arguments)
+    found = diagnose("practice", replies, unreachable, Context(**arguments))
     assert found is not None
     return found
 
@@ -55,14 +69,17 @@ def test_every_recording_is_judged() -> None:
 
 @pytest.mark.parametrize("scenario", EXPECTED)
 def test_the_culprit(scenario: str) -> None:
-    cause, node, rank, code, signal, retryable, where, word = EXPECTED[scenario]
-    found = of(scenario)
-    assert (found.cause, found.first_node, found.first_rank) == (cause, node, rank)
-    assert (found.exit_code, found.signal, found.retryable) == (code, signal, retryable)
-    assert found.where.endswith(where) and bool(found.where) == bool(where)
-    assert word in found.hint
-    assert found.because and "None" not in f"{found.title}{found.hint}{found.because}"
-    assert "{" not in found.title + found.hint and "?" not in found.title + found.hint
+    expected, diagnosis = EXPECTED[scenario], of(scenario)
+    assert diagnosis.cause == expected.cause
+    assert diagnosis.first_node == expected.node
+    assert diagnosis.first_rank == expected.rank
+    assert diagnosis.exit_code == expected.exit_code
+    assert diagnosis.signal == expected.signal
+    assert diagnosis.retryable == expected.retryable
+    assert diagnosis.where.endswith(expected.where) and bool(diagnosis.where) == bool(expected.where)
+    assert expected.hint in diagnosis.hint
+    assert diagnosis.because and "None" not in f"{diagnosis.title}{diagnosis.hint}{diagnosis.because}"
+    assert "{" not in diagnosis.title + diagnosis.hint and "?" not in diagnosis.title + diagnosis.hint
 
 
 @pytest.mark.parametrize("scenario", sorted(set(EXPECTED) - {"port_in_use", "head_missing", "stop_torchrun"}))
@@ -97,7 +114,7 @@ def test_a_short_tail_is_enough(scenario: str, lines: int) -> None:
             rank["log_tail"] = {name: tail[-lines:] for name, tail in rank["log_tail"].items()}
     found = diagnose("practice", parse_replies(case["replies"]), unreachable)
     assert found is not None
-    assert (found.cause, found.first_node, found.first_rank) == EXPECTED[scenario][:3]
+    assert (found.cause, found.first_node, found.first_rank) == (EXPECTED[scenario].cause, EXPECTED[scenario].node, EXPECTED[scenario].rank)
 
 
 def test_without_the_ranks_own_logs_torchruns_copy_of_the_traceback_is_read() -> None:

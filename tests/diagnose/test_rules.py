@@ -36,6 +36,10 @@ LINES = [
     ("cuda-assert", "RuntimeError: CUDA error: device-side assert triggered"),
     # NCCL src/init.cc (initTransportsRank)
     ("nccl-version", "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.29.7\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nMismatched NCCL version detected : rank 0 version 22903 rank 1 version 22907"),
+    # printed on an H100: two ranks on one card; a peer that is killed, and one that is frozen, as the watchdog ends the others
+    ("duplicate-gpu", "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"),
+    ("connection-lost", "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: NCCL error: remote process exited or there was a network error, NCCL version 2.28.9\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer localhost<53046>"),
+    ("timeout", "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=23, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=20000) ran for 20015 milliseconds before timing out."),
     ("peer-access", "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 217 'peer access is not supported between these two devices'"),
     ("peer-access", "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported between these two devices"),
     # accelerate/state.py, where accelerate.utils.environment.check_cuda_p2p_ib_support says no
@@ -79,7 +83,7 @@ LINES = [
 ]  # fmt: skip
 
 ENDINGS = [value for value in vars(endings).values() if isinstance(value, Rule)]
-FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "options", "where", "message", "code", "signal", "recipe"), "x")
+FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "where", "message", "code", "signal", "recover", "logs", "status", "launch"), "x")
 
 
 @pytest.mark.parametrize(("cause", "line"), LINES)
@@ -124,7 +128,7 @@ def test_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, *ENDINGS], ids=lambda rule: rule.id)
 def test_titles_and_hints_name_only_what_is_known(rule: Rule) -> None:
-    of_script = ("module", "local", "recipe") if rule.id == "not-shipped" else ()
+    of_script = ("module", "local") if rule.id == "not-shipped" else ()
     known = FILLED | dict.fromkeys((*rule.pattern.groupindex, "port", "way", "who", "target", *of_script), "x")
     for template in (rule.title, rule.hint):
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from homelab.config.cluster import Node
-from homelab.diagnose.cause import Diagnosis, diagnose
-from homelab.runs.reply import parse_replies
+from homelab.diagnose.cause import Context, Diagnosis, diagnose
+from homelab.runs.poll_reply import parse_replies
 from tests.diagnose.test_cause import CLOSED, NOW, TIMED_OUT, block, node, traceback
 
 pytestmark = pytest.mark.timeout(30)
@@ -44,7 +44,8 @@ def said(name: str, rank: int, text: str, **more: Any) -> dict[str, Any]:
 
 
 def found(*nodes: dict[str, Any], known: dict[str, Node] = NODES, **more: Any) -> Diagnosis | None:
-    return diagnose("r", parse_replies({reply["node"]: reply for reply in nodes}), more.pop("unreachable", {}), nodes=known, **more)
+    replies, unreachable = parse_replies({reply["node"]: reply for reply in nodes}), more.pop("unreachable", {})
+    return diagnose("r", replies, unreachable, Context(nodes=known, **more))
 
 
 def told(*nodes: dict[str, Any], **more: Any) -> Diagnosis:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from tests.e2e.desk import Desk, Run, copy_of_cluster, left_on, wait_until
+from scripts.practice.desk import Desk, Run, copy_of_cluster, left_on, wait_until
 from tests.lab.conftest import namespaces_missing
 from tests.worker import harness
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from homelab.lab import Lab
-from tests.e2e.desk import Desk, Run, wait_until
+from scripts.practice.desk import Desk, Run, wait_until
 from tests.e2e.test_law import assert_lawful
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.timeout(300)]

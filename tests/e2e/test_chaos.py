@@ -38,7 +38,7 @@ def place() -> Iterator[Ground]:
 
 
 # Each starts the training two or three times over. What else kills a worker is in test_supervisor.py (thorough) and test_head_supervisor.py,
-# what a damaged checkpoint does in tests/worker/test_spread.py.
+# what a damaged checkpoint does in tests/worker/checkpoints/test_spread.py.
 QUICK = ("power-cut",)
 
 

@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import collective as judges
-from homelab.checks.collective_result import SIZES, CollectiveResult
+from homelab.checks import registry
+from homelab.checks.collective import judge as judges
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.load import load_cluster
-from homelab.control import collective, stages
-from homelab.facts import Facts
+from homelab.control.preflight import collective_state, collective_test
+from homelab.facts.collective_test import CollectiveResult
+from homelab.facts.node import Facts
 from homelab.lab import Lab, procfs
-from homelab.planning import addresses
+from homelab.planning import lan_address
+from homelab.protocol.collective_stages import SIZES
 from homelab.remote.fanout import Fleet
-from tests.e2e.desk import left_on, wait_until
+from scripts.practice.desk import left_on, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -41,14 +43,14 @@ def look(fleet: Fleet) -> Evidence:
     answers, errors = fleet.ask("facts", {"peers": [], "port": 29500})
     assert not errors
     facts = {name: Facts.model_validate(answer) for name, answer in answers.items()}
-    lan = addresses.lan_of_all(fleet.cluster, facts)
+    lan = lan_address.lan_of_all(fleet.cluster, facts)
     return Evidence(cluster=fleet.cluster, head="node1", master_port=29500, facts=facts, lan=lan)
 
 
 def findings(evidence: Evidence, result: CollectiveResult) -> list[Finding]:
     """What the judges say of it."""
     seen = replace(evidence, collective=result)
-    return [finding for check in judges.SUBJECT.checks for finding in check.judge(seen)]
+    return [finding for check in registry.subject("collective").checks for finding in check.judge(seen)]
 
 
 def ranks_left(lab: Lab) -> dict[int, str]:
@@ -75,7 +77,7 @@ def workers(lab: Lab, node: str) -> list[int]:
     return [
         pid
         for pid in lab.processes_of(node)
-        if "homelab.worker.smoke" in procfs.command_line(pid)
+        if "homelab.worker.tools.collective_test" in procfs.command_line(pid)
         and "torch.distributed.run" not in procfs.command_line(pid)
     ]
 
@@ -86,7 +88,7 @@ def test_a_healthy_cluster_passes_and_remembers_it(lab: Lab, fleet: Fleet) -> No
     evidence = look(fleet)
     assert judges.needed(evidence)
     said: list[str] = []
-    result = collective.run(fleet, evidence, said.append)
+    result = collective_test.run(fleet, evidence, said.append)
     assert result.passed and not result.left, result
     assert [one.size_bytes for one in result.measured] == list(SIZES)
     assert all(one.seconds > 0 and one.bus_bytes_per_s > 0 for one in result.measured)
@@ -94,10 +96,11 @@ def test_a_healthy_cluster_passes_and_remembers_it(lab: Lab, fleet: Fleet) -> No
     assert findings(evidence, result) == []
     assert not ranks_left(lab)
     assert not [file for node in lab.nodes for file in (Path(node.workdir) / "collective").rglob("*")]
-    collective.keep(fleet, evidence, result)
+    collective_test.keep(fleet, evidence, result)
     after = look(fleet)
     assert not judges.needed(after)
-    changed = after.facts["node2"].model_copy(update={"packages": {**after.facts["node2"].packages, "torch": "2.9.0"}})
+    python = after.facts["node2"].python
+    changed = after.facts["node2"].model_copy(update={"python": python.model_copy(update={"packages": {**python.packages, "torch": "2.9.0"}})})
     assert judges.needed(replace(after, facts={**after.facts, "node2": changed}))
 
 
@@ -107,7 +110,7 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
     broken = Path(lab.state.node("node2").workdir) / "broken" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")\n')
-    request = collective._request
+    request = collective_test._request
 
     def with_another_torch(plan: Any, name: str, test: str) -> dict[str, Any]:
         body = request(plan, name, test)
@@ -115,8 +118,8 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
             body["environment"]["PYTHONPATH"] = f"{broken.parent}:{body['environment']['PYTHONPATH']}"
         return body
 
-    monkeypatch.setattr(collective, "_request", with_another_torch)
-    result = collective.run(fleet, evidence)
+    monkeypatch.setattr(collective_test, "_request", with_another_torch)
+    result = collective_test.run(fleet, evidence)
     assert result.node == "node2" and "libcudart.so.12" in result.error
     assert result.seconds < 15 and not result.left
     (finding,) = findings(evidence, result)
@@ -128,8 +131,8 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
 def test_a_node_that_loses_its_power_is_named(
     lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "SILENT_S", 5.0)
-    result = collective.run(fleet, evidence, Act("starting torchrun", lambda: lab.fault("node3", "power-cut")))
+    monkeypatch.setattr(collective_state, "SILENT_S", 5.0)
+    result = collective_test.run(fleet, evidence, Act("starting torchrun", lambda: lab.fault("node3", "power-cut")))
     assert [state.node for state in result.missing] == ["node3"], result
     assert result.left == ("node3",)
     assert {(finding.check, finding.node) for finding in findings(evidence, result)} == {
@@ -140,9 +143,9 @@ def test_a_node_that_loses_its_power_is_named(
 
 
 def test_a_pulled_cable_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "SILENT_S", 5.0)
+    monkeypatch.setattr(collective_state, "SILENT_S", 5.0)
     try:
-        result = collective.run(fleet, evidence, Act("importing torch", lambda: lab.fault("node2", "pull-cable")))
+        result = collective_test.run(fleet, evidence, Act("importing torch", lambda: lab.fault("node2", "pull-cable")))
         assert [(state.node, state.is_silent) for state in result.missing] == [("node2", True)], result
         assert result.left == ("node2",)
         (finding,) = [finding for finding in findings(evidence, result) if finding.level == "fail"]
@@ -163,7 +166,7 @@ def test_a_broken_connection_ends_it_everywhere(lab: Lab, fleet: Fleet, evidence
         assert process is not None
         procfs.send([process.parent], signal.SIGKILL)  # the sshd of this connection
 
-    result = collective.run(fleet, evidence, Act("starting torchrun", cut))
+    result = collective_test.run(fleet, evidence, Act("starting torchrun", cut))
     assert result.node == "node2" and "connection" in result.error, result
     assert not result.left
     assert not ranks_left(lab)
@@ -175,7 +178,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab, fleet: Fleet, evidence: Evidence) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collective.run(fleet, evidence, Act("starting torchrun", interrupt))
+        collective_test.run(fleet, evidence, Act("starting torchrun", interrupt))
     assert not ranks_left(lab)
 
 
@@ -194,10 +197,10 @@ def test_a_rank_that_stands_still_is_named_with_the_stacks_of_the_others(
         procfs.send(workers(lab, "node3"), signal.SIGSTOP)
         wait_until(lambda: joined("node1") and joined("node2"), 60)
         monkeypatch.setattr(
-            stages, "IMPORT_LIMIT_S", time.monotonic() - started + 1.0
+            collective_state, "IMPORT_LIMIT_S", time.monotonic() - started + 1.0
         )  # the limit is over as soon as that is heard
 
-    result = collective.run(fleet, evidence, Act("importing torch", stop))
+    result = collective_test.run(fleet, evidence, Act("importing torch", stop))
     assert [(state.node, state.stage) for state in result.missing] == [("node3", "importing torch")], result
     waiting = next(state for state in result.states if state.node == "node1")
     assert waiting.stage == "joining" and "smoke.py" in judges.innermost(waiting.stack), waiting

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from homelab.runs import lock, store
+from homelab.runs import store, supervisor_lock
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk, left_on, wait_until
+from scripts.practice.desk import Desk, left_on, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.timeout(150)]
 
@@ -61,7 +61,7 @@ def test_recovery_waits_for_room_and_stop_does_not(small: Desk, lab: Lab) -> Non
     wait_until(
         lambda: all("homelab.node follow" in words for words in left_on(lab).values()), 60, lambda: str(left_on(lab))
     )
-    assert lock.is_held(paths), "its supervisor is at work"
+    assert supervisor_lock.is_held(paths), "its supervisor is at work"
     assert run.attempts() == [1]
     filler.unlink()
     wait_until(lambda: paths.plan_json(2).exists(), 60, lambda: paths.supervisor_log.read_text())
@@ -70,6 +70,6 @@ def test_recovery_waits_for_room_and_stop_does_not(small: Desk, lab: Lab) -> Non
     fill(filler)
     done = small.homelab("stop", run.name)
     assert "verified" in done.stdout and "warning: it cannot be written: No space left" in done.stderr
-    wait_until(lambda: not lock.is_held(paths) and not left_on(lab), 20, lambda: str(left_on(lab)))
+    wait_until(lambda: not supervisor_lock.is_held(paths) and not left_on(lab), 20, lambda: str(left_on(lab)))
     stopped = small.json("stop", run.name)
     assert stopped["clean"] and "make room" in stopped["warnings"][0]["hint"]

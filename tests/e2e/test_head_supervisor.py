@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from homelab.lab import Lab, procfs, sshd
-from homelab.runs import lock, store
+from homelab.runs import event_log, supervisor_lock
+from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk, Run, wait_until
+from scripts.practice.desk import Desk, Run, wait_until
 from tests.e2e.test_law import assert_lawful
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
@@ -72,7 +73,7 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     run = desk.launch("law.toml", "--supervise", "head")
     # Nothing of it is on the controller, which may be closed now; there it is a program of its own, of the node's own files.
     own = RunPaths(desk.folder / "runs" / run.name)
-    assert not own.supervisor_lock.exists() and not lock.is_held(own)
+    assert not own.supervisor_lock.exists() and not supervisor_lock.is_held(own)
     (pid,) = supervisors(lab)
     assert pid in lab.processes_of(HEAD)
     around = procfs.environment(pid)
@@ -116,11 +117,11 @@ def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_o
     (pid,) = supervisors(lab)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not supervisors(lab), 10)
-    store.event(RunPaths(place(lab, run) / "runs" / run.name), "trouble: known to the head alone")
+    event_log.append(RunPaths(place(lab, run) / "runs" / run.name), event("trouble", because="known to the head alone"))
     for _ in range(2):
         seen = desk.json("status", run.name)
         assert [event["text"] for event in seen["events"]].count("trouble: known to the head alone") == 1, seen["events"]
-    assert "trouble: known to the head alone" in [event["what"] for event in store.events(RunPaths(desk.folder / "runs" / run.name))]
+    assert "trouble: known to the head alone" in [event["what"] for event in event_log.lines(RunPaths(desk.folder / "runs" / run.name))]
     assert seen["supervisor"] == "" and any(f"homelab recover {run.name}" in note for note in seen["notes"]), seen["notes"]
 
     desk.homelab("stop", run.name)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from homelab.lab import procfs
-from tests.e2e.desk import Desk, Run, kill_whole, left_on, name_said, read_rest, read_until, wait_until
+from scripts.practice.desk import Desk, Run, kill_whole, left_on, name_said, read_rest, read_until, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(90)]
 
@@ -20,7 +20,7 @@ ANNOUNCED = "is starting on"
 # What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
 MOMENTS = [
     ("import typer.core", 0.0),
-    ("import homelab.cli.launch", 0.0),
+    ("import homelab.cli.run_command", 0.0),
     pytest.param("import paramiko.transport", 0.0, marks=pytest.mark.thorough),
     (". asking", 0.0),
     pytest.param(". asking", 0.3, marks=pytest.mark.thorough),

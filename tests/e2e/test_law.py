@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab
+from scripts.practice.desk import Desk, Run, relative_error
 from tests.e2e.conftest import EPOCHS, ROWS, STEPS
-from tests.e2e.desk import Desk, Run, relative_error
 
 TOLERANCE = 1e-5
 

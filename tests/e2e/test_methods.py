@@ -9,8 +9,8 @@ import numpy
 import pytest
 from safetensors.numpy import load_file
 
+from scripts.practice.desk import Desk, Run, kill_whole, name_said, read_until
 from tests.e2e.conftest import recipe
-from tests.e2e.desk import Desk, Run, kill_whole, name_said, read_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(200)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab
+from scripts.practice.desk import Desk, Run, copy_of_cluster
 from tests.e2e import conftest
-from tests.e2e.desk import Desk, Run, copy_of_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.thorough, pytest.mark.timeout(240)]
 

@@ -1,4 +1,4 @@
-"""Faults of the network that three isolated nodes really have: each is found on its node, and what is proposed mends it."""
+"""Faults of the network that three isolated nodes really have: each is found on its node, and the proposed command fixes it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.load import load_cluster
-from homelab.control import gather
+from homelab.control.preflight import gather
 from homelab.lab import Lab, network
-from homelab.lab.flaws import wires
+from homelab.lab.misconfigurations import cables
 from homelab.remote.fanout import Fleet
 from tests.lab.conftest import namespaces_missing
 
@@ -99,7 +99,7 @@ def test_a_firewall_on_the_way_out_is_found_on_the_node_that_has_it_and_the_line
 @pytest.mark.thorough
 @pytest.mark.parametrize(("percent", "level"), [(5, "warn"), (20, "fail")])
 def test_packets_that_are_lost_are_called_so_and_nothing_else_is_blamed(lab: Lab, percent: int, level: str) -> None:
-    with wires.losing(lab, "node2", percent, to="node1"):
+    with cables.losing(lab, "node2", percent, to="node1"):
         (finding,) = found_in(lab)
     assert (finding.check, finding.node, finding.level) == ("network.loss", "node1", level)
     assert "of the packets from node2 are lost" in finding.message

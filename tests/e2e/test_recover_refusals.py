@@ -17,9 +17,9 @@ import pytest
 
 from homelab.lab import Lab
 from homelab.runs.paths import RunPaths
+from scripts.practice.desk import Desk, Run, left_on, read_rest, read_until, wait_until
 from tests.cli.conftest import complaint
 from tests.e2e import conftest
-from tests.e2e.desk import Desk, Run, left_on, read_rest, read_until, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
 
@@ -94,10 +94,10 @@ def edited_recipe(at: Stopped) -> None:
 
 def edited_recipe_and_fingerprint(at: Stopped) -> None:
     """By somebody who knows how."""
-    from homelab.runs import identity
+    from homelab.runs import fingerprint
 
     edited_recipe(at)
-    edit(at.paths.run_json, lambda value: value.update(recipe_hash=identity.fingerprint(value)))
+    edit(at.paths.run_json, lambda value: value.update(recipe_hash=fingerprint.fingerprint(value)))
 
 
 def foreign_checkpoint(at: Stopped) -> None:

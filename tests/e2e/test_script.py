@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.desk import Desk, Run, left_on
+from scripts.practice.desk import Desk, Run, left_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from homelab.lab import Lab, procfs
-from homelab.runs import lock, store
+from homelab.runs import store, supervisor_lock
 from homelab.runs.paths import RunPaths
+from scripts.practice.desk import Desk, Run, kill_whole, left_on, wait_until
 from tests.e2e import conftest
-from tests.e2e.desk import Desk, Run, kill_whole, left_on, wait_until
 from tests.e2e.test_law import assert_lawful
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
@@ -60,7 +60,7 @@ def supervisor(paths: RunPaths, *, kill: bool = False) -> int | None:
         return None
     if kill:
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not lock.is_held(paths), 10)
+        wait_until(lambda: not supervisor_lock.is_held(paths), 10)
     return int(pid)
 
 

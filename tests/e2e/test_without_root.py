@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import homelab
-from tests.e2e.desk import REPOSITORY
+from scripts.practice.desk import REPOSITORY
 from tests.worker import harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]

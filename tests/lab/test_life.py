@@ -14,7 +14,7 @@ import pytest
 from homelab.errors import HomelabError, InputError
 from homelab.lab import Lab, sshd
 from homelab.lab import lab as lab_module
-from homelab.lab.state import STATE_FILE, locked
+from homelab.lab.lab_state import STATE_FILE, locked
 from tests.lab.conftest import BACKENDS, left_since, output, processes_mentioning, traces, wait_until
 
 pytestmark = pytest.mark.timeout(90)

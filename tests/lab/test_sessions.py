@@ -11,7 +11,7 @@ import pytest
 
 from homelab.config.load import load_cluster
 from homelab.lab import Lab
-from homelab.lab.state import load
+from homelab.lab.lab_state import load
 from tests.lab.conftest import output, ssh
 
 pytestmark = pytest.mark.timeout(60)

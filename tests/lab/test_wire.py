@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.config.load import load_cluster
-from homelab.control import gather
+from homelab.control.preflight import gather
 from homelab.lab import Lab
 from homelab.remote.fanout import Fleet
 from tests.lab.conftest import needs_namespaces

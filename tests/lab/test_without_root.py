@@ -57,13 +57,7 @@ def home() -> Iterator[Path]:
     """A folder that the ordinary user owns, with a readable copy of the package."""
     folder = Path(tempfile.mkdtemp(prefix="homelab-ordinary-"))
     source = Path(homelab.__file__).parent
-    (folder / "homelab").mkdir()
-    for name in ("__init__.py", "errors.py", "plain.py", "secrecy.py", "lab"):
-        entry = source / name
-        if entry.is_dir():
-            shutil.copytree(entry, folder / "homelab" / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(entry, folder / "homelab" / name)
+    shutil.copytree(source, folder / "homelab", ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder, *folder.rglob("*")):
         os.chown(path, NUMBER, NUMBER)
     yield folder

@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 
 from homelab.diagnose.cause import diagnose
-from homelab.node import __main__ as node_main
-from homelab.node import digests, facts, files, load, paths, poll, ports, processes, watch
-from homelab.node.probes import speeds
+from homelab.node import facts, paths, worker_programs
+from homelab.node.probes import speed_profiles
+from homelab.node.run import poll, torchrun
+from homelab.node.storage import digests
+from homelab.node.system import ports, processes, utilisation
+from homelab.protocol import files
+from homelab.protocol.digest import sha256_and_rows
 from homelab.remote import answers
-from homelab.runs.reply import parse_replies
+from homelab.runs.poll_reply import parse_replies
 from homelab.runs.state import node_part
-from homelab.runs.store import USABLE_NAME
 
 pytestmark = pytest.mark.timeout(60)
 RUN, NODE = "2026-01-01-0000-agent", f"node-{os.getpid()}"
@@ -117,7 +120,7 @@ def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) ->
     """What is seen between its end by SIGKILL and the record of that end: by homelab's own stop, or by something else."""
     started = ask("start", request(workdir, "import time; time.sleep(30)"))
     if is_stop:
-        assert watch.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
+        assert torchrun.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
     processes.signal_all([started["agent_pid"], started["torchrun_pid"]], signal.SIGKILL)
     wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
     raw = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
@@ -202,21 +205,21 @@ def test_a_rank_that_is_ending_is_waited_for_until_it_has_let_go_of_its_card(wor
 def test_a_stop_waits_while_a_card_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     used = [(8000, 8000), (8000, 5000), (8000, 300), (8000, 300), (8000, 0)]
     looks = iter(used)
-    monkeypatch.setattr(load, "gpus", lambda timeout_s: ("ok", [{"index": index, "memory_used_bytes": byte} for index, byte in enumerate(next(looks))]))
-    load.wait_for_cards(every_s=0.0)
+    monkeypatch.setattr(utilisation, "gpus", lambda timeout_s: ("ok", [{"index": index, "memory_used_bytes": byte} for index, byte in enumerate(next(looks))]))
+    utilisation.wait_for_cards(every_s=0.0)
     assert next(looks) == used[4], "it looked four times"
     for nothing in (("missing", []), ("ok", [{"index": 0, "memory_used_bytes": None}])):
-        monkeypatch.setattr(load, "gpus", lambda timeout_s, nothing=nothing: nothing)
-        load.wait_for_cards(every_s=60.0)
+        monkeypatch.setattr(utilisation, "gpus", lambda timeout_s, nothing=nothing: nothing)
+        utilisation.wait_for_cards(every_s=60.0)
 
 
 def test_the_processes_of_another_node_are_not_touched(workdir: Path) -> None:
     ask("start", request(workdir, "import time; time.sleep(30)"))
     elsewhere = {"node": NODE, "workdir": str(workdir.parent / "other")}  # practice nodes share one /proc
-    assert ask("stop", elsewhere | {"run": RUN})["asked"] == 0 and ask("facts", elsewhere)["runs_alive"] == []
+    assert ask("stop", elsewhere | {"run": RUN})["asked"] == 0 and ask("facts", elsewhere)["runs"]["alive"] == []
     assert ask("stop", {"node": NODE, "workdir": str(workdir), "run": f"{RUN}-2"})["asked"] == 0
     assert len(processes.of_run(RUN, str(workdir), NODE)) == 2
-    assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs_alive"]
+    assert RUN in ask("facts", {"node": NODE, "workdir": str(workdir)})["runs"]["alive"]
 
 
 def test_a_run_is_found_where_its_workdir_was_at_the_launch(workdir: Path) -> None:
@@ -235,7 +238,7 @@ def test_a_run_is_found_where_its_workdir_was_at_the_launch(workdir: Path) -> No
 def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path) -> None:
     ask("start", request(workdir, "import time; time.sleep(60)"))
     renamed = {"node": f"{NODE}-renamed", "workdir": str(workdir)}
-    assert ask("facts", renamed)["runs_alive"] == [RUN]
+    assert ask("facts", renamed)["runs"]["alive"] == [RUN]
     reply = ask("poll", renamed | {"run": RUN})
     assert answers.fault("poll", reply) is None
     assert reply["run"]["as_node"] == NODE and reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"] and list(reply["run"]["ranks"]) == ["0"]
@@ -265,16 +268,12 @@ def test_names_that_could_climb(workdir: Path, name: Any) -> None:
         ("start", request(workdir, run=name)), ("start", request(workdir, node=name)), ("stop", {"node": NODE, "workdir": str(workdir), "run": name}),
         ("describe", {"workdir": str(workdir), "run": name}), ("checkpoints", {"workdir": str(workdir), "run": name}),
     ):  # fmt: skip
-        module: Any = {"start": watch.start, "stop": watch.stop, "describe": poll.describe}.get(verb)
-        from homelab.node import transfer
+        module: Any = {"start": torchrun.start, "stop": torchrun.stop, "describe": poll.describe}.get(verb)
+        from homelab.node.storage import transfer
 
         with pytest.raises(ValueError, match="not a usable name"):
             (module or transfer.checkpoints)(body)
     assert not workdir.exists()
-
-
-def test_both_sides_agree_on_names() -> None:
-    assert paths._SAFE.pattern == USABLE_NAME
 
 
 @pytest.mark.parametrize("line", ["", "garbage", "[]", '"x"', "{}", '{"workdir": 5}'])
@@ -344,9 +343,9 @@ def test_facts_have_the_promised_shape(workdir: Path, tmp_path: Path) -> None:
         "data": {"train": str(tmp_path / "data"), "eval": "/nowhere"},
     })  # fmt: skip
     assert answers.fault("facts", answer) is None
-    assert answer["workdir_writable"] and answer["python_executable"] == sys.executable and answer["packages"]["torch"]
+    assert answer["resources"]["workdir_writable"] and answer["python"]["executable"] == sys.executable and answer["python"]["packages"]["torch"]
     assert answer["data"]["train"]["found"] and answer["data"]["eval"]["problem"] == "No such file or directory"
-    assert not answer["model"]["found"] and answer["routes"]["127.0.0.1"]["interface"] == "lo"
+    assert not answer["model"]["found"] and answer["network"]["routes"]["127.0.0.1"]["interface"] == "lo"
 
 
 def test_every_probe_of_the_facts_stands_alone(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +353,7 @@ def test_every_probe_of_the_facts_stands_alone(workdir: Path, monkeypatch: pytes
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     monkeypatch.setenv("PATH", "/nowhere")
     answer = facts.collect({"node": NODE, "workdir": str(workdir)})
-    assert answer["disk_free_bytes"] is None and answer["own_name_addresses"] == [] and answer["nvidia_smi"] == "missing"
+    assert answer["resources"]["disk_free_bytes"] is None and answer["network"]["own_name_addresses"] == [] and answer["gpu"]["nvidia_smi"] == "missing"
 
 
 def test_ports_and_who_holds_them() -> None:
@@ -386,12 +385,12 @@ def test_rows_and_speeds_are_in_the_facts(tmp_path: Path) -> None:
     assert answers.fault("facts", answer) is None
     assert (answer["data"]["train"]["rows"], answer["data"]["train"]["size_bytes"]) == (3, data.stat().st_size)
     file = tmp_path / "speeds" / "my-model-lora.json"
-    assert answer["speeds"] == {"path": str(file), "found": False, "problem": None, "content": None}
+    assert answer["speed_profiles"] == {"path": str(file), "found": False, "problem": None, "content": None}
     file.parent.mkdir()
     file.write_text('{"schema": 1, "token_s": NaN}')
     answer = ask("facts", asked)
-    assert answers.fault("facts", answer) is None and answer["speeds"]["found"] and answer["speeds"]["content"]["schema"] == 1
-    assert ask("facts", {"node": NODE, "workdir": str(tmp_path)})["speeds"] is None
+    assert answers.fault("facts", answer) is None and answer["speed_profiles"]["found"] and answer["speed_profiles"]["content"]["schema"] == 1
+    assert ask("facts", {"node": NODE, "workdir": str(tmp_path)})["speed_profiles"] is None
 
 
 @pytest.mark.parametrize(
@@ -403,11 +402,11 @@ def test_damaged_speeds_are_a_problem_and_no_crash(tmp_path: Path, content: byte
     file = tmp_path / "speeds" / "m-full.json"
     file.parent.mkdir()
     file.write_bytes(content)
-    found = speeds._speeds(str(tmp_path), "m", {"kind": "full"})
+    found = speed_profiles._speeds(str(tmp_path), "m", {"kind": "full"})
     assert found["found"] and found["content"] is None and problem in found["problem"]
     file.unlink()
     file.mkdir()
-    assert speeds._speeds(str(tmp_path), "m", {"kind": "full"})["problem"]
+    assert speed_profiles._speeds(str(tmp_path), "m", {"kind": "full"})["problem"]
 
 
 @pytest.mark.parametrize(
@@ -421,7 +420,7 @@ def test_rows_of_a_file(tmp_path: Path, name: str, content: str, rows: int | Non
     import hashlib
 
     (tmp_path / name).write_text(content)
-    assert files.digest_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows)
+    assert sha256_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows)
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -430,7 +429,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         os.mkfifo(tmp_path / name)
     answer = ask("facts", {"node": NODE, "workdir": str(tmp_path), "model": "m", "method": {"kind": "lora"}})
-    assert not answer["broken"] and answer["collective"] is None and answer["speeds"]["problem"] == "it is no file"
+    assert not answer["broken"] and answer["collective_test"] is None and answer["speed_profiles"]["problem"] == "it is no file"
 
 
 def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:
@@ -452,7 +451,7 @@ def test_a_pipe_for_nccl_is_named_only_where_one_can_be_made(workdir: Path, take
     start = {key: value for key, value in request(workdir, script).items() if key in ("command", "environment", "run", "node")}
     files.write_json(f"{here}/start.json", {**start, "attempt": 1, "token": None})
     refuse = "" if takes_pipes else "def refuse(path):\n    raise PermissionError(1, 'Operation not permitted')\nos.mkfifo = refuse\n"
-    program = f"import os\n{refuse}from homelab.node import watch\nwatch.watch({here!r})"
+    program = f"import os\n{refuse}from homelab.node.run import torchrun\ntorchrun.watch({here!r})"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, cwd=REPOSITORY, env={**os.environ, "HOMELAB_RUN_DIR": folder})
     pipe = ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] if takes_pipes else []
     assert Path(here, "out.log").read_text() == f"{['TORCH_FR_DUMP_TEMP_FILE', *pipe]}\n"
@@ -472,8 +471,8 @@ def test_a_node_s_own_environment_is_that_of_all_it_is_asked_for(workdir: Path) 
 
 def test_a_question_to_the_model_goes_to_the_cards_of_the_run(workdir: Path) -> None:
     folder = paths.run_dir(str(workdir), RUN)
-    assert node_main._cards_of(folder, NODE) == {}
+    assert worker_programs._cards_of(folder, NODE) == {}
     for attempt, cards in ((1, {"CUDA_VISIBLE_DEVICES": "GPU-0a"}), (2, {"CUDA_VISIBLE_DEVICES": "GPU-0b,GPU-0a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})):
         ask("start", request(workdir, attempt=attempt, environment={"NCCL_DEBUG": "WARN", **cards}))
         ended(workdir, attempt)
-        assert node_main._cards_of(folder, NODE) == cards
+        assert worker_programs._cards_of(folder, NODE) == cards

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from homelab.config.cluster import Cluster
-from homelab.facts import Facts
-from homelab.planning import addresses
+from homelab.facts.node import Facts
+from homelab.planning import lan_address
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -24,7 +24,7 @@ def place(interfaces: list[dict[str, Any]], *, network: str | None = None, **nod
     if network is not None:
         data["network"] = network
     cluster = Cluster.model_validate(data, strict=False)
-    found = addresses.lan_of(cluster, cluster.node("a"), Facts.model_validate({"node": "a", "interfaces": interfaces}))
+    found = lan_address.lan_of(cluster, cluster.node("a"), Facts.model_validate({"node": "a", "network": {"interfaces": interfaces}}))
     return found[:2] if found else None
 
 

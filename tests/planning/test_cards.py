@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import gpu as gpu_checks
+from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.errors import InputError
 from homelab.node.probes import nvidia
-from homelab.planning import cards, report
+from homelab.planning import cards
+from homelab.planning.render import plan_table
 from tests.checks import healthy
 from tests.checks.fake_gpu import reply
 from tests.planning.test_plan import make, why
@@ -29,20 +30,20 @@ def two_cards(first: str = "NVIDIA GeForce GT 1030", second: str = "NVIDIA GeFor
     devices = [
         {"name": card["name"], "uuid": card["uuid"], "capability": [6, 1] if "1030" in card["name"] else [8, 9], "bf16": True, "matmul_ok": "1030" not in card["name"],
          "error": None}
-        for card in answer["gpus"]
+        for card in answer["cards"]
     ]  # fmt: skip
     seen = healthy.with_node(healthy.gpu(healthy.recipe()), "tower", gpus=gpus)
-    probe = {**(seen.facts["tower"].gpu_probe or {}), "devices": devices}
-    return healthy.with_facts(seen, "tower", **answer, gpu_probe=probe, xids=[{"code": 79, "bus_id": "0000:01:00"}])
+    probe = {**(seen.facts["tower"].gpu.torch or {}), "devices": devices}
+    return healthy.with_facts(seen, "tower", gpu={**answer, "torch": probe}, xid=[{"code": 79, "bus_id": "0000:01:00"}])
 
 
 def gathered(seen: Evidence) -> Evidence:
-    """As `homelab.control.gather` hands it on."""
+    """As `homelab.control.preflight.gather` hands it on."""
     return replace(seen, facts={node.name: cards.chosen(node, seen.facts[node.name]) for node in seen.cluster.nodes})
 
 
 def findings(seen: Evidence) -> list[Finding]:
-    return [finding for check in gpu_checks.SUBJECT.checks for finding in check.judge(seen) if finding.node in ("tower", "")]
+    return [finding for check in registry.subject("gpu").checks for finding in check.judge(seen) if finding.node in ("tower", "")]
 
 
 def test_an_old_card_for_the_display_is_no_rank_and_no_fault() -> None:
@@ -52,8 +53,8 @@ def test_an_old_card_for_the_display_is_no_rank_and_no_fault() -> None:
     chosen = gathered(seen)
     assert not [finding for finding in findings(chosen) if finding.level == "fail" or "GPU 0" in finding.message]
     facts = chosen.facts["tower"]
-    assert [card.uuid for card in facts.gpus] == [SECOND] and [card.uuid for card in facts.gpus_left_out] == [FIRST]
-    assert gpu_checks.SUBJECT.summary(chosen, chosen.cluster.node("tower"), facts).endswith("GT 1030 is left out")
+    assert [card.uuid for card in facts.gpu.cards] == [SECOND] and [card.uuid for card in facts.gpu.left_out] == [FIRST]
+    assert registry.subject("gpu").summary(chosen, chosen.cluster.node("tower"), facts).endswith("GT 1030 is left out")
     for known in (seen, chosen):  # a choice made twice is the same choice
         made = make(known)
         tower = made.node("tower")
@@ -62,7 +63,7 @@ def test_an_old_card_for_the_display_is_no_rank_and_no_fault() -> None:
         assert tower.environment["CUDA_VISIBLE_DEVICES"] == SECOND
         assert [(card.index, card.name) for card in tower.spare_cards] == [(0, "NVIDIA GeForce GT 1030")]
         assert why(made, "GPU 0 of tower")[0] == "left out"
-        assert "GPU 0 of tower (GT 1030) is left out" in report.text(made)
+        assert "GPU 0 of tower (GT 1030) is left out" in plan_table.text(made)
 
 
 def test_all_cards_take_part_where_none_or_all_are_named() -> None:
@@ -118,8 +119,8 @@ def test_the_beginning_of_a_uuid_is_one_card_s() -> None:
     """Of "GPU-aaaaaaaa-..." and another one that begins as it does."""
     twin = FIRST[:-1] + "b"
     before = two_cards("NVIDIA GeForce RTX 4090")
-    entries = [card.model_dump() for card in before.facts["tower"].gpus]
-    both = healthy.with_facts(before, "tower", gpus=[entries[0], {**entries[1], "uuid": twin}], gpu_probe=None)
+    entries = [card.model_dump() for card in before.facts["tower"].gpu.cards]
+    both = healthy.with_facts(before, "tower", gpu={"cards": [entries[0], {**entries[1], "uuid": twin}], "torch": None})
     with pytest.raises(InputError, match=r"GPU-aaaa of cluster\.toml is the beginning of several uuids") as caught:
         make(healthy.with_node(both, "tower", gpus=({**RTX, "uuid": "GPU-aaaa"},)))
     assert "(GPU 0, GPU 1)" in caught.value.message and twin in caught.value.hint
@@ -132,8 +133,8 @@ def test_the_beginning_of_a_uuid_is_one_card_s() -> None:
 def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
     """Between two attempts the cards were put into each other's slots: by uuid nothing changes, by number it is told."""
     before = two_cards(gpus=({**RTX, "uuid": SECOND},))
-    entries = [card.model_dump() for card in before.facts["tower"].gpus]
-    moved = healthy.with_facts(before, "tower", gpus=[{**entries[1], "index": 0}, {**entries[0], "index": 1}])
+    entries = [card.model_dump() for card in before.facts["tower"].gpu.cards]
+    moved = healthy.with_facts(before, "tower", gpu={"cards": [{**entries[1], "index": 0}, {**entries[0], "index": 1}]})
     assert make(before).ranks[0].card == make(moved).ranks[0].card == SECOND
     by_number = healthy.with_node(moved, "tower", gpus=({**RTX, "index": 1},))
     with pytest.raises(InputError, match='GPU 1 is a "RTX 4090", and it is a GT 1030'):
@@ -143,8 +144,8 @@ def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
 def test_cards_without_uuids_go_by_number() -> None:
     """Where nvidia-smi's XML could not be read."""
     seen = two_cards()
-    entries = [{**card.model_dump(), "uuid": None} for card in seen.facts["tower"].gpus]
-    probe = dict(seen.facts["tower"].gpu_probe or {})
-    bare = healthy.with_facts(seen, "tower", gpus=entries, gpu_probe={**probe, "devices": [{**device, "uuid": None} for device in probe["devices"]]})
+    entries = [{**card.model_dump(), "uuid": None} for card in seen.facts["tower"].gpu.cards]
+    probe = dict(seen.facts["tower"].gpu.torch or {})
+    bare = healthy.with_facts(seen, "tower", gpu={"cards": entries, "torch": {**probe, "devices": [{**device, "uuid": None} for device in probe["devices"]]}})
     assert make(bare).node("tower").environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert not [finding for finding in findings(gathered(bare)) if finding.level == "fail"]

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from homelab.config.load import load_cluster, load_recipe
-from homelab.planning import memory, network, time_report
-from homelab.planning.architecture import known
+from homelab.planning.memory import rank_memory
+from homelab.planning.memory.architecture import known
+from homelab.planning.render import time_table
+from homelab.planning.strategy import network_cost
 from tests.checks import healthy
-from tests.planning.test_time import make
+from tests.planning.performance.test_time import make
 from tests.test_imports import ROOT
 
 
@@ -23,21 +25,21 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     recipe, cluster = load_recipe(folder / "recipes" / "llama7b-lora.toml"), load_cluster(folder / "cluster.toml")
     shape = known("meta-llama/Llama-2-7b-hf")
     assert shape and recipe.method and recipe.train
-    assert memory.trainable_parameters(shape, recipe.method) == 8_388_608
-    assert network.gradient_bytes(shape, recipe.method) == 33_554_432
-    assert network.all_reduce_s(network.gradient_bytes(shape, recipe.method), 3) == pytest.approx(0.380, abs=0.001)
-    assert memory.optimizer_bytes(shape, recipe.method, recipe.train, "cuda") == 67_108_864
+    assert rank_memory.trainable_parameters(shape, recipe.method) == 8_388_608
+    assert network_cost.gradient_bytes(shape, recipe.method) == 33_554_432
+    assert network_cost.all_reduce_s(network_cost.gradient_bytes(shape, recipe.method), 3) == pytest.approx(0.380, abs=0.001)
+    assert rank_memory.optimizer_bytes(shape, recipe.method, recipe.train, "cuda") == 67_108_864
     gpu = cluster.nodes[0].gpus[0].model_copy(update={"model": "RTX 5070 Ti Laptop", "vram_gb": 12})
     seed = cluster.model_copy(
         update={"nodes": (cluster.nodes[0].model_copy(update={"gpus": (gpu,)}), *cluster.nodes[1:])}
     )
     made = make(replace(healthy.gpu(), cluster=seed, facts={}), recipe)
-    assert time_report.fits(made) is True
+    assert time_table.fits(made) is True
     for rank in made.ranks:
         assert rank.memory and rank.memory.available_bytes == (12 if rank.node == "tower" else 8) * 2**30
         sizes = {item.name: item.size_bytes for item in rank.memory.items}
-        assert sizes[memory.BASE_WEIGHTS] == pytest.approx(3.87e9, rel=0.01)
-        assert sizes[memory.GRADIENTS] == 33_554_432 and sizes[memory.OPTIMIZER] == 67_108_864
+        assert sizes[rank_memory.BASE_WEIGHTS] == pytest.approx(3.87e9, rel=0.01)
+        assert sizes[rank_memory.GRADIENTS] == 33_554_432 and sizes[rank_memory.OPTIMIZER] == 67_108_864
     found = made.time
     assert (
         found

@@ -12,21 +12,22 @@ import pytest
 
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Cluster
-from homelab.config.recipe import Recipe
+from homelab.config.recipe import Recipe, parse_recipe
 from homelab.errors import InputError
-from homelab.planning import command, plan, report
-from homelab.planning.model import Plan
+from homelab.launchers import torchrun_ssh
+from homelab.planning.render import plan_table
+from homelab.planning.types import Plan
+from homelab.shell import in_sh, quote_path, quote_words
+from tests import builders
 from tests.checks import healthy
 
 NAMES = healthy.NAMES
 
 
 def make(seen: Evidence, recipe: Recipe | None = None, *, offline: bool = False, cluster: Cluster | None = None, **more: Any) -> Plan:
-    settings: dict[str, Any] = {"run": "2026-01-01-0000-run", "attempt": 1, "port": 29500, "resume_step": 0}
-    return plan.make(
-        cluster or seen.cluster, recipe or healthy.recipe(), {} if offline else seen.facts,
-        code_dir=lambda workdir: f"{workdir}/code/abc", script_path=lambda workdir: f"{workdir}/data/def/train.py", **{**settings, **more},
-    )  # fmt: skip
+    return builders.make_plan(
+        cluster or seen.cluster, recipe or healthy.recipe(), {} if offline else seen.facts, **more
+    )
 
 
 def why(made: Plan, subject: str) -> tuple[str, str]:
@@ -68,15 +69,13 @@ def test_nodes_without_a_card_are_left_out_among_gpus() -> None:
     gpu, cpu = healthy.gpu(), healthy.cpu()
     mixed = gpu.cluster.model_copy(update={"nodes": (gpu.cluster.nodes[0], gpu.cluster.nodes[1], cpu.cluster.nodes[2])})
     facts = {**gpu.facts, NAMES[2]: cpu.facts[NAMES[2]]}
-    made = plan.make(
-        mixed, healthy.recipe(), facts, run="r", attempt=1, port=29500, resume_step=0, code_dir=lambda workdir: workdir, script_path=None
-    )
+    made = builders.make_plan(mixed, healthy.recipe(), facts)
     assert made.left_out == (NAMES[2],) and made.world_size == 2 and made.device == "cuda"
     assert why(made, f"node {NAMES[2]}") == ("left out", "it has no CUDA card, and CPU ranks would slow every step")
     assert why(made, "device") == ("cuda", "2 of 3 nodes have CUDA cards")
     # Its samples in the recipe's table are taken over by the others: the law holds.
     shares = with_shares(**{NAMES[0]: 6, NAMES[1]: 3, NAMES[2]: 3})
-    made = plan.make(mixed, shares, facts, run="r", attempt=1, port=29500, resume_step=0, code_dir=lambda workdir: workdir, script_path=None)
+    made = builders.make_plan(mixed, shares, facts)
     assert [rank.share for rank in made.ranks] == [8, 4] and NAMES[2] in why(made, "shares")[1]
 
 
@@ -120,7 +119,7 @@ def test_more_ranks_than_samples_and_fewer_nodes_than_wanted() -> None:
 
 def test_a_node_whose_address_is_not_clear() -> None:
     seen = healthy.cpu()
-    seen = healthy.with_facts(seen, NAMES[1], interfaces=[], routes={})
+    seen = healthy.with_facts(seen, NAMES[1], network={"interfaces": [], "routes": {}})
     cluster = seen.cluster.model_copy(update={"nodes": tuple(node.model_copy(update={"lan_address": None, "interface": None, "host": "some-name"}) for node in seen.cluster.nodes)})
     with pytest.raises(InputError, match=f"which address of {NAMES[1]} is on the LAN is not clear") as caught:
         make(seen, cluster=cluster)
@@ -144,7 +143,7 @@ def test_the_environment_names_the_interface_of_each_node() -> None:
 
 
 def test_a_script_is_started_with_its_own_words() -> None:
-    made = make(healthy.cpu(), Recipe.model_validate({"script": {"path": "train.py", "args": ("--x", "$(touch pwned)")}}))
+    made = make(healthy.cpu(), parse_recipe({"script": {"path": "train.py", "args": ("--x", "$(touch pwned)")}}))
     assert made.nodes[0].command[-3:] == (f"{made.nodes[0].workdir}/data/def/train.py", "--x", "$(touch pwned)")
     assert [rank.share for rank in made.ranks] == [0, 0, 0]
     assert make(healthy.cpu()).nodes[0].command[-2:] == ("-m", "homelab.worker")
@@ -169,7 +168,7 @@ def test_a_plan_is_the_same_after_a_trip_through_json() -> None:
 
 def test_the_text_of_a_plan_says_who_what_and_why() -> None:
     made = make(healthy.gpu())
-    text = report.text(made)
+    text = plan_table.text(made)
     for words in (*NAMES, "5070", "nccl", "torch.distributed.run", "because", "every card has bf16", "12"):
         assert words in text
     assert "every card has bf16" not in _printed(made, why=False) and "--why" in _printed(made, why=False)
@@ -179,7 +178,7 @@ def _printed(made: Plan, *, why: bool) -> str:
     from rich.console import Console
 
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(report.table(made, why=why))
+    console.print(plan_table.table(made, why=why))
     return console.export_text()
 
 
@@ -193,7 +192,7 @@ def test_words_go_through_a_shell_as_they_are(shell: str, tmp_path: Path) -> Non
     if shutil.which(shell) is None:
         pytest.skip(f"not installed: {shell}")
     words = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))", *ODD]
-    text = command.in_sh(command.quote_words(words))
+    text = in_sh(quote_words(words))
     done = subprocess.run([shell, "-c", text], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert json.loads(done.stdout) == ODD
     assert not list(tmp_path.iterdir())
@@ -201,7 +200,7 @@ def test_words_go_through_a_shell_as_they_are(shell: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["~", "~/a b", "~/$(touch pwned)", "/a b/it's", "~x/y", "/~/x"])
 def test_only_the_home_of_a_path_is_expanded(path: str, tmp_path: Path) -> None:
-    done = subprocess.run(["/bin/sh", "-c", f"printf %s {command.quote_path(path)}"], capture_output=True, text=True, env={"HOME": "/home/me too"}, cwd=tmp_path, check=True)
+    done = subprocess.run(["/bin/sh", "-c", f"printf %s {quote_path(path)}"], capture_output=True, text=True, env={"HOME": "/home/me too"}, cwd=tmp_path, check=True)
     expected = path.replace("~", "/home/me too", 1) if path == "~" or path.startswith("~/") else path
     assert done.stdout == expected and not list(tmp_path.iterdir())
 
@@ -214,7 +213,7 @@ def test_what_a_person_runs_by_hand_is_what_was_planned(tmp_path: Path) -> None:
         "run_dir": str(tmp_path), "environment": {"A": "it's $(touch pwned)\nx", "HF_TOKEN": "hf_secret"},
         "command": (sys.executable, "-c", program, *ODD),
     })  # fmt: skip
-    text = command.by_hand(node, "me@host")
+    text = torchrun_ssh.by_hand(node, "me@host")
     assert "hf_secret" not in text and text.startswith("# node ")
     done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, cwd="/", check=True)
     assert json.loads(done.stdout) == [ODD, str(tmp_path), {"A": "it's $(touch pwned)\nx", "HF_TOKEN": "***"}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from homelab.config.recipe import HubData
-from homelab.facts import Facts
-from homelab.planning import source
-from homelab.planning.rows import DataFile
+from homelab.facts.node import Facts
+from homelab.planning import data_source
+from homelab.planning.performance.dataset_size import DataFile
 from tests.checks import healthy
 
 COMMIT = "ab" * 20
@@ -15,7 +15,7 @@ COMMIT = "ab" * 20
 
 def said(data: dict[str, Any], *, template: bool = True, seen: dict[str, DataFile] | None = None) -> dict[str, tuple[str, str]]:
     facts = {"tower": Facts.model_validate({"node": "tower", "model": {"found": True, "has_chat_template": template}})}
-    return {choice.subject: (choice.value, choice.because) for choice in source.choices(healthy.recipe(data=data), facts, seen or {})}
+    return {choice.subject: (choice.value, choice.because) for choice in data_source.choices(healthy.recipe(data=data), facts, seen or {})}
 
 
 def test_the_revision_of_the_hub_is_said() -> None:

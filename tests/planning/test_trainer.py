@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from homelab.checks.evidence import Evidence
-from homelab.planning import architecture, memory
+from homelab.planning.memory import architecture, rank_memory
+from homelab.planning.memory.rank_memory import RankSetup
 from tests.checks import healthy
 from tests.planning.test_plan import make, why
 
@@ -40,7 +41,7 @@ def test_auto_is_transformers_and_says_when_it_would_not_be(seen: Evidence, meth
 
 
 def test_auto_on_one_card_names_the_environment_that_is_there() -> None:
-    seen = healthy.with_facts(healthy.gpu(names=ONE), ONE[0], unsloth="2026.10.9")
+    seen = healthy.with_facts(healthy.gpu(names=ONE), ONE[0], python={"unsloth": "2026.10.9"})
     value, because = said(seen)
     assert value == "transformers" and 'backend = "unsloth" (2026.10.9 is there' in because
 
@@ -58,8 +59,7 @@ def test_its_loss_comes_in_chunks() -> None:
     def logits(**method: Any) -> int:
         train = {"global_batch": 12, "epochs": 1, "learning_rate": 1e-3, "fused_loss": False}
         recipe = healthy.recipe(method={"kind": "lora", **method}, train=train)
-        assert recipe.method is not None and recipe.train is not None
-        items = memory.estimate(shape, recipe.method, recipe.train, precision="bf16", device="cuda", micro_batch=8, world_size=1)
-        return sum(item.size_bytes for item in items if item.name == memory.LOGITS)
+        items = rank_memory.estimate(shape, recipe.method, recipe.train, RankSetup("bf16", "cuda", micro_batch=8))
+        return sum(item.size_bytes for item in items if item.name == rank_memory.LOGITS)
 
     assert logits(backend="unsloth") < logits() / 4

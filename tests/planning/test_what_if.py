@@ -7,10 +7,13 @@ import pytest
 from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe
 from homelab.errors import InputError
-from homelab.planning import memory, plan, time_report, what_if
-from homelab.planning.model import Plan
+from homelab.planning import what_if
+from homelab.planning.render import time_table
+from homelab.planning.types import Plan
+from homelab.protocol import memory_items
+from tests import builders
 from tests.checks import healthy
-from tests.planning.test_speeds import all_measured, gpu_file, with_file
+from tests.planning.performance.test_speeds import all_measured, gpu_file, with_file
 
 NAMES = healthy.NAMES
 GPUS = healthy.gpu(healthy.recipe())
@@ -23,17 +26,7 @@ def changed(seen: Evidence, *texts: str, recipe: Recipe | None = None, device: s
     wanted = what_if.recipe_for(changes, wanted)
     cluster, facts = what_if.apply(changes, seen.cluster, seen.facts)
     before, after = (
-        plan.make(
-            of,
-            wanted,
-            known,
-            run="r",
-            attempt=1,
-            port=29500,
-            resume_step=0,
-            code_dir=lambda workdir: workdir,
-            script_path=None,
-        )
+        builders.make_plan(of, wanted, known)
         for of, known in ((seen.cluster, seen.facts), (cluster, facts))
     )
     return before, after
@@ -48,7 +41,7 @@ def test_one_more_machine(text: str) -> None:
     assert [rank.device_name for rank in after.ranks][3:] == ["RTX 3090"] and after.world_size == 4
     new = after.ranks[3]
     assert new.node == "new-RTX-3090" and new.memory and new.memory.available_bytes == 24 * 2**30 and new.memory.fits
-    assert memory.HELD not in [item.name for item in new.memory.items], "all of its memory is free"
+    assert memory_items.HELD not in [item.name for item in new.memory.items], "all of its memory is free"
     assert before.time and after.time and after.time.tokens_per_s > 1.3 * before.time.tokens_per_s
     assert [rank.device_name for rank in after.ranks[:3]] == [rank.device_name for rank in before.ranks]
 
@@ -58,7 +51,7 @@ def test_two_cards_in_one_machine_and_twice_the_same() -> None:
     assert [(rank.node, rank.local_rank) for rank in after.ranks[3:]] == [("new-RTX-3090", 0), ("new-RTX-3090", 1)]
     _, after = changed(GPUS, "+RTX3090", "+RTX3090", "-laptop")
     assert [rank.node for rank in after.ranks] == ["tower", "oldtower", "new-RTX-3090", "new-RTX-3090-2"]
-    text = time_report.before_and_after(*changed(GPUS, "-laptop"), ["now", "-laptop"])
+    text = time_table.before_and_after(*changed(GPUS, "-laptop"), ["now", "-laptop"])
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

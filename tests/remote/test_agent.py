@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -19,9 +20,10 @@ import pytest
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import HomelabError
 from homelab.lab import Lab
-from homelab.planning.command import ANSWER_MARK
+from homelab.protocol import manifest
+from homelab.protocol.layout import USABLE_NAME
 from homelab.remote.agent import Agent, connect
-from homelab.runs.store import USABLE_NAME
+from homelab.remote.bootstrap import ANSWER_MARK
 
 pytestmark = pytest.mark.timeout(90)
 ShellOf = Callable[[str, str], AbstractContextManager[None]]
@@ -48,14 +50,17 @@ def ask_everything(agent: Agent) -> None:
     assert len(json.loads(stream.readline(10))["ports"]) == 8
     stream.close()
     run = "2026-01-01-0000-raw"
-    folder = Path(agent.ask("facts", {"peers": []})["workdir"]) / "runs" / run / "final"
+    content = b"\0\xff\n" * 1000
+    folder = Path(manifest.folder_of(Path(agent.ask("facts", {"peers": []})["resources"]["workdir"]) / "runs" / run, 20))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "weights").write_bytes(b"\0\xff\n" * 1000)
+    (folder / "weights").write_bytes(content)
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / manifest.MANIFEST).write_text(json.dumps({"schema": manifest.SCHEMA, "step": 20, "files": {"weights": entry}}))
     into = io.BytesIO()
-    agent.fetch("send-final", {"run": run}, into)
+    agent.fetch("send-checkpoint", {"run": run, "step": 20}, into)
     with tarfile.open(fileobj=io.BytesIO(into.getvalue())) as archive:
         member = archive.extractfile("weights")
-        assert member is not None and member.read() == b"\0\xff\n" * 1000
+        assert member is not None and member.read() == content
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh", "fish", "tcsh", "csh"])
@@ -103,7 +108,7 @@ def test_the_agent_reads_and_writes_utf8_in_every_locale(cluster: Cluster, remot
     file.write_text("export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0\n")
     try:
         with agent_of(cluster, workdir=str(home(remote_lab, "node1") / "Küche")) as agent:
-            assert agent.ask("facts", {"peers": []})["workdir"].endswith("Küche")
+            assert agent.ask("facts", {"peers": []})["resources"]["workdir"].endswith("Küche")
         assert (home(remote_lab, "node1") / "Küche" / "code").is_dir()
     finally:
         file.unlink()
@@ -156,14 +161,14 @@ def test_a_python_that_is_too_old_for_the_agent(cluster: Cluster, remote_lab: La
 
 def test_a_python_that_is_old_but_can_run_the_agent_speaks(cluster: Cluster, remote_lab: Lab) -> None:
     with agent_of(cluster, python=python_at(home(remote_lab, "node1"), old_python((3, 9)))) as agent:
-        assert agent.ask("facts", {"peers": []})["python_version"] == "3.9.0"
+        assert agent.ask("facts", {"peers": []})["python"]["version"] == "3.9.0"
 
 
 def test_where_python_is_missing_another_one_answers(cluster: Cluster) -> None:
     with agent_of(cluster, python="/nowhere/bin/python") as agent:
-        assert agent.ask("facts", {"peers": []})["python_executable"] != "/nowhere/bin/python"
+        assert agent.ask("facts", {"peers": []})["python"]["executable"] != "/nowhere/bin/python"
     with agent_of(cluster, python="/usr") as agent:
-        assert agent.ask("facts", {"peers": []})["python_version"], "a folder is no Python either"
+        assert agent.ask("facts", {"peers": []})["python"]["version"], "a folder is no Python either"
 
 
 @pytest.mark.parametrize("text", ["#!/nowhere/interpreter\n", "#!/bin/sh\necho 'Segmentation fault' >&2; exit 139\n", "#!/bin/sh\nkill -9 $$\n"])

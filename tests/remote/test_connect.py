@@ -13,12 +13,12 @@ import pytest
 
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import SilentError, UnreachableError
-from homelab.remote import connect
+from homelab.remote import login_errors, ssh_login
 
 pytestmark = pytest.mark.timeout(20)
 NODE = Node(name="laptop", host="192.0.2.1", user="me")
 CLUSTER = Cluster.model_validate({"name": "home", "nodes": [{"name": "laptop", "host": "192.0.2.1"}]}, strict=False)
-ADDRESS = connect.Address("192.0.2.1", 22, "me", (), None, "192.0.2.1")
+ADDRESS = ssh_login.Address("192.0.2.1", 22, "me", (), None, "192.0.2.1")
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> UnreachableError:
@@ -29,7 +29,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> UnreachableErr
 
     monkeypatch.setattr(socket, "create_connection", fail)
     with pytest.raises(UnreachableError) as caught:
-        connect.login(CLUSTER, NODE, ADDRESS, "node laptop")
+        ssh_login.login(CLUSTER, NODE, ADDRESS, "node laptop")
     return caught.value
 
 
@@ -64,17 +64,18 @@ def test_a_greeting_is_waited_for_and_left_to_be_read(monkeypatch: pytest.Monkey
     with ours, theirs:
         late = threading.Timer(0.3, theirs.sendall, (b"SSH-2.0-x",))
         late.start()
-        assert connect._greeting_s(ours) >= 0.25
+        assert ssh_login._greeting_s(ours) >= 0.25
         assert ours.recv(20) == b"SSH-2.0-x"
         late.join(5)
 
 
 def test_who_never_greets_is_told_as_that_and_that_it_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(connect, "GREETING_LIMIT_S", 0.05)
+    monkeypatch.setattr(ssh_login, "GREETING_LIMIT_S", 0.05)
+    monkeypatch.setattr(login_errors, "GREETING_LIMIT_S", 0.05)
     with ours, theirs:
         monkeypatch.setattr(socket, "create_connection", lambda *_, **__: ours)
         with pytest.raises(UnreachableError, match="no SSH server has greeted there within 0 s") as caught:
-            connect.login(CLUSTER, NODE, ADDRESS, "node laptop")
+            ssh_login.login(CLUSTER, NODE, ADDRESS, "node laptop")
     assert "answers late" in caught.value.message and "does it answer if you wait?" in caught.value.hint
     assert isinstance(caught.value.__cause__, paramiko.SSHException)

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.checks import links, wires
 from homelab.checks.evidence import Evidence
-from homelab.control import dials
+from homelab.checks.network import bandwidth, connectivity
+from homelab.control.preflight import link_tests
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
 from tests.checks import healthy
@@ -66,7 +66,7 @@ def well(name: str, request: dict[str, Any]) -> Any:
 def dialled(answer: Answer, names: tuple[str, ...] = NAMES) -> Evidence:
     """The evidence with the links that these nodes make."""
     seen = replace(healthy.cpu(names=names), links=())
-    return replace(seen, links=dials.between(cast(Fleet, Node(answer)), seen, measure_wire=True))
+    return replace(seen, links=link_tests.between(cast(Fleet, Node(answer)), seen, measure_wire=True))
 
 
 def test_every_pair_is_dialled_and_measured() -> None:
@@ -80,7 +80,7 @@ def test_every_pair_is_dialled_and_measured() -> None:
     pairs = {(source, target) for source in NAMES for target in NAMES if source != target}
     assert {(link.source, link.target) for link in evidence.links} == set(evidence.throughputs) == pairs
     assert {link.target for link in evidence.links if link.is_rendezvous} == {"tower"}
-    assert not list(links.reach(evidence)) and not list(wires.throughput(evidence))
+    assert not list(connectivity.reach(evidence)) and not list(bandwidth.throughput(evidence))
     assert {target["packet_bytes"] for request in asked for target in request.get("dial", [])} == {1500}
 
 
@@ -95,7 +95,7 @@ def test_every_pair_is_dialled_and_measured() -> None:
 )
 def test_a_node_that_does_not_dial_is_a_finding_on_that_node(broken: Any) -> None:
     evidence = dialled(lambda name, request: broken if name == "laptop" and "dial" in request else well(name, request))
-    ((node, problem),) = links.reach(evidence)
+    ((node, problem),) = connectivity.reach(evidence)
     assert node == "laptop" and "could not be tried" in problem.message and problem.hint
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_cannot_listen_is_a_finding_on_that_node(names: tuple[str, .
     evidence = dialled(
         lambda name, request: refused if name == "laptop" and "address" in request else well(name, request), names
     )
-    ((node, problem),) = links.reach(evidence)
+    ((node, problem),) = connectivity.reach(evidence)
     assert node == "laptop" and "could not listen on 192.168.1.101: Cannot assign requested address" in problem.message
 
 
@@ -116,7 +116,7 @@ def test_what_a_node_says_is_shown_without_what_a_terminal_would_obey() -> None:
             answer["links"][0]["error"] = "\x1b[2Jall is well"
         return answer
 
-    ((_, problem),) = links.reach(dialled(lies))
+    ((_, problem),) = connectivity.reach(dialled(lies))
     assert "all is well" in problem.message and problem.message.isprintable()
 
 
@@ -145,7 +145,7 @@ def test_what_is_slow_alone_too_is_slow() -> None:
         return answer
 
     evidence = dialled(slow)
-    ((node, problem),) = wires.throughput(evidence)
+    ((node, problem),) = bandwidth.throughput(evidence)
     assert node == "oldtower" and problem.message.startswith("1.1 MB/s between it and laptop and tower")
     assert counts.count(1) == 4, "each of its pairs was measured again, alone"
 
@@ -156,16 +156,16 @@ def test_a_busy_minute_does_not_stay_in_the_figures(rate: float, pairs_left: int
     full of others' bytes. Where the second look is good, nothing is known of the pairs that had none."""
     names = NAMES
     seen = replace(healthy.cpu(names=names), links=())
-    meeting = cast(Any, SimpleNamespace(seen=seen, names=names))
+    meeting = cast(Any, SimpleNamespace(evidence=seen, names=names))
     good = {(a, b): cast(Any, None) for a in names for b in names if a != b}
     measured: dict[Any, Any] = {pair: {"throughput_bytes_per_s": 117e6} for pair in good}
     for number, pair in enumerate(pair for pair in sorted(good) if "laptop" in pair):
         measured[pair] = {"throughput_bytes_per_s": 2e4 * (number + 1)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dials, "_SECOND_LOOKS", 2)
-        patch.setattr(dials, "_measure", _again(rate))
-        found = dials._second_look(meeting, {pair: _Link(pair) for pair in good}, measured)
+        patch.setattr(link_tests, "_SECOND_LOOKS", 2)
+        patch.setattr(link_tests, "_measure", _again(rate))
+        found = link_tests._second_look(meeting, {pair: _Link(pair) for pair in good}, measured)
     assert [entry["throughput_bytes_per_s"] for pair, entry in found.items() if "laptop" in pair] == [rate] * pairs_left
 
 

@@ -14,7 +14,8 @@ import homelab
 from homelab.config.cluster import Cluster, Node
 from homelab.config.load import load_cluster
 from homelab.config.write import cluster_text
-from homelab.control import head_supervisor
+from homelab.control.supervision import remote_supervisor
+from homelab.control.supervision.remote_supervisor import SupervisorRequest
 from homelab.errors import HomelabError
 from homelab.lab import Lab
 from homelab.remote import hostkeys
@@ -31,7 +32,7 @@ def quiet(text: str) -> None:
 def refusal(cluster: Cluster) -> HomelabError:
     """Of a launch with the supervisor on node1."""
     with Fleet(cluster) as fleet, pytest.raises(HomelabError) as caught:
-        head_supervisor.prepare(fleet, RUN, "node1", ["node1", "node2"], {}, quiet)
+        remote_supervisor.prepare(fleet, SupervisorRequest(RUN, "node1", ["node1", "node2"], {}), quiet)
     return caught.value
 
 
@@ -72,7 +73,7 @@ def test_a_head_without_a_key_to_the_others(cluster: Cluster, remote_lab: Lab) -
 def test_what_the_head_is_told_of_the_others(own_hosts: Cluster, tmp_path: Path) -> None:
     here = Node(name="desk", host="local", lan_address="10.9.8.7", gpus=({"model": 'a "card"', "vram_gb": 8.5},))  # type: ignore[arg-type]
     cluster = own_hosts.model_copy(update={"nodes": (*own_hosts.nodes, here)})
-    there = head_supervisor.seen_from(cluster, "node1", {"node2": "127.0.0.9"})
+    there = remote_supervisor.seen_from(cluster, "node1", {"node2": "127.0.0.9"})
     (tmp_path / "cluster.toml").write_text(cluster_text(there))
     read = load_cluster(tmp_path / "cluster.toml")
     node2 = cluster.node("node2")
@@ -82,18 +83,26 @@ def test_what_the_head_is_told_of_the_others(own_hosts: Cluster, tmp_path: Path)
     assert (read.node("node1").host, read.node("node2").host, read.node("desk").host) == ("local", node2.lan_address or "127.0.0.9", "10.9.8.7")
     assert read.node("node2").user == node2.user and read.node("node2").port == node2.port and read.node("desk").user
 
-    alone = head_supervisor.seen_from(own_hosts, "node1", {})
-    (tmp_path / "known_hosts").write_text(head_supervisor.host_keys(own_hosts, alone))
+    alone = remote_supervisor.seen_from(own_hosts, "node1", {})
+    (tmp_path / "known_hosts").write_text(remote_supervisor.host_keys(own_hosts, alone))
     told = hostkeys.known(alone.model_copy(update={"known_hosts": str(tmp_path / "known_hosts")}))
     name = hostkeys.name_in_file(node2.host, node2.port)
     assert list(told) == [name] and dict(told[name]) == dict(hostkeys.known(own_hosts)[name])
     Path(str(own_hosts.known_hosts)).write_text("")
     with pytest.raises(HomelabError) as caught:
-        head_supervisor.host_keys(own_hosts, alone)
+        remote_supervisor.host_keys(own_hosts, alone)
     assert caught.value.hint == "homelab trust node2"
 
 
 def test_the_head_needs_what_the_controller_needs() -> None:
     project = tomllib.loads((Path(homelab.__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert list(head_supervisor.PACKAGES) == project["dependencies"]
-    assert ">=" + ".".join(map(str, head_supervisor.OLDEST_PYTHON)) == project["requires-python"]
+    assert [*remote_supervisor.PACKAGES, "tomlkit>=0.13,<0.16"] == project["dependencies"], "a supervisor writes no TOML"
+    assert ">=" + ".".join(map(str, remote_supervisor.OLDEST_PYTHON)) == project["requires-python"]
+
+
+@pytest.mark.parametrize(
+    ("version", "lacks"),
+    [("2.14.3", ""), ("2.14", ""), ("3.0", ""), ("2.9.1", "pydantic is 2.9.1"), ("2.13.4", "pydantic is 2.13.4"), (None, "pydantic is not installed")],
+)
+def test_a_package_of_the_head_that_is_too_old(version: str | None, lacks: str) -> None:
+    assert remote_supervisor._what_lacks("pydantic>=2.14", {"pydantic": version} if version else {}) == lacks

@@ -11,7 +11,7 @@ import pytest
 from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.lab import Lab
-from homelab.remote import connect, hostkeys, ssh
+from homelab.remote import hostkeys, ssh, ssh_login
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,20 +43,18 @@ def test_an_unknown_key_is_refused_until_it_is_accepted(own_hosts: Cluster) -> N
         login(own_hosts)
     assert caught.value.hint == "homelab trust node1"
     assert known_hosts(own_hosts).read_text() == "", "nothing is accepted unseen"
-    offer = connect.offered_key(own_hosts, own_hosts.node("node1"))
-    assert offer is not None
-    hostkeys.remember(own_hosts, *offer)
-    assert connect.offered_key(own_hosts, own_hosts.node("node1")) is None
+    offer = ssh_login.offered_key(own_hosts, own_hosts.node("node1"))
+    hostkeys.remember(own_hosts, offer.host, offer.port, offer.key)
+    assert ssh_login.offered_key(own_hosts, own_hosts.node("node1")).is_known
     login(own_hosts)
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(own_hosts: Cluster, remote_lab: Lab) -> None:
     known_hosts(own_hosts).write_text("")
-    offer = connect.offered_key(own_hosts, own_hosts.node("node1"))
-    assert offer is not None
-    hostkeys.remember(own_hosts, *offer)
+    offer = ssh_login.offered_key(own_hosts, own_hosts.node("node1"))
+    hostkeys.remember(own_hosts, offer.host, offer.port, offer.key)
     shown = subprocess.run(["ssh-keygen", "-lf", str(known_hosts(own_hosts))], capture_output=True, text=True, check=True).stdout
-    assert hostkeys.fingerprint(offer[2]) in shown
+    assert hostkeys.fingerprint(offer.key) in shown
 
 
 def test_a_changed_key_is_refused_everywhere(own_hosts: Cluster, tmp_path: Path) -> None:
@@ -65,14 +63,14 @@ def test_a_changed_key_is_refused_everywhere(own_hosts: Cluster, tmp_path: Path)
     with pytest.raises(UnreachableError, match="host key CHANGED") as at_login:
         login(own_hosts)
     with pytest.raises(UnreachableError, match="host key CHANGED") as at_trust:
-        connect.offered_key(own_hosts, own_hosts.node("node1"))
+        ssh_login.offered_key(own_hosts, own_hosts.node("node1"))
     for error in (at_login.value, at_trust.value):
         assert f"ssh-keygen -f '{known_hosts(own_hosts)}' -R" in error.hint and "homelab trust node1" in error.hint
         assert error.message.count("SHA256:") == 2, "both keys are shown"
     assert known_hosts(own_hosts).read_text() == changed
     # The command of the hint mends it.
     subprocess.run(at_login.value.hint.partition(": ")[2].partition(" && ")[0], shell=True, check=True, capture_output=True)
-    assert connect.offered_key(own_hosts, own_hosts.node("node1")) is not None
+    assert not ssh_login.offered_key(own_hosts, own_hosts.node("node1")).is_known
 
 
 def test_a_key_of_another_kind_is_a_changed_key(own_hosts: Cluster) -> None:
@@ -81,7 +79,7 @@ def test_a_key_of_another_kind_is_a_changed_key(own_hosts: Cluster) -> None:
     with pytest.raises(UnreachableError):
         login(own_hosts)
     with pytest.raises(UnreachableError, match="CHANGED"):
-        connect.offered_key(own_hosts, own_hosts.node("node1"))
+        ssh_login.offered_key(own_hosts, own_hosts.node("node1"))
 
 
 def test_hashed_names_and_other_lines_are_understood(own_hosts: Cluster) -> None:
@@ -90,16 +88,15 @@ def test_hashed_names_and_other_lines_are_understood(own_hosts: Cluster) -> None
     subprocess.run(["ssh-keygen", "-H", "-f", str(file)], check=True, capture_output=True)
     assert own_hosts.node("node1").host not in file.read_text()
     login(own_hosts)
-    assert connect.offered_key(own_hosts, own_hosts.node("node1")) is None
+    assert ssh_login.offered_key(own_hosts, own_hosts.node("node1")).is_known
 
 
 def test_a_last_line_without_an_end_is_not_damaged(own_hosts: Cluster) -> None:
     file = known_hosts(own_hosts)
     second = next(line for line in file.read_text().splitlines() if own_hosts.node("node2").host in line)
     file.write_text(second)
-    offer = connect.offered_key(own_hosts, own_hosts.node("node1"))
-    assert offer is not None
-    hostkeys.remember(own_hosts, *offer)
+    offer = ssh_login.offered_key(own_hosts, own_hosts.node("node1"))
+    hostkeys.remember(own_hosts, offer.host, offer.port, offer.key)
     login(own_hosts, "node1")
     login(own_hosts, "node2")
 
@@ -132,15 +129,14 @@ def test_a_folder_in_place_of_the_file(own_hosts: Cluster, tmp_path: Path) -> No
 def test_a_place_that_cannot_be_written(own_hosts: Cluster, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cluster = own_hosts.model_copy(update={"known_hosts": str(tmp_path / "file" / "known_hosts")})
-    offer = connect.offered_key(cluster, cluster.node("node1"))
-    assert offer is not None
+    offer = ssh_login.offered_key(cluster, cluster.node("node1"))
     with pytest.raises(HomelabError, match="cannot be written down") as caught:
-        hostkeys.remember(cluster, *offer)
+        hostkeys.remember(cluster, offer.host, offer.port, offer.key)
     assert "ls -ld" in caught.value.hint
 
 
 def test_nothing_listens(own_hosts: Cluster) -> None:
     node = own_hosts.node("node1").model_copy(update={"port": 1})
     with pytest.raises(UnreachableError, match="no SSH server answers") as caught:
-        connect.offered_key(own_hosts, node)
+        ssh_login.offered_key(own_hosts, node)
     assert "node node1" in caught.value.where and "-p 1" in caught.value.hint

@@ -20,14 +20,13 @@ from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.load import load_cluster
 from homelab.errors import HomelabError, UnreachableError
-from homelab.facts import Facts
+from homelab.facts.node import Facts
 from homelab.lab import Lab
-from homelab.planning.command import ANSWER_MARK
 from homelab.remote import agent as agents
 from homelab.remote import ship
+from homelab.remote.bootstrap import ANSWER_MARK
 from homelab.remote.fanout import Fleet
-
-from .test_agent import agent_of, ask_everything, home, python_at
+from tests.remote.test_agent import agent_of, ask_everything, home, python_at
 
 pytestmark = pytest.mark.timeout(90)
 ShellOf = Callable[[str, str], AbstractContextManager[None]]
@@ -216,7 +215,7 @@ HALVES = {
         "gave no answer to 'facts'",
     ),
     "values of other types": (
-        'echo \'{"node": "node1", "cpu_count": "many", "packages": 5, "gpus": {}}\'',
+        'echo \'{"node": "node1", "system": {"cpu_count": "many"}, "python": {"packages": 5}, "gpu": {"cards": {}}}\'',
         "does not say",
     ),
     "a mark within the answer": (f'printf \'{{"node": "{ANSWER_MARK}\\n"\'', "gave no answer to 'facts'"),
@@ -236,15 +235,14 @@ def test_half_an_answer(
 def test_words_that_a_terminal_would_obey_are_made_harmless(cluster: Cluster, remote_lab: Lab) -> None:
     said = {
         "node": "node1",
-        "hostname": "\x1b]0;owned\x07x\ud800",
-        "workdir_writable": False,
-        "workdir_problem": "\x1b[2Jno",
-        "packages": {"\x1b[1mx": "1"},
+        "system": {"hostname": "\x1b]0;owned\x07x\ud800"},
+        "resources": {"workdir_writable": False, "workdir_problem": "\x1b[2Jno"},
+        "python": {"packages": {"\x1b[1mx": "1"}},
     }
     python = python_at(home(remote_lab, "node1"), broken_after(f"echo {shlex.quote(json.dumps(said))}"))
     with agent_of(cluster, python=python) as agent:
         answer = agent.ask("facts", {"peers": []})
-    assert (answer["hostname"], answer["workdir_problem"], answer["packages"]) == ("x?", "no", {"x": "1"})
+    assert (answer["system"]["hostname"], answer["resources"]["workdir_problem"], answer["python"]["packages"]) == ("x?", "no", {"x": "1"})
     node = cluster.node("node1").model_copy(update={"python": python})
     found = findings(cluster.model_copy(update={"nodes": (node, *cluster.nodes[1:])}))
     assert "fail" in {finding.level for finding in found["node1"]} and found["node2"] == [], (
@@ -259,7 +257,7 @@ def test_code_of_ours_that_was_changed_or_is_damaged(cluster: Cluster, remote_la
     changed = cluster.model_copy(update={"nodes": (node, *cluster.nodes[1:])})
     assert findings(changed)["node1"] == []
     code = Path(ship.code_dir(str(workdir))) / "homelab"
-    with (code / "worker" / "train.py").open("a") as stream:
+    with (code / "worker" / "training" / "train.py").open("a") as stream:
         stream.write("# edited on the node\n")
     (found,) = findings(changed)["node1"]
     assert (found.check, found.level) == (

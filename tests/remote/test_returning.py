@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from homelab.config.load import load_cluster
-from homelab.config.recipe import Recipe
-from homelab.control.returning import Returning
+from homelab.config.recipe import parse_recipe
+from homelab.control.supervision.rejoin import RejoinMonitor
 from homelab.lab import Lab
-from tests.e2e.desk import wait_until
+from scripts.practice.desk import wait_until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.namespaces]
 
-SCRIPT = Recipe.model_validate({"script": {"path": "train.py"}})
+SCRIPT = parse_recipe({"script": {"path": "train.py"}})
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def returning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Returning:
+def returning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> RejoinMonitor:
     """node2 was left out, node1 trains."""
-    monkeypatch.setattr("homelab.control.returning._EVERY_S", 0.2)
-    return Returning(load_cluster(lab.cluster_file), SCRIPT, [], ["node2"], ["node1"], ["power"])
+    monkeypatch.setattr("homelab.control.supervision.rejoin._EVERY_S", 0.2)
+    return RejoinMonitor(load_cluster(lab.cluster_file), SCRIPT, [], ["node2"], ["node1"], ["power"])
 
 
-def test_a_node_without_power_is_not_well_and_is_when_it_is_back(lab: Lab, returning: Returning) -> None:
+def test_a_node_without_power_is_not_well_and_is_when_it_is_back(lab: Lab, returning: RejoinMonitor) -> None:
     lab.fault("node2", "power-cut")
     assert not _asked(returning)
     lab.fault("node2", "power-on")
@@ -41,7 +41,7 @@ def test_a_node_without_power_is_not_well_and_is_when_it_is_back(lab: Lab, retur
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="not installed: nft")
-def test_a_node_that_the_others_cannot_reach_is_not_well_though_it_answers(lab: Lab, returning: Returning) -> None:
+def test_a_node_that_the_others_cannot_reach_is_not_well_though_it_answers(lab: Lab, returning: RejoinMonitor) -> None:
     inside = ["ip", "netns", "exec", str(lab.state.node("node2").network_namespace), "nft"]
     node1 = lab.state.node("node1").host
     rules = f"add table inet t; add chain inet t i {{ type filter hook input priority 0; }}; add rule inet t i ip saddr {node1} tcp dport > 1024 drop"
@@ -53,7 +53,7 @@ def test_a_node_that_the_others_cannot_reach_is_not_well_though_it_answers(lab: 
     assert _asked(returning)
 
 
-def _asked(returning: Returning) -> bool:
+def _asked(returning: RejoinMonitor) -> bool:
     """What one round of questions makes of it."""
     from homelab.errors import HomelabError
 

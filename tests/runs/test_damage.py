@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from homelab.control import find
-from homelab.dashboard.snapshot import event_row
+from homelab.control.inspection import run_folder, run_index, run_lookup
+from homelab.dashboard.event_rows import event_row
 from homelab.errors import HomelabError, InputError
-from homelab.runs import store
+from homelab.runs import event_log, store
 from homelab.runs.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(20)
@@ -46,7 +46,7 @@ def said(text: str) -> None:
 def test_an_event_at_no_time_that_can_be_is_left_out(tmp_path: Path, moment: str) -> None:
     paths = RunPaths(tmp_path)
     paths.events_jsonl.write_text(f'{{"time": 5, "what": "launched"}}\n{{"time": {moment}, "what": "x"}}\n{NESTED}\n')
-    assert [line["what"] for line in store.events(paths)] == ["launched"]
+    assert [line["what"] for line in event_log.lines(paths)] == ["launched"]
 
 
 def test_an_event_that_is_nested_is_shown_without_its_depth() -> None:
@@ -64,8 +64,8 @@ def test_a_run_that_was_made_at_no_time_that_can_be_is_listed(tmp_path: Path, mo
     paths = RunPaths(tmp_path / "r")
     paths.root.mkdir()
     paths.run_json.write_text(f'{{"created_at": {moment}}}')
-    rows, _ = find.all_runs(Fleet(), tmp_path, said)  # type: ignore[arg-type]
-    assert [(row["name"], row["created_at"]) for row in rows] == [("r", None)]
+    rows = run_index.all_runs(Fleet(), tmp_path, said).rows  # type: ignore[arg-type]
+    assert [(row.name, row.created_at) for row in rows] == [("r", None)]
 
 
 @pytest.mark.parametrize("content", [NESTED, '{"state": "\\u001b]0;owned\\u0007", "attempt": "x"}', "5"])
@@ -74,8 +74,8 @@ def test_a_state_that_cannot_be_is_not_shown(tmp_path: Path, content: str) -> No
     paths.root.mkdir()
     paths.run_json.write_text("{}")
     paths.state_json.write_text(content)
-    rows, _ = find.all_runs(Fleet(), tmp_path, said)  # type: ignore[arg-type]
-    assert [(row["state"], row["attempt"]) for row in rows] == [("planned", 0)]
+    rows = run_index.all_runs(Fleet(), tmp_path, said).rows  # type: ignore[arg-type]
+    assert [(row.state, row.attempt) for row in rows] == [("planned", 0)]
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     paths.run_json.symlink_to("/dev/zero")
     assert (
         store.read_json(paths.state_json) is None
-        and store.events(paths) == []
+        and event_log.lines(paths) == []
         and store.read_object(paths.run_json) == {}
     )
 
@@ -95,16 +95,16 @@ def test_a_plan_with_a_node_that_none_can_be_called_is_none(tmp_path: Path, name
     paths = RunPaths(tmp_path / "r")
     paths.attempt(1).mkdir(parents=True)
     paths.plan_json(1).write_text(json.dumps(PLAN))
-    assert find.plan_of(paths).head == "a"
+    assert run_folder.plan_of(paths).head == "a"
     paths.plan_json(1).write_text(json.dumps(PLAN | {"head": name}))
     with pytest.raises(HomelabError, match="no plan in it can be read"):
-        find.plan_of(paths)
+        run_folder.plan_of(paths)
 
 
 def test_a_name_that_is_no_name_is_said_in_one_line(tmp_path: Path) -> None:
     for name in (5000 * "x", "x\nfix: y", "x\x1b]0;owned\x07"):
         with pytest.raises(InputError) as caught:
-            find.run(Fleet(), tmp_path, name, said)  # type: ignore[arg-type]
+            run_lookup.run(Fleet(), tmp_path, name, said)  # type: ignore[arg-type]
         assert caught.value.message.startswith('no run is called "x') and len(caught.value.message) < 200
         assert caught.value.message.isprintable() or "…" in caught.value.message
 
@@ -131,7 +131,7 @@ def anybody() -> Iterator[Path]:
 def test_a_folder_of_another_user_hides_no_other_run(anybody: Path) -> None:
     assert [paths.name for paths in store.runs_in(anybody)] == ["open"]
     with pytest.raises(HomelabError, match="cannot be read: permission denied") as caught:
-        find.run(Fleet(), anybody, "closed", said)  # type: ignore[arg-type]
+        run_lookup.run(Fleet(), anybody, "closed", said)  # type: ignore[arg-type]
     assert str(anybody / "closed") in caught.value.where and caught.value.hint.startswith("sudo chown -R ")
     with pytest.raises(HomelabError, match="cannot be listed") as caught:
         store.runs_in(anybody / "closed")

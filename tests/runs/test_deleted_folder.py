@@ -13,20 +13,25 @@ from typing import Any
 
 import pytest
 
-from homelab.control import find, supervise, watch
-from homelab.control.supervise import Supervisor
+from homelab.config.recipe import parse_recipe
+from homelab.control.inspection import monitor, run_folder
+from homelab.control.recovery import examine
+from homelab.control.recovery.examine import Examination
+from homelab.control.supervision import recovery_try
+from homelab.control.supervision.recovery_try import RecoveryTry, Supervised
 from homelab.errors import HomelabError
-from homelab.runs import lock, store
+from homelab.runs import store, supervisor_lock
 from homelab.runs.paths import RunPaths
-from homelab.runs.watchdog import Verdict
+from homelab.supervision.acts import Incident
+from homelab.supervision.watchdog import Verdict
 from tests.runs.test_damage import PLAN
 
 pytestmark = pytest.mark.timeout(60)
 RECIPE = {"model": {"name": "m"}, "data": {"train": "d.jsonl"}, "method": {"kind": "lora"}, "train": {"global_batch": 4, "steps": 3, "learning_rate": 1e-4, "seq_len": 8}}
 RUN_JSON = {"recipe": RECIPE, "data": {"train": None, "eval": None}}
 HOLD = """
-import sys; from pathlib import Path; from homelab.runs import lock; from homelab.runs.paths import RunPaths
-with lock.held(RunPaths(Path(sys.argv[1]))) as ours:
+import sys; from pathlib import Path; from homelab.runs import supervisor_lock; from homelab.runs.paths import RunPaths
+with supervisor_lock.held(RunPaths(Path(sys.argv[1]))) as ours:
     print(ours, flush=True); sys.stdin.read()
 """
 
@@ -68,20 +73,20 @@ class Fleet:
 def test_its_supervisor_is_known_and_stays_the_only_one(paths: RunPaths) -> None:
     with holder(paths):
         shutil.rmtree(paths.root)
-        assert lock.is_held(paths), "where nothing is there yet"
+        assert supervisor_lock.is_held(paths), "where nothing is there yet"
         paths.root.mkdir()
-        with lock.held(paths) as ours:
+        with supervisor_lock.held(paths) as ours:
             assert not ours, "the new file is another lock"
-        assert lock.is_held(paths), "beside the new file, too"
+        assert supervisor_lock.is_held(paths), "beside the new file, too"
         other = RunPaths(paths.root.parent / "other")
         other.root.mkdir()
-        assert not lock.is_held(other)
-    with lock.held(paths) as ours:
+        assert not supervisor_lock.is_held(other)
+    with supervisor_lock.held(paths) as ours:
         assert ours
 
 
 def test_status_does_not_say_that_it_is_gone(paths: RunPaths) -> None:
-    seen = object.__new__(watch.Watcher)
+    seen = object.__new__(monitor.Watcher)
     seen._paths = paths
     with holder(paths):
         shutil.rmtree(paths.root)
@@ -92,33 +97,30 @@ def test_status_does_not_say_that_it_is_gone(paths: RunPaths) -> None:
 
 
 def test_the_folder_is_made_whole_from_the_nodes(paths: RunPaths) -> None:
-    find.mend(Fleet(), paths, lambda text: None)  # type: ignore[arg-type]
-    assert find.is_whole(paths) and json.loads(paths.run_json.read_text()) == RUN_JSON
+    run_folder.repair(Fleet(), paths, lambda text: None)  # type: ignore[arg-type]
+    assert run_folder.is_whole(paths) and json.loads(paths.run_json.read_text()) == RUN_JSON
     shutil.rmtree(paths.root)
     with pytest.raises(HomelabError, match="no node that answers has it"):
-        find.mend(Fleet(knows=False), paths, lambda text: None)  # type: ignore[arg-type]
+        run_folder.repair(Fleet(knows=False), paths, lambda text: None)  # type: ignore[arg-type]
 
 
 def test_a_recovery_begins_with_that(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = find._plan_in(PLAN, "r", 1)
+    plan = run_folder.plan_in(PLAN, "r", 1)
     assert plan is not None
-    ours = object.__new__(Supervisor)
-    ours._paths, ours._say, ours._cluster = paths, lambda text: None, None  # type: ignore[assignment]
-    ours._noticed_at = 0.0
-    known: list[bool] = []
+    whole_when_asked: list[bool] = []
 
-    class Followers:
+    class Streams:
         def letting_go(self, fleet: Any) -> Any:
             return contextlib.nullcontext()
 
-    def once(*_: Any) -> bool:
-        known.append(find.is_whole(paths))
-        return True
+    def examined(*_: Any) -> Examination:
+        whole_when_asked.append(run_folder.is_whole(paths))
+        return Examination(1, "a rank is gone", None, {})
 
-    monkeypatch.setattr(supervise, "Fleet", Fleet)
-    monkeypatch.setattr(ours, "_write", lambda *_: None)
-    monkeypatch.setattr(ours, "_examine", lambda *_: object())
-    monkeypatch.setattr(ours, "_once", once)
+    run = Supervised(None, paths, parse_recipe(RECIPE), [], ())  # type: ignore[arg-type]
+    ours = RecoveryTry(run, plan, Streams(), lambda text: None, 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(recovery_try, "Fleet", Fleet)
+    monkeypatch.setattr(examine, "examine_failure", examined)
     shutil.rmtree(paths.root)
-    assert ours._recover(plan, Verdict("exit", because="a rank is gone"), frozenset(), Followers())  # type: ignore[arg-type]
-    assert known == [True], "all nodes have it: it is no reason to wait"
+    ours.examine(Incident(Verdict("exit", because="a rank is gone"), 0.0, frozenset()))
+    assert whole_when_asked == [True], "all nodes have it: it is no reason to wait"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homelab.planning.model import Plan
-from homelab.runs.gathered import Gathered, key, undone
+from homelab.planning.types import Plan
+from homelab.runs.metrics import Gathered, key, undone
 from homelab.runs.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(20)
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
 
 def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first head did forty steps and lost power before anybody looked; the next one has them with the checkpoint."""
-    from homelab.control import find, watch
+    from homelab.control.inspection import monitor, run_folder
 
     curve: list[dict[str, Any]] = [train(1, step) for step in range(1, 41)]
     curve.insert(0, {"kind": "eval", "attempt": 1, "rank": 0, "step": 0, "eval_loss": 5.5})
@@ -93,9 +93,9 @@ def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths
             answer = {"node": "node2", "time": 1.0, "run": {"name": paths.name, "attempt": 2, "ranks": {"0": rank}}}
             return {"node2": answer}, {}
 
-    monkeypatch.setattr(find, "plan_of", lambda paths, attempt=None: Plan.model_construct(attempt=2, resume_step=40))
-    monkeypatch.setattr(find, "resumed", lambda paths: {1: 0, 2: 40})
-    watcher = watch.Watcher(Fleet(), paths, "")  # type: ignore[arg-type]
+    monkeypatch.setattr(run_folder, "plan_of", lambda paths, attempt=None: Plan.model_construct(attempt=2, resume_step=40))
+    monkeypatch.setattr(run_folder, "resume_steps", lambda paths: {1: 0, 2: 40})
+    watcher = monitor.Watcher(Fleet(), paths)  # type: ignore[arg-type]
     for _ in range(2):
         watcher._ask(["node2"])
     assert steps_of(paths) == [(1, step) for step in range(1, 41)] + [(2, 41)]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe
-from homelab.facts import ModelFacts
-from homelab.runs import identity
+from homelab.config.recipe import Recipe, parse_recipe
+from homelab.facts.training import ModelFacts
+from homelab.runs import fingerprint
 
 pytestmark = pytest.mark.timeout(10)
 
-RECIPE = Recipe.model_validate(
+RECIPE = parse_recipe(
     {
         "model": {"name": "/models/tiny"}, "data": {"train": "chats.jsonl"}, "method": {"kind": "lora", "targets": ["q_proj", "v_proj"]},
         "train": {"global_batch": 8, "epochs": 1, "learning_rate": 2e-4},
@@ -34,32 +34,32 @@ def described(**changes: Any) -> dict[str, Any]:
 
 
 def test_fingerprint_is_that_of_the_launch() -> None:
-    assert identity.fingerprint(described()) == described()["recipe_hash"]
+    assert fingerprint.fingerprint(described()) == described()["recipe_hash"]
 
 
 @pytest.mark.parametrize(
     "changes", [{"checkpoint__every_steps": 7}, {"recovery__min_nodes": 2}, {"parallel__port": 30000}, {"method__backend": "transformers"}]
 )
 def test_what_may_change_on_recovery_changes_nothing(changes: dict[str, Any]) -> None:
-    assert identity.fingerprint(described(**changes)) == described()["recipe_hash"]
-    assert identity.law_differences(described(), described(**changes)) == []
+    assert fingerprint.fingerprint(described(**changes)) == described()["recipe_hash"]
+    assert fingerprint.law_differences(described(), described(**changes)) == []
 
 
 def test_a_key_that_a_newer_version_knows_is_no_edit() -> None:
     """It is not in the run.json of an older one, and the default that a newer one would fill in is not part of that training's name."""
     old = described()
     del old["recipe"]["train"]["fused_loss"]
-    old["recipe_hash"] = identity.fingerprint(old)
+    old["recipe_hash"] = fingerprint.fingerprint(old)
     assert old["recipe_hash"] != described()["recipe_hash"]
-    assert Recipe.model_validate(old["recipe"], strict=False).train.fused_loss == "auto"  # type: ignore[union-attr]
-    assert identity.fingerprint(old) == old["recipe_hash"]
+    assert parse_recipe(old["recipe"], strict=False).train.fused_loss == "auto"  # type: ignore[union-attr]
+    assert fingerprint.fingerprint(old) == old["recipe_hash"]
 
 
 def test_differences_are_named_key_by_key() -> None:
     edited = described(train__learning_rate=1e-3, method__targets=["q_proj"], model__name="/models/other")
     edited["data"]["train"]["sha256"] = "b" * 64
-    assert identity.fingerprint(edited) != described()["recipe_hash"]
-    found = identity.law_differences(described(), edited)
+    assert fingerprint.fingerprint(edited) != described()["recipe_hash"]
+    found = fingerprint.law_differences(described(), edited)
     assert found[:3] == [
         'method.targets: ["q_proj", "v_proj"] -> ["q_proj"]', 'model.name: "/models/tiny" -> "/models/other"',
         f'sha256.train: "{"a" * 36}... -> "{"b" * 36}...',
@@ -74,7 +74,7 @@ NO_RUN_JSON: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("value", NO_RUN_JSON)
 def test_what_is_no_run_json_has_no_fingerprint(value: dict[str, Any]) -> None:
-    assert identity.fingerprint(value) is None
+    assert fingerprint.fingerprint(value) is None
 
 
 def model(*, config: dict[str, Any] | None = None, found: bool = True, **files: Any) -> ModelFacts:
@@ -84,9 +84,9 @@ def model(*, config: dict[str, Any] | None = None, found: bool = True, **files: 
 
 
 def differences(now: ModelFacts, *, is_folder: bool = True) -> list[str]:
-    record = identity.model_record(model())
+    record = fingerprint.model_record(model())
     assert record is not None
-    return identity.model_differences(record, now, is_folder=is_folder)
+    return fingerprint.model_differences(record, now, is_folder=is_folder)
 
 
 def test_the_same_model_is_the_same() -> None:
@@ -116,7 +116,7 @@ def test_files_of_a_hub_model_may_be_downloaded_later() -> None:
 
 def test_a_damaged_record_refuses_nobody() -> None:
     for record in ({}, {"config": 5, "files": {}}, {"config": {"hidden_size": 64}, "files": {"tokenizer_json": 5}}):
-        assert [line for line in identity.model_differences(record, model(), is_folder=True) if "was not there" not in line] == []
+        assert [line for line in fingerprint.model_differences(record, model(), is_folder=True) if "was not there" not in line] == []
 
 
 def test_the_environment_of_a_script_is_part_of_its_training_and_that_of_the_worker_is_not() -> None:
@@ -124,9 +124,9 @@ def test_the_environment_of_a_script_is_part_of_its_training_and_that_of_the_wor
 
     def hash_of(recipe: Recipe, **environment: str) -> str:
         changed = recipe.model_copy(update={"environment": environment})
-        assert changed.law_hash(()) == identity.fingerprint({"recipe": changed.model_dump(mode="json"), "data": {}})
+        assert changed.law_hash(()) == fingerprint.fingerprint({"recipe": changed.model_dump(mode="json"), "data": {}})
         return changed.law_hash(())
 
-    script = Recipe.model_validate({"script": {"path": "train.py"}})
+    script = parse_recipe({"script": {"path": "train.py"}})
     assert hash_of(script) == script.law_hash(()) and hash_of(script, LR="1") != hash_of(script) != hash_of(script, LR="2")
     assert hash_of(RECIPE, NCCL_DEBUG="INFO") == hash_of(RECIPE)

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe, Recovery
-from homelab.control import by_hand, find, refusals
+from homelab.config.recipe import Recovery, parse_recipe
+from homelab.control.inspection import run_folder
+from homelab.control.recovery import manual_lock, preconditions
 from homelab.errors import HomelabError, InputError
-from homelab.runs import lock, policy
-from homelab.runs.movement import Movement
+from homelab.runs import supervisor_lock
 from homelab.runs.paths import RunPaths
-from homelab.runs.policy import Restart
-from homelab.runs.reply import Reply
-from homelab.runs.watchdog import Verdict
+from homelab.runs.poll_reply import Reply
+from homelab.supervision import restart_policy
+from homelab.supervision.progress import ProgressTracker
+from homelab.supervision.restart_policy import Failure, Restart
+from homelab.supervision.watchdog import Verdict
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -29,7 +31,7 @@ def reply(step: int, phase: str = "training", *, age_s: float = 0.0, now_s: floa
 
 
 def test_steps_that_go_on_are_seen() -> None:
-    watch = Movement(step_s=1.0)
+    watch = ProgressTracker(step_s=1.0)
     for second, step in enumerate((7, 8, 9)):
         watch.see([reply(step)], float(second))
         assert not watch.moves, "a step or two may have been on their way"
@@ -38,20 +40,20 @@ def test_steps_that_go_on_are_seen() -> None:
 
 
 def test_ranks_that_stand_still_are_waited_for_only_as_long_as_a_step_may_take() -> None:
-    watch = Movement(step_s=1.0)
+    watch = ProgressTracker(step_s=1.0)
     watch.see([reply(7)], 0.0)
     assert watch.wait_s == pytest.approx(5.0)
     watch.see([reply(7)], 4.0)
     assert watch.wait_s == pytest.approx(1.0) and not watch.moves
     watch.see([reply(7)], 5.5)
     assert watch.wait_s <= 0 and not watch.moves
-    late = Movement(step_s=1.0)
+    late = ProgressTracker(step_s=1.0)
     late.see([reply(7, age_s=30.0)], 0.0)
     assert late.wait_s <= 0, "it has stood still before anybody looked"
 
 
 def test_a_clock_that_jumps_makes_nobody_wait_for_ever() -> None:
-    watch = Movement(step_s=1.0)
+    watch = ProgressTracker(step_s=1.0)
     watch.see([reply(7, age_s=-3600.0)], 0.0)
     assert watch.wait_s == pytest.approx(5.0)
     watch.see([reply(7, age_s=-7200.0)], 6.0)
@@ -59,13 +61,13 @@ def test_a_clock_that_jumps_makes_nobody_wait_for_ever() -> None:
 
 
 def test_before_the_first_step_the_plan_says_how_long_to_look() -> None:
-    watch = Movement(step_s=None, planned_s=100.0)
+    watch = ProgressTracker(step_s=None, planned_s=100.0)
     watch.see([reply(0)], 0.0)
     assert watch.wait_s == pytest.approx(400.0)
 
 
 def test_nobody_that_lives_is_nobody_that_moves() -> None:
-    watch = Movement(step_s=None)
+    watch = ProgressTracker(step_s=None)
     watch.see([Reply.model_validate({"node": "tower", "time": 1.0})], 0.0)
     assert watch.wait_s == 0 and not watch.moves
 
@@ -75,34 +77,34 @@ def answer(good: tuple[int, ...] = (), bad: dict[str, str] | None = None, *, kno
 
 
 def test_no_checkpoint_says_why() -> None:
-    error = refusals.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, {"c": "its disk fails"})
+    error = preconditions.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, {"c": "its disk fails"})
     assert "(c did not: its disk fails); of 1 that are there none is whole" in error.message and "step 20 on a: optimizer.pt is missing" in error.where
     assert error.hint.startswith("see to these nodes") and error.hint.endswith("homelab recover r --from-scratch")
-    assert "no node knows this run" in refusals.no_checkpoint("r", {"a": answer(known=False)}, {}).message
-    assert "no node knows" not in refusals.no_checkpoint("r", {"a": answer(known=False)}, {"b": "timed out"}).message
-    many = refusals.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, {})
+    assert "no node knows this run" in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {}).message
+    assert "no node knows" not in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {"b": "timed out"}).message
+    many = preconditions.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, {})
     assert "and 3 more" in many.where
 
 
 def test_too_few_nodes_says_who_is_missing_and_where_the_number_is() -> None:
-    recipe = Recipe.model_validate({"script": {"path": "a.py"}, "recovery": {"min_nodes": 2}}, strict=False)
-    refusals.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a", "b"], {})
+    recipe = parse_recipe({"script": {"path": "a.py"}, "recovery": {"min_nodes": 2}}, strict=False)
+    preconditions.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a", "b"], {})
     with pytest.raises(HomelabError) as caught:
-        refusals.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a"], {"b": "it does not answer"})
+        preconditions.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a"], {"b": "it does not answer"})
     assert caught.value.message.startswith("1 node is left to go on with (a)") and "min_nodes is 2" in caught.value.message
     assert "runs/r/run.json" in caught.value.where and "b: it does not answer" in caught.value.where
 
 
 def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_hand, "_LOCK_S", 0.1)
+    monkeypatch.setattr(manual_lock, "_LOCK_S", 0.1)
     paths = RunPaths(tmp_path)
-    with by_hand.alone(paths, ""):
-        assert lock.is_held(paths)
-        with pytest.raises(InputError, match="being recovered already"), by_hand.alone(paths, ""):
+    with manual_lock.exclusive(paths):
+        assert supervisor_lock.is_held(paths)
+        with pytest.raises(InputError, match="being recovered already"), manual_lock.exclusive(paths):
             raise AssertionError
-    assert not lock.is_held(paths)
+    assert not supervisor_lock.is_held(paths)
     paths.supervisor_json.write_text('{"pid": 7, "doing": "watching", "why": "attempt 1"}')
-    with lock.held(paths), pytest.raises(InputError, match="has a supervisor") as caught, by_hand.alone(paths, ""):
+    with supervisor_lock.held(paths), pytest.raises(InputError, match="has a supervisor") as caught, manual_lock.exclusive(paths):
         raise AssertionError
     assert "process 7" in caught.value.where and "kill 7" in caught.value.hint
 
@@ -120,43 +122,43 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_supervisor_left_half_written_is_not_passed_on(tmp_path: Path, text: str) -> None:
     paths = RunPaths(tmp_path)
     paths.supervisor_json.write_text(text)
-    with by_hand.alone(paths, ""):
+    with manual_lock.exclusive(paths):
         said = json.loads(paths.supervisor_json.read_text())
-    assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, by_hand.DOING)
+    assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, manual_lock.DOING)
 
 
 @pytest.mark.parametrize(("text", "names"), [('{"skipped": 5}', ()), ("[", ()), ('{"skipped": ["network.wifi", 5]}', ("network.wifi",))])
 def test_what_was_skipped_is_read_as_far_as_it_is_whole(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
     paths = RunPaths(tmp_path)
     paths.checks_json.write_text(text)
-    assert by_hand.skipped(paths) == names
+    assert manual_lock.skipped(paths) == names
 
 
 def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.supervisor_lock.mkdir()
-    with pytest.raises(HomelabError, match="the lock of this run cannot be had") as caught, lock.held(paths):
+    with pytest.raises(HomelabError, match="the lock of this run cannot be had") as caught, supervisor_lock.held(paths):
         raise AssertionError
     assert f"mv {paths.supervisor_lock}" in caught.value.hint
     paths.supervisor_lock.rmdir()
     os.mkfifo(paths.supervisor_lock)
-    assert not lock.is_held(paths)
-    with lock.held(paths) as ours:
-        assert ours and lock.is_held(paths)
+    assert not supervisor_lock.is_held(paths)
+    with supervisor_lock.held(paths) as ours:
+        assert ours and supervisor_lock.is_held(paths)
 
 
 def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     made = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
     paths.supervisor_json.write_text(json.dumps({"restarts": [made], "step_s": 0.5, "attempt": 2}))
-    with by_hand.alone(paths, ""):
+    with manual_lock.exclusive(paths):
         pass
-    known = by_hand.kept(json.loads(paths.supervisor_json.read_text()))["restarts"]
+    known = manual_lock.valid_history(json.loads(paths.supervisor_json.read_text()))["restarts"]
     assert [(entry["cause"], entry["node"]) for entry in known] == [("killed", "a")], "what halves a batch stays"
     settings = Recovery(max_restarts=1)
     failed = Verdict("exit", ("a",), because="killed")
-    assert policy.decide(failed, None, [Restart(**made)], settings, now=2.0, step=10, nodes=["a"], met=()).kind == "give-up"
-    assert policy.decide(failed, None, [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"], met=()).kind == "go-on"
+    assert restart_policy.decide(Failure(failed), [Restart(**made)], settings, now=2.0, step=10, nodes=["a"]).kind == "give-up"
+    assert restart_policy.decide(Failure(failed), [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"]).kind == "go-on"
 
 
 def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:
     for number, value in ((1, plan), (2, plan), (3, plan | {"run": "copied", "attempt": 3})):
         paths.attempt(number).mkdir(parents=True)
         paths.plan_json(number).write_text(json.dumps(value))
-    assert find.plan_of(paths).attempt == 1 and find.attempts(paths) == [3, 2, 1]
+    assert run_folder.plan_of(paths).attempt == 1 and run_folder.attempts(paths) == [3, 2, 1]
     paths.plan_json(1).unlink()
     with pytest.raises(HomelabError, match="no plan in it can be read"):
-        find.plan_of(paths)
+        run_folder.plan_of(paths)

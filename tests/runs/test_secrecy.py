@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from homelab import secrecy
 from homelab.cli import streams
-from homelab.control import diagnosed
-from homelab.dashboard.snapshot import event_row
+from homelab.control.recovery import diagnosis_store
+from homelab.dashboard.event_rows import event_row
 from homelab.diagnose.cause import Diagnosis
 from homelab.errors import HomelabError
-from homelab.runs import store
+from homelab.runs import event_log, events, store
 from homelab.runs.paths import RunPaths
-from homelab.runs.reply import Reply
+from homelab.runs.poll_reply import Reply
+from homelab.text import secrets
 
 pytestmark = pytest.mark.timeout(30)
 TOKEN = "xyzzy-Q7rT9pLm4242"  # like nothing that a pattern would know
@@ -29,9 +29,9 @@ SAID = f"RuntimeError: 401 for token {TOKEN}, twice {TOKEN}"
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    secrecy.know({"HF_TOKEN": TOKEN, "HOME": "/home/somebody", "TOKENIZERS_PARALLELISM": "false-or-true"})
+    secrets.know({"HF_TOKEN": TOKEN, "HOME": "/home/somebody", "TOKENIZERS_PARALLELISM": "false-or-true"})
     yield
-    secrecy.know({})
+    secrets.know({})
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def known() -> Iterator[None]:
     ],
 )  # fmt: skip
 def test_what_counts_as_a_secret(name: str, value: str, is_hidden: bool) -> None:
-    secrecy.know({name: value})
+    secrets.know({name: value})
     text = f"said {value.strip() if value.strip() else 'nothing'} and {TOKEN}"
-    assert (TOKEN not in secrecy.hide(text)) is is_hidden
+    assert (TOKEN not in secrets.hide(text)) is is_hidden
 
 
 def test_the_longer_one_is_hidden_whole() -> None:
-    secrecy.know({"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-more"})
-    assert secrecy.hide("abcdefgh-more abcdefgh") == "*** ***"
+    secrets.know({"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-more"})
+    assert secrets.hide("abcdefgh-more abcdefgh") == "*** ***"
 
 
 def test_words_of_a_node_and_errors_come_without_it() -> None:
@@ -65,16 +65,16 @@ def test_words_of_a_node_and_errors_come_without_it() -> None:
 
 def test_no_file_that_tells_people_what_happened_holds_it(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "r")
-    store.event(paths, SAID, hint=SAID)
+    event_log.append(paths, events.note(SAID, hint=SAID))
     store.write_json(paths.supervisor_json, {"why": SAID})
     store.append_lines(paths.metrics_jsonl, [{"kind": "note", "message": SAID}])
     store.write_text(paths.plan_txt, SAID)
     found = Diagnosis(cause="python-error", title=SAID, first_node="n", because=(SAID,), hint=SAID, retryable=False)
-    diagnosed.keep(paths, 1, found, {"n": SAID})
+    diagnosis_store.keep(paths, 1, found, {"n": SAID})
     written = [path for path in paths.root.rglob("*") if path.is_file()]
     assert len(written) == 5
     assert not [path for path in written if TOKEN in path.read_text(encoding="utf-8")]
-    assert store.events(paths)[0]["what"] == "RuntimeError: 401 for token ***, twice ***"
+    assert event_log.lines(paths)[0]["what"] == "RuntimeError: 401 for token ***, twice ***"
 
 
 def test_what_later_commands_go_by_stays_word_for_word(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_command_prints_it_nowhere() -> None:
 
 
 def test_without_a_secret_the_stream_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    secrecy.know({})
+    secrets.know({})
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))

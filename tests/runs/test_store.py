@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from homelab.errors import HomelabError
-from homelab.runs import store
+from homelab.runs import event_log, events, store
 from homelab.runs.paths import RunPaths
-from homelab.runs.reply import event_of
+from homelab.runs.poll_reply import event_of
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -22,8 +22,8 @@ def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(t
     store.append_lines(paths.events_jsonl, [{"time": 1.5, "what": "launched"}, {"time": 9.0, "what": "done"}])
     elsewhere = [{"time": 1.5, "what": "launched"}, {"time": 4.0, "what": "trouble: a rank is gone"}, {"time": 6.0, "what": "attempt 2 goes on"}]
     for _ in range(3):
-        store.add_events(paths, elsewhere)
-    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 goes on", "done"]
+        event_log.gather(paths, elsewhere)
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 goes on", "done"]
     assert len(paths.events_jsonl.read_text().splitlines()) == 4
 
 
@@ -33,8 +33,8 @@ def test_what_is_only_told_and_cannot_be_written_is_remembered_and_ends_nothing(
     for file in (paths.state_json, paths.events_jsonl):
         file.mkdir()
     store.set_state(paths, "stopping", 1, intent="stopping")
-    store.event(paths, "stopped by hand")
-    store.add_events(paths, [{"time": 1.5, "what": "launched"}])
+    event_log.append(paths, events.event("stopped"))
+    event_log.gather(paths, [{"time": 1.5, "what": "launched"}])
     assert list(store.UNTOLD) == [paths.state_json, paths.events_jsonl]
     assert f"mv {paths.state_json} {paths.state_json}.damaged" in store.UNTOLD[paths.state_json].hint
     assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "state.json"], "nothing half written is left"
@@ -60,13 +60,13 @@ def test_an_attempt_whose_plan_could_not_be_written_uses_no_number(tmp_path: Pat
 def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.events_jsonl.write_text('{"time": 1, "what": "launched"}\n{"time": 2, "wh')
-    store.event(paths, "done")
-    assert [event["what"] for event in store.events(paths)] == ["launched", "done"]
+    event_log.append(paths, events.state("done", 1))
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "done"]
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.EDQUOT, "make room"), (errno.EACCES, "sudo chown"), (errno.EROFS, "remount,rw"), (errno.EIO, "ls -ld")])
 def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words: str) -> None:
-    assert words in store.mend(tmp_path / "run.json", OSError(number, "x"))
+    assert words in store.fix(tmp_path / "run.json", OSError(number, "x"))
 
 
 def test_a_file_where_a_folder_belongs_is_put_aside_inside_of_a_run(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_pat
     paths = RunPaths(tmp_path)
     written = ((7200.0, "launched"), (7300.0, "trouble"), (200.0, "attempt 2 goes on"), (210.0, "done"))
     store.append_lines(paths.events_jsonl, [{"time": time, "what": what} for time, what in written])
-    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
-    store.add_events(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
-    assert [event["what"] for event in store.events(paths)] == ["launched", "trouble", "attempt 2 goes on", "of a node", "of a node, too", "done"]
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
+    event_log.gather(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 goes on", "of a node", "of a node, too", "done"]
 
 
 @pytest.mark.parametrize(

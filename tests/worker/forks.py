@@ -21,9 +21,6 @@ def main() -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import homelab.worker.evaluate
-    import homelab.worker.trainer
-    import homelab.worker.weights  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -15,71 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from homelab.worker.runtime.task import Task
+from scripts.practice.tiny_model import chat_rows, tiny_llama, write_jsonl
+
+__all__ = ["chat_rows", "tiny_llama", "write_jsonl"]  # the tests of the worker find all they need here
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-
-
-def tiny_llama(folder: Path, *, seed: int = 0, hidden: int = 64, intermediate: int = 128, layers: int = 2) -> Path:
-    """A random Llama with a byte-level tokenizer and a chat template, made without any download."""
-    if (folder / "config.json").is_file():
-        return folder
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    specials = ["<|pad|>", "<|start|>", "<|end|>"]
-    raw = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(specials + alphabet)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<|pad|>", bos_token="<|start|>", eos_token="<|end|>", model_max_length=512
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def chat_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Chats of very different length, so that shares by rows and by tokens differ."""
-    import random
-
-    draw = random.Random(seed)
-    words = ["red", "green", "blue", "one", "two", "three", "sun", "moon", "rain", "tree", "stone", "river", "cloud"]
-
-    def say(most: int) -> str:
-        return " ".join(draw.choice(words) for _ in range(draw.randint(1, most)))
-
-    rows = []
-    for _ in range(count):
-        turns = draw.randint(1, 2)
-        messages = []
-        for _ in range(turns):
-            messages += [{"role": "user", "content": say(4)}, {"role": "assistant", "content": say(12)}]
-        rows.append({"messages": messages})
-    return rows
-
-
-def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def source(path: Path) -> dict[str, Any]:
@@ -87,12 +27,12 @@ def source(path: Path) -> dict[str, Any]:
     return {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "kind": "file"}
 
 
-def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = None, **changes: Any) -> Path:
-    """A run folder with run.json. `changes` are keys of the recipe, as section__key=value."""
+def resolved_recipe(**changes: Any) -> dict[str, Any]:
+    """A whole resolved recipe. `changes` are its keys, as section__key=value."""
     recipe: dict[str, Any] = {
-        "model": {"name": str(model), "revision": None},
+        "model": {"name": "/models/tiny", "revision": None},
         "data": {
-            "train": data.name, "eval": None, "eval_fraction": 0.0, "format": "auto", "completion_only": True,
+            "train": "chats.jsonl", "eval": None, "eval_fraction": 0.0, "format": "auto", "completion_only": True,
             "packing": False, "split": "train", "text_column": "text",
         },
         "method": {"kind": "full", "rank": 4, "alpha": 8, "dropout": 0.0, "targets": "all-linear", "backend": "auto"},
@@ -111,6 +51,20 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
         section, key = name.split("__")
         assert key in recipe[section], name
         recipe[section][key] = value
+    return recipe
+
+
+def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, plan: dict[str, Any] | None = None, **changes: Any) -> Task:
+    """The task of one rank without any file; `changes` as in `resolved_recipe`. `plan` replaces keys of the plan."""
+    ranks = [{"rank": number, "node": node, "share": 12} for number, node in enumerate(nodes)]
+    whole = {"world_size": len(nodes), "backend": "gloo", "device": "cpu", "precision": "fp32", "resume_step": 0, "ranks": ranks, **(plan or {})}
+    run = {"name": run_dir.name, "recipe": resolved_recipe(**changes), "recipe_hash": "r1", "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None}}
+    return Task(run_dir, 1, nodes[rank], rank, 0, len(nodes), run, whole)
+
+
+def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = None, **changes: Any) -> Path:
+    """A run folder with run.json. `changes` are keys of the recipe, as section__key=value."""
+    recipe = resolved_recipe(**{"model__name": str(model), "data__train": data.name, **changes})
     law = {name: recipe[name] for name in ("model", "data", "method", "train")}
     sources = {"train": source(data), "eval": source(eval_data) if eval_data else None}
     digest = hashlib.sha256(json.dumps([law, sources], sort_keys=True).encode()).hexdigest()[:16]
@@ -212,7 +166,7 @@ class Forks:
 
     def run(
         self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = 60, after_failure_s: float = 15,
-        prepare: Callable[[], object] = lambda: None, entry: str = "homelab.worker.train:main", **plan: Any,
+        prepare: Callable[[], object] = lambda: None, entry: str = "homelab.worker.training.train:main", **plan: Any,
     ) -> tuple[list[int], str]:  # fmt: skip
         """Plan and run one attempt; the ranks' exit codes and output. `prepare` comes in between; `entry` ("module:function") is what ranks run.
 

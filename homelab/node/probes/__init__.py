@@ -1,1 +1,1 @@
-"""What can be asked of a node, one subject a file: `read(request)` returns fields of `homelab.facts.Facts`. Standard library only."""
+"""What can be asked of a node, one file per probe: `read(request)` returns the field of `homelab.facts.node.Facts` that has the name of the file. Standard library only."""

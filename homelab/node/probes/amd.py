@@ -1,11 +1,18 @@
-"""AMD cards. Training needs CUDA, so they are only named: an owner who counts on one learns of it before the launch."""
+"""AMD cards. Training needs CUDA, so they are only listed: their owner learns before the launch that they cannot train."""
+
+from __future__ import annotations
 
 import json
 import os
+from typing import TYPE_CHECKING
 
-from homelab.node import programs
+from homelab.node.system import programs
+from homelab.protocol import files
 
-# The graphics unit of a Ryzen processor is a "card" too. What it calls its memory is a part of the machine's, 0.5 to 2 GiB.
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+
+# The graphics unit of a Ryzen processor is a "card" too. Its memory is a part of the machine's memory, 0.5 to 2 GiB.
 CARD_BYTES = 3 << 30
 _AMD = "0x1002"
 _TIMEOUT_S = 5.0
@@ -13,11 +20,11 @@ _ROCM_SMI = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
 _AMD_SMI = ("amd-smi", "static", "--asic", "--vram", "--json")
 
 
-def read(request):
+def read(request: JsonObject) -> list[JsonObject]:
     """Names and memory. A node without an AMD card pays for a look at /sys; names come from ROCm's programs where they are."""
     cards = _of_kernel("/sys/class/drm")
     if not cards:
-        return {"amd_gpus": []}
+        return []
     for words, parse in ((_ROCM_SMI, parse_rocm_smi), (_AMD_SMI, parse_amd_smi)):
         if programs.path_of(words[0]):
             try:
@@ -26,13 +33,11 @@ def read(request):
             except (OSError, TimeoutError, ValueError):
                 continue
             if named:
-                return {
-                    "amd_gpus": [card for card in named if (card["memory_total_bytes"] or CARD_BYTES) >= CARD_BYTES]
-                }
-    return {"amd_gpus": cards}
+                return [card for card in named if (card["memory_total_bytes"] or CARD_BYTES) >= CARD_BYTES]
+    return cards
 
 
-def _of_kernel(folder):
+def _of_kernel(folder: str) -> list[JsonObject]:
     """The cards of the amdgpu driver, without a name where the card has none of its own (only some carry one)."""
     cards = []
     try:
@@ -41,16 +46,17 @@ def _of_kernel(folder):
         return []
     for name in names:
         device = os.path.join(folder, name, "device")
-        if _word(device, "vendor") != _AMD:
+        if files.text(os.path.join(device, "vendor")) != _AMD:
             continue
-        memory = _word(device, "mem_info_vram_total")
+        memory = files.text(os.path.join(device, "mem_info_vram_total"))
         size = int(memory) if memory.isdigit() else None
         if size is not None and size >= CARD_BYTES:
-            cards.append({"name": _word(device, "product_name") or "AMD card", "memory_total_bytes": size})
+            name = files.text(os.path.join(device, "product_name")) or "AMD card"
+            cards.append({"name": name, "memory_total_bytes": size})
     return cards
 
 
-def parse_rocm_smi(text):
+def parse_rocm_smi(text: str) -> list[JsonObject]:
     """Cards of `rocm-smi --showproductname --showmeminfo vram --json` (ROCm 5.x "Card series", 6.x "Card Series"). Raises ValueError."""
     cards = []
     for key, entry in sorted(json.loads(text[max(text.find("{"), 0) :]).items()):
@@ -63,7 +69,7 @@ def parse_rocm_smi(text):
     return cards
 
 
-def parse_amd_smi(text):
+def parse_amd_smi(text: str) -> list[JsonObject]:
     """Cards of `amd-smi static --asic --vram --json` (ROCm 6.x: a list; since 7 below "gpu_data"). Raises ValueError."""
     answer = json.loads(text)
     cards = []
@@ -75,11 +81,3 @@ def parse_amd_smi(text):
         total = value << 20 if isinstance(value, int) else None
         cards.append({"name": str(name or "AMD card"), "memory_total_bytes": total})
     return cards
-
-
-def _word(*path):
-    try:
-        with open(os.path.join(*path)) as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""

@@ -1,20 +1,26 @@
-"""Data files that must lie on the node already."""
+"""Data files that the node must already have."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from homelab.node import files
+from homelab.protocol.digest import sha256_and_rows
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
 
 
-def read(request):
+def read(request: JsonObject) -> JsonObject:
     """Each file by its role, with its digest."""
-    return {"data": {role: _data(path) for role, path in (request.get("data") or {}).items()}}
+    return {role: _data(path) for role, path in (request.get("data") or {}).items()}
 
 
-def _data(path):
+def _data(path: str) -> JsonObject:
     path = os.path.expanduser(path)
     answer = {"path": path, "found": False, "size_bytes": None, "sha256": None, "rows": None, "problem": None}
     try:
-        digest, rows = files.digest_and_rows(path)
+        digest, rows = sha256_and_rows(path)
         answer.update(size_bytes=os.path.getsize(path), sha256=digest, rows=rows, found=True)
     except OSError as error:
         answer["problem"] = error.strerror

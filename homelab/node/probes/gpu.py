@@ -1,48 +1,57 @@
 """The cards: what nvidia-smi says of them, who holds their memory, and what torch can do with them."""
 
+from __future__ import annotations
+
 import functools
 import json
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from homelab.node import programs
 from homelab.node.probes import gpu_answer, holders, nvidia, nvlink
+from homelab.node.system import programs
+from homelab.protocol import files
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from homelab.protocol.files import JsonObject
 
 _PCI = "/sys/bus/pci/devices"
 _PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts
 
 
-def read(request):
+def read(request: JsonObject) -> JsonObject:
     """Cards, driver, and torch's own view of them."""
     answer = nvidia.ask()
-    for card in answer["gpus"]:
+    for card in answer["cards"]:
         card["holders"] = holders.named(card.get("holders", ()))
-    if answer["gpus"]:
-        nvlink.add(answer["gpus"])
-        answer["gpu_probe"] = gpu_answer.answer(request, answer, _PROBE, functools.partial(_gpu_probe, answer["gpus"]))
-        answer["nvidia_on_bus"] = None  # not looked for where nvidia-smi answers
+    if answer["cards"]:
+        nvlink.add(answer["cards"])
+        answer["torch"] = gpu_answer.answer(request, answer, _PROBE, functools.partial(_gpu_probe, answer["cards"]))
+        answer["on_bus"] = None  # not searched where nvidia-smi answers
         _add_capability(answer)
     else:
-        answer["gpu_probe"] = None
-        answer["nvidia_on_bus"] = on_bus(_PCI)
+        answer["torch"] = None
+        answer["on_bus"] = on_bus(_PCI)
     return answer
 
 
-def _add_capability(answer):
+def _add_capability(answer: JsonObject) -> None:
     """nvidia-smi's XML does not tell the compute capability; torch does. Cards are paired by uuid; where torch tells none, by place."""
-    cards, devices = answer["gpus"], (answer["gpu_probe"] or {}).get("devices") or []
-    known = {card["uuid"] for card in cards if card.get("uuid")}
-    if all(device.get("uuid") in known for device in devices):
+    cards, devices = answer["cards"], (answer["torch"] or {}).get("devices") or []
+    uuids = {card["uuid"] for card in cards if card.get("uuid")}
+    if all(device.get("uuid") in uuids for device in devices):
         by_uuid = {device["uuid"]: device for device in devices}
         pairs = [(card, by_uuid.get(card.get("uuid"))) for card in cards]
     else:
-        pairs = zip(cards, devices) if len(devices) == len(cards) else ()
+        pairs = list(zip(cards, devices)) if len(devices) == len(cards) else []
     for card, device in pairs:
         if device is not None:
-            card.setdefault("compute_capability", "%d.%d" % tuple(device["capability"]))
+            card.setdefault("compute_capability", "{}.{}".format(*device["capability"]))
 
 
-def on_bus(folder):
+def on_bus(folder: str) -> JsonObject | None:
     """{"cards": NVIDIA cards on the PCI bus, "driver": the kernel driver that has the first of them}; None without a PCI bus."""
     try:
         names = sorted(os.listdir(folder))
@@ -52,20 +61,13 @@ def on_bus(folder):
     for name in names:
         device = os.path.join(folder, name)
         # 0x0300 is a VGA controller, 0x0302 a 3D controller.
-        if _word(device, "vendor") == "0x10de" and _word(device, "class").startswith("0x03"):
+        vendor, kind = (files.text(os.path.join(device, key)) for key in ("vendor", "class"))
+        if vendor == "0x10de" and kind.startswith("0x03"):
             cards += 1
             bound = os.path.join(device, "driver")
             if driver is None and os.path.islink(bound):
                 driver = os.path.basename(os.readlink(bound))
     return {"cards": cards, "driver": driver} if names else None
-
-
-def _word(*path):
-    try:
-        with open(os.path.join(*path)) as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""
 
 
 # Each step has its own guard: a card without kernels fails in the matmul, a bitsandbytes without its library in the import.
@@ -113,7 +115,7 @@ print(json.dumps(answer))
 """
 
 
-def _gpu_probe(cards, with_four_bit):
+def _gpu_probe(cards: list[JsonObject], with_four_bit: bool) -> Any:
     """torch's own view of the cards: one small matmul on each (a build without kernels for the card fails here, not later).
 
     The 4-bit layer is tried where a recipe trains with one: importing bitsandbytes takes seconds.
@@ -126,8 +128,8 @@ def _gpu_probe(cards, with_four_bit):
         return None
 
 
-def _naming(cards):
-    """The environment in which cuda:0, cuda:1, ... are these cards in this order, whatever a login sets."""
-    uuids = [card.get("uuid") for card in cards]
-    named = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if all(uuids) and not any(card.get("mig") for card in cards) else {}
+def _naming(cards: list[JsonObject]) -> dict[str, str]:
+    """The environment in which cuda:0, cuda:1, ... are these cards in this order; it replaces the settings of the login."""
+    uuids = [str(card["uuid"]) for card in cards if card.get("uuid")]
+    named = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if len(uuids) == len(cards) and not any(card.get("mig") for card in cards) else {}
     return dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", **named)

@@ -1,49 +1,60 @@
-"""What torch said of the cards, kept on the node. Asking costs 4 to 10 s, and half a gigabyte of every card for as long as it takes.
+"""The cache of torch's answer about the cards. The question takes 4 to 10 s, and half a gigabyte of every card meanwhile.
 
-The answer holds as long as nothing changes that it depends on: this start of the machine, the driver, the cards and their order, what
-hides cards, the files of torch and bitsandbytes, the question itself. Kept is only that every card computed: what failed is asked anew,
-as somebody may have mended it.
+The answer is valid until something changes that it depends on: this start of the machine, the driver, the cards and their order, the
+settings that hide cards, the files of torch and bitsandbytes, or the question itself. Only the answer that every card computes is
+kept; after a failure torch is asked again, because somebody may have fixed it.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
 import sys
 from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
 
-from homelab.node import files, paths, processes
+from homelab.node import paths
+from homelab.node.system import processes
+from homelab.protocol import files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from homelab.protocol.files import JsonObject
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _HIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-_IN_USE_BYTES = 256 << 20  # of a card where nvidia-smi names no process (containers, WSL2): somebody computes there
+_IN_USE_BYTES = 256 << 20  # of a card where nvidia-smi names no process (containers, WSL2): more memory in use means that a program computes there
 
 
-def answer(request, told, question, ask):
-    """torch's view of the cards that nvidia-smi has `told` of: the kept one, or what `ask(with_four_bit)` says; None where that fails.
+def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Callable[[bool], Any]) -> Any:
+    """torch's view of the cards in `gpu_facts` (from nvidia-smi): the kept one, or what `ask(with_four_bit)` says; None where that fails.
 
     {"not_asked": [run, ...]} where runs of ours compute on them and nothing is kept: a card that trains has no room for a question.
     """
     with_four_bit = (request.get("method") or {}).get("kind") == "qlora"
     path = paths.gpu_file(request["workdir"]) if request.get("workdir") else None
-    mark = _mark(told, question)
+    mark = _mark(gpu_facts, question)
     kept = (files.read_object(path) if path else None) or {}
     if mark["boot"] and kept.get("mark") == mark and _is_well(kept.get("answer"), with_four_bit):
         return kept["answer"]
-    runs = _computing(request, told["gpus"])
+    runs = _computing(request, gpu_facts["cards"])
     if runs:
         return {"not_asked": runs}
-    found = ask(with_four_bit)
-    if path and _is_well(found, with_four_bit):
-        with contextlib.suppress(OSError):  # the next one asks again; whether the disk can be written is another probe's business
-            files.write_json(path, {"mark": mark, "answer": found})
-    return found
+    fresh = ask(with_four_bit)
+    if path and _is_well(fresh, with_four_bit):
+        with contextlib.suppress(OSError):  # the next preflight asks again; another probe reports a disk that cannot be written
+            files.write_json(path, {"mark": mark, "answer": fresh})
+    return fresh
 
 
-def _mark(told, question):
+def _mark(gpu_facts: JsonObject, question: str) -> JsonObject:
     return {
-        "boot": _line(_BOOT),
-        "driver": told["driver_version"],
-        "cards": [card.get("uuid") or card.get("bus_id") for card in told["gpus"]],
+        "boot": files.text(_BOOT) or None,
+        "driver": gpu_facts["driver_version"],
+        "cards": [card.get("uuid") or card.get("bus_id") for card in gpu_facts["cards"]],
         "python": sys.executable,
         "packages": [_package(name) for name in ("torch", "bitsandbytes")],
         "hiding": [os.environ.get(name) for name in _HIDING],
@@ -51,19 +62,19 @@ def _mark(told, question):
     }
 
 
-def _package(name):
-    """Which file it is imported from, and which write of it; None where it is not installed. It is not imported."""
-    found = PathFinder.find_spec(name)
-    if found is None or not found.origin:
+def _package(name: str) -> list[Any] | None:
+    """The file that a package is imported from, with its size and times; None where it is not installed. Nothing is imported."""
+    spec = PathFinder.find_spec(name)
+    if spec is None or not spec.origin:
         return None
     try:
-        status = os.stat(found.origin)
+        status = os.stat(spec.origin)
     except OSError:
         return None
-    return [found.origin, status.st_size, status.st_mtime_ns, status.st_ino]
+    return [spec.origin, status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _is_well(answer, with_four_bit):
+def _is_well(answer: Any, with_four_bit: bool) -> bool:
     devices = answer.get("devices") if isinstance(answer, dict) else None
     if not devices or not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
         return False
@@ -72,18 +83,10 @@ def _is_well(answer, with_four_bit):
     )
 
 
-def _computing(request, cards):
+def _computing(request: JsonObject, cards: list[JsonObject]) -> list[str]:
     """Names of the runs of ours that compute on the cards."""
     named = {holder.get("run") for card in cards for holder in card.get("holders") or ()} - {None}
     if any(card.get("holders") for card in cards) or not request.get("workdir"):
         return sorted(named)
     in_use = any((card.get("memory_used_bytes") or 0) > _IN_USE_BYTES for card in cards)
     return sorted(processes.of_runs(request["workdir"], request.get("node", ""))) if in_use else []
-
-
-def _line(path):
-    try:
-        with open(path) as stream:
-            return stream.read().strip()
-    except OSError:
-        return None

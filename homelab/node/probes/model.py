@@ -1,9 +1,17 @@
 """The base model as it lies on this node: whole, its files' digests, its chat template; where it is not there, the way to the hub."""
 
+from __future__ import annotations
+
 import json
 import os
+from typing import TYPE_CHECKING
 
-from homelab.node import digests, files, hub
+from homelab.node.storage import digests
+from homelab.node.system import hub
+from homelab.protocol import files
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -16,35 +24,35 @@ _HEADER_BYTES = 64 << 20  # a safetensors header describes tensors; the largest 
 _POINTER = b"version https://git-lfs"
 
 
-def read(request):
+def read(request: JsonObject) -> JsonObject | None:
     """The model of the recipe, where one was asked for."""
     if not request.get("model"):
-        return {"model": None}
-    return {"model": _model(request)}
+        return None
+    return _model(request)
 
 
-def _model(request):
+def _model(request: JsonObject) -> JsonObject:
     name, revision = request["model"], request.get("revision")
     if name.startswith(("/", "~")):
         return _model_folder(os.path.expanduser(name), request)
     snapshots = os.path.join(hub.cache(), "models--" + name.replace("/", "--"), "snapshots")
-    wanted = revision
+    commit = revision
     answer = {"found": False, "path": None, "config": None, "size_bytes": None, "problem": "not in the hub cache"}
-    if wanted is None or not os.path.isdir(os.path.join(snapshots, wanted)):
+    if commit is None or not os.path.isdir(os.path.join(snapshots, commit)):
         try:
             with open(os.path.join(os.path.dirname(snapshots), "refs", revision or "main")) as stream:
-                wanted = stream.read().strip()
+                commit = stream.read().strip()
         except OSError:
-            wanted = None
-    if wanted is not None:
-        answer = _model_folder(os.path.join(snapshots, wanted), request)
+            commit = None
+    if commit is not None:
+        answer = _model_folder(os.path.join(snapshots, commit), request)
     if not answer["found"] and not answer.get("damaged"):
-        # A token in the controller's environment goes along with the run.
+        # A token in the controller's environment is sent with the run.
         answer.update(has_token=bool(request.get("token_sent")) or hub.has_token(), hub=hub.way())
     return answer
 
 
-def _model_folder(folder, request):
+def _model_folder(folder: str, request: JsonObject) -> JsonObject:
     answer = {"found": False, "path": folder, "config": None, "size_bytes": None, "problem": None}
     if not os.path.isdir(folder):
         answer["problem"] = "there is no such folder" if not os.path.exists(folder) else "this is not a folder"
@@ -58,9 +66,9 @@ def _model_folder(folder, request):
     if answer["config"] is None:
         answer["problem"] = "config.json is missing or broken: this is not a model folder"
     elif not any(name in names for name in _WEIGHTS):
-        answer["problem"] = "no weights (%s)" % " or ".join(_WEIGHTS[:2])
+        answer["problem"] = f"no weights ({' or '.join(_WEIGHTS[:2])})"
     elif not any(name in names for name in _TOKENIZERS):
-        answer["problem"] = "no tokenizer (%s)" % " or ".join(_TOKENIZERS)
+        answer["problem"] = f"no tokenizer ({' or '.join(_TOKENIZERS)})"
     else:
         answer["found"] = True
     try:
@@ -68,29 +76,29 @@ def _model_folder(folder, request):
         if answer["found"]:
             answer.update(_inside(folder, names, weights, request))
     except OSError as error:
-        answer["found"], answer["problem"] = False, "a file cannot be read: %s" % error
+        answer["found"], answer["problem"] = False, f"a file cannot be read: {error}"
     return answer
 
 
-def _inside(folder, names, weights, request):
-    """What the files of a folder that has all it needs by name say."""
+def _inside(folder: str, names: list[str], weights: list[str], request: JsonObject) -> JsonObject:
+    """The content checks of a folder that has every file it needs."""
     for name in weights:
         if name not in names:
-            return {"found": False, "problem": "%s is missing, which the index of the weights names" % name}
+            return {"found": False, "problem": f"{name} is missing, which the index of the weights names"}
         fault = weights_fault(os.path.join(folder, name))
         if fault:
-            return {"found": False, "damaged": True, "problem": "%s %s" % (name, fault)}
+            return {"found": False, "damaged": True, "problem": f"{name} {fault}"}
     kept = digests.Kept(request["workdir"])
-    found = {
+    file_digests = {
         name: kept.of(os.path.join(folder, name), deep=bool(request.get("deep")))
         for name in sorted(set(weights) | {name for name in names if name in _COMPARED or name.endswith(".index.json")})
         if os.path.isfile(os.path.join(folder, name))
     }
     kept.save()
-    return {"files": found, "has_chat_template": has_chat_template(folder, names)}
+    return {"files": file_digests, "has_chat_template": has_chat_template(folder, names)}
 
 
-def _weights(folder, names):
+def _weights(folder: str, names: list[str]) -> list[str]:
     """The files that transformers loads the weights from: safetensors before .bin, one file before several (modeling_utils.py)."""
     for one, index in (_WEIGHTS[:2], _WEIGHTS[2:]):
         if one in names:
@@ -103,7 +111,7 @@ def _weights(folder, names):
     return []
 
 
-def weights_fault(path):
+def weights_fault(path: str) -> str | None:
     """What is wrong with a file of weights as far as its first bytes and its size tell, or None."""
     size_bytes = os.path.getsize(path)
     with open(path, "rb") as stream:
@@ -112,7 +120,7 @@ def weights_fault(path):
             return "is a pointer of Git LFS, not the weights (git clone without git lfs)"
         length = int.from_bytes(first[:8], "little")
         if not path.endswith(".safetensors") or len(first) < 8 or length > min(_HEADER_BYTES, size_bytes):
-            return None  # what it is, its loader will say
+            return None  # the loader will report the problem
         stream.seek(8)
         try:
             header = json.loads(stream.read(length))
@@ -121,11 +129,11 @@ def weights_fault(path):
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None
     if size_bytes < expected:
-        return "is cut short: %d of %d bytes" % (size_bytes, expected)
+        return f"is cut short: {size_bytes} of {expected} bytes"
     return None
 
 
-def has_chat_template(folder, names):
+def has_chat_template(folder: str, names: list[str]) -> bool | None:
     """Whether the tokenizer will have a chat template (transformers, tokenization_utils_base.py: files, then tokenizer_config.json).
 
     None for Mistral's own kind of tokenizer, which needs no template.

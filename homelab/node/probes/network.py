@@ -1,13 +1,20 @@
 """Interfaces, routes, the node's own name, the rendezvous port, its firewall, and whether Windows stands before it."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
+from typing import TYPE_CHECKING
 
-from homelab.node import firewall, ports
+from homelab.node.system import firewall, ports
+from homelab.protocol import files
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
 
 
-def read(request):
+def read(request: JsonObject) -> JsonObject:
     """The node's places on its networks."""
     facts = {
         "interfaces": ports.interfaces(),
@@ -20,20 +27,16 @@ def read(request):
     return facts
 
 
-def wsl(osrelease="/proc/sys/kernel/osrelease", interfaces="/sys/class/net"):
+def wsl(osrelease: str = "/proc/sys/kernel/osrelease", interfaces: str = "/sys/class/net") -> str | None:
     """How a WSL2 reaches the network: what its `wslinfo` says ("nat", "mirrored", ...), else by its interfaces. None elsewhere."""
-    try:
-        with open(osrelease) as stream:
-            if "microsoft" not in stream.read().lower():
-                return None
-    except OSError:
+    if "microsoft" not in files.text(osrelease).lower():
         return None
     program = shutil.which("wslinfo")
     if program is not None:
         try:
-            done = subprocess.run([program, "--networking-mode"], capture_output=True, text=True, timeout=5)
-            if done.returncode == 0 and done.stdout.strip():
-                return done.stdout.split()[0].lower()
+            completed = subprocess.run([program, "--networking-mode"], capture_output=True, text=True, timeout=5)
+            if completed.returncode == 0 and completed.stdout.strip():
+                return completed.stdout.split()[0].lower()
         except (OSError, subprocess.TimeoutExpired):
             pass
     # Mirrored mode brings an interface of this name along.

@@ -7,16 +7,25 @@ a card is `reserved`, and no part of `used`. A tag that is missing, "N/A", "[N/A
 "Requested functionality has been deprecated" is None: not known.
 """
 
-import re
+from __future__ import annotations
 
-from homelab.node import load, programs
+import re
+from typing import TYPE_CHECKING
+
+from homelab.node.system import programs, utilisation
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from homelab.protocol.files import JsonObject
 
 QUERY = ("nvidia-smi", "-q", "-x")
-# A card without persistence mode is woken by the question: a second or two each, and some machines have eight.
+# The question wakes a card without persistence mode. That takes one or two seconds per card, and some machines have eight cards.
 TIMEOUT_S = 20.0
+_UNKNOWN = ("N/A", "Not Supported", "Unknown", "Insufficient Permissions", "GPU is lost")
 
 
-def ask(timeout_s=TIMEOUT_S):
+def ask(timeout_s: float = TIMEOUT_S) -> JsonObject:
     """The answer as `parse` gives it; "missing" costs no process. Falls back on the CSV question where the XML cannot be read."""
     program = programs.path_of(QUERY[0])
     if program is None:
@@ -24,46 +33,46 @@ def ask(timeout_s=TIMEOUT_S):
     try:
         code, output, errors = programs.answer_of((program,) + QUERY[1:], timeout_s)
     except TimeoutError:
-        return silent("nvidia-smi did not answer within %d s" % timeout_s)
+        return silent(f"nvidia-smi did not answer within {timeout_s:.0f} s")
     except OSError as error:
-        return silent("nvidia-smi could not be started: %s" % error)
+        return silent(f"nvidia-smi could not be started: {error}")
     if code != 0:
-        return silent((output + errors).strip()[:500] or "nvidia-smi ended with %d" % code)
+        return silent((output + errors).strip()[:500] or f"nvidia-smi ended with {code}")
     try:
         return parse(output)
     except ValueError:
-        state, cards = load.gpus(timeout_s)
-        return dict(silent(state), gpus=cards)
+        state, cards = utilisation.gpus(timeout_s)
+        return dict(silent(state), cards=cards)
 
 
-def silent(state):
-    """The answer where there is none: `state` says why."""
-    return {"nvidia_smi": state, "driver_version": None, "driver_cuda": None, "gpus": []}
+def silent(state: str) -> JsonObject:
+    """The facts where nvidia-smi gives no answer: `state` says why."""
+    return {"nvidia_smi": state, "driver_version": None, "driver_cuda": None, "cards": []}
 
 
-def parse(text):
-    """{"nvidia_smi": "ok", "driver_version", "driver_cuda", "gpus": [...]} of the XML. Raises ValueError.
+def parse(text: str) -> JsonObject:
+    """{"nvidia_smi": "ok", "driver_version", "driver_cuda", "cards": [...]} of the XML. Raises ValueError.
 
-    `gpus` are `homelab.facts.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
+    `cards` are `homelab.facts.gpu.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
     """
     start = text.find("<nvidia_smi_log")  # a wrapper or a module system may print something first
     if start < 0:
         raise ValueError("no <nvidia_smi_log>")
-    from xml.etree import ElementTree  # 6 ms that a node without a card need not spend
+    from xml.etree import ElementTree  # the import takes 6 ms, which a node without a card saves
 
     try:
         log = ElementTree.fromstring(text[start : text.rfind(">") + 1])
     except ElementTree.ParseError as error:
-        raise ValueError("broken XML: %s" % error) from None
+        raise ValueError(f"broken XML: {error}") from None
     return {
         "nvidia_smi": "ok",
         "driver_version": _text(log, "driver_version"),
         "driver_cuda": _text(log, "cuda_version"),
-        "gpus": [_card(index, entry) for index, entry in enumerate(log.findall("gpu"))],
+        "cards": [_card(index, entry) for index, entry in enumerate(log.findall("gpu"))],
     }
 
 
-def _card(index, entry):
+def _card(index: int, entry: Element) -> JsonObject:
     power = _first(entry, "gpu_power_readings", "power_readings")
     link = "pci/pci_gpu_link_info/link_widths/"
     return {
@@ -90,7 +99,7 @@ def _card(index, entry):
         "recovery_action": _recovery_action(entry),
         "errors_now": _uncorrected(entry.find("ecc_errors/volatile")),
         "errors_ever": _uncorrected(entry.find("ecc_errors/aggregate")),
-        "errors_mended": _mended(entry),
+        "errors_mended": _repaired(entry),
         "repair_pending": any(
             _yes(entry, path)
             for path in (
@@ -105,7 +114,7 @@ def _card(index, entry):
     }  # fmt: skip
 
 
-def _slowed_by(entry):
+def _slowed_by(entry: Element) -> list[str]:
     """Why the clocks are below the highest just now, without the tags' prefix: "gpu_idle", "hw_thermal_slowdown", ..."""
     reasons = _first(entry, "clocks_event_reasons", "clocks_throttle_reasons")
     names = []
@@ -115,7 +124,7 @@ def _slowed_by(entry):
     return names
 
 
-def _recovery_action(entry):
+def _recovery_action(entry: Element) -> str | None:
     """What the driver asks for ("Reset", "Reboot", ...), since 565 in one word, before that in two."""
     action = _text(entry, "gpu_recovery_action")
     if action not in (None, "None"):
@@ -123,17 +132,17 @@ def _recovery_action(entry):
     return "Reset" if _yes(entry, "gpu_reset_status/reset_required") else None
 
 
-def _uncorrected(counts):
-    """Uncorrected memory errors, whichever way this driver counts them; None for a card that does not count."""
+def _uncorrected(counts: Element | None) -> int | None:
+    """Uncorrected memory errors, for all tags that drivers use; None for a card that does not count them."""
     if counts is None:
         return None
-    found = [_number(counts, "double_bit/total")]
-    found += [_number(counts, count.tag) for count in counts if "uncorrectable" in count.tag]
-    known = [int(number) for number in found if number is not None]
-    return sum(known) if known else None
+    numbers = [_number(counts, "double_bit/total")]
+    numbers += [_number(counts, count.tag) for count in counts if "uncorrectable" in count.tag]
+    counted = [int(number) for number in numbers if number is not None]
+    return sum(counted) if counted else None
 
 
-def _mended(entry):
+def _repaired(entry: Element) -> int:
     """How many places of the memory were taken out of use because of uncorrected errors."""
     return sum(
         _whole(entry, path) or 0
@@ -141,7 +150,7 @@ def _mended(entry):
     )
 
 
-def _holder(process):
+def _holder(process: Element) -> JsonObject:
     return {
         "pid": _whole(process, "pid"),
         "program": _text(process, "process_name") or "",
@@ -150,45 +159,39 @@ def _holder(process):
     }
 
 
-def _first(entry, *tags):
-    return next((found for found in map(entry.find, tags) if found is not None), None)
+def _first(entry: Element, *tags: str) -> Element | None:
+    return next((element for element in map(entry.find, tags) if element is not None), None)
 
 
-def _text(entry, path):
+def _text(entry: Element, path: str) -> str | None:
     text = (entry.findtext(path) or "").strip()
-    unknown = not text or text.strip("[]") in (
-        "N/A",
-        "Not Supported",
-        "Unknown",
-        "Insufficient Permissions",
-        "GPU is lost",
-    )
-    return None if unknown or "Unknown Error" in text or text.startswith("Requested functionality") else text
+    is_unknown = not text or text.strip("[]") in _UNKNOWN
+    return None if is_unknown or "Unknown Error" in text or text.startswith("Requested functionality") else text
 
 
-def _number(entry, path):
+def _number(entry: Element, path: str) -> float | None:
     """The number before the unit: 8188.0 of "8188 MiB", 16.0 of "16x"."""
-    found = re.match(r"-?\d+(\.\d+)?", _text(entry, path) or "")
-    return float(found.group()) if found else None
+    match = re.match(r"-?\d+(\.\d+)?", _text(entry, path) or "")
+    return float(match.group()) if match else None
 
 
-def _whole(entry, path):
+def _whole(entry: Element, path: str) -> int | None:
     number = _number(entry, path)
     return None if number is None else int(number)
 
 
-def _either(entry, *paths):
+def _either(entry: Element | None, *paths: str) -> float | None:
     if entry is None:
         return None
     return next((number for number in (_number(entry, path) for path in paths) if number is not None), None)
 
 
-def _bytes(entry, path):
+def _bytes(entry: Element, path: str) -> int | None:
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     number = _number(entry, path)
     unit = (_text(entry, path) or "").rpartition(" ")[2]
     return None if number is None else int(number * units.get(unit, 1 << 20))
 
 
-def _yes(entry, path):
+def _yes(entry: Element, path: str) -> bool:
     return _text(entry, path) in ("Yes", "Enabled")

@@ -1,36 +1,31 @@
 """Whether the node stays awake: mains, what systemd-logind would do, whether it slept, and what waits for a restart. Read from files."""
 
+from __future__ import annotations
+
 import glob
 import os
-import subprocess
 import time
+from typing import TYPE_CHECKING
 
 from homelab.node.probes import upgrades
+from homelab.node.system import programs
+from homelab.protocol import files
 
-_TARGETS = (
-    "sleep.target",
-    "suspend.target",
-    "hibernate.target",
-    "hybrid-sleep.target",
-    "suspend-then-hibernate.target",
-)
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+
+_TARGETS = ("sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.target", "suspend-then-hibernate.target")
 # In the order in which systemd prefers them (systemd.unit(5), logind.conf(5)).
-_UNITS = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-)
 _CONFIGURATION = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd", "/lib/systemd")
+_UNITS = tuple(f"{folder}/system" for folder in _CONFIGURATION)
 _JOURNAL_S = 3.0
 
 
-def read(request, root=""):
+def read(request: JsonObject, root: str = "") -> JsonObject:
     """`root`: a folder that stands for /, in tests."""
     power = _power(root)
     return {
-        "power": power,
+        "source": power,
         "sleep": _sleep(root, on_battery=power == "battery"),
         "suspended": _suspended(root),
         "reboot_required": upgrades.reboot_required(root),
@@ -38,7 +33,7 @@ def read(request, root=""):
     }
 
 
-def _power(root):
+def _power(root: str) -> str | None:
     folder = root + "/sys/class/power_supply"
     try:
         names = os.listdir(folder)
@@ -46,17 +41,17 @@ def _power(root):
         return None
     online = battery = False
     for name in names:
-        kind = _text(os.path.join(folder, name, "type"))
-        # A mouse or a headset has a battery too: its scope is the device, not the system.
-        if kind == "Battery" and _text(os.path.join(folder, name, "scope")) != "Device":
+        kind = files.text(os.path.join(folder, name, "type"))
+        # A mouse or a headset has a battery too; its scope is "Device".
+        if kind == "Battery" and files.text(os.path.join(folder, name, "scope")) != "Device":
             battery = True
-            online = online or _text(os.path.join(folder, name, "status")) == "Charging"
-        elif kind in ("Mains", "USB"):  # many laptops are fed by USB-C, and have no other mains
-            online = online or _text(os.path.join(folder, name, "online")) in ("1", "2")
+            online = online or files.text(os.path.join(folder, name, "status")) == "Charging"
+        elif kind in ("Mains", "USB"):  # many laptops get power by USB-C only
+            online = online or files.text(os.path.join(folder, name, "online")) in ("1", "2")
     return ("mains" if online else "battery") if battery else None
 
 
-def _sleep(root, on_battery):
+def _sleep(root: str, on_battery: bool) -> JsonObject | None:
     """What logind does by itself. None where systemd does not run the machine: then nobody here knows who sends it to sleep.
 
     The desktop's own wish to suspend when nobody types (GNOME: sleep-inactive-ac-type) stands in a binary database of each
@@ -77,29 +72,29 @@ def _sleep(root, on_battery):
     }
 
 
-def _has_lid(root):
+def _has_lid(root: str) -> bool:
     """A lid that the kernel watches: ACPI's own file, or its entry among the input devices."""
     acpi = glob.glob(glob.escape(root) + "/proc/acpi/button/lid/*/state")
-    return bool(acpi) or 'Name="Lid Switch"' in _text(root + "/proc/bus/input/devices")
+    return bool(acpi) or 'Name="Lid Switch"' in files.text(root + "/proc/bus/input/devices")
 
 
-def configuration(root, name):
+def configuration(root: str, name: str) -> list[str]:
     """The texts of a systemd configuration file in the order in which systemd reads them: the main file, from the first folder
     that has one; then the drop-ins of all folders by their names, where one of a folder before hides one of the same name."""
-    files = []
+    paths = []
     for folder in _CONFIGURATION:
-        if os.path.lexists("%s%s/%s" % (root, folder, name)):
-            files.append("%s%s/%s" % (root, folder, name))
+        if os.path.lexists(f"{root}{folder}/{name}"):
+            paths.append(f"{root}{folder}/{name}")
             break
-    drop_ins = {}
+    drop_ins: dict[str, str] = {}
     for folder in _CONFIGURATION:
-        for path in glob.glob("%s%s/%s.d/*.conf" % (glob.escape(root), folder, name)):
+        for path in glob.glob(f"{glob.escape(root)}{folder}/{name}.d/*.conf"):
             drop_ins.setdefault(os.path.basename(path), path)
-    files += [drop_ins[basename] for basename in sorted(drop_ins)]
-    return [text for text in (_text(path) for path in files) if text]
+    paths += [drop_ins[basename] for basename in sorted(drop_ins)]
+    return [text for text in (files.text(path) for path in paths) if text]
 
 
-def logind(texts):
+def logind(texts: list[str]) -> JsonObject:
     """The options of [Login], the last of each; an empty value is the default again."""
     options = {}
     for text in texts:
@@ -114,7 +109,7 @@ def logind(texts):
     return {key: value for key, value in options.items() if value}
 
 
-def kills_processes(options, user):
+def kills_processes(options: JsonObject, user: str) -> bool:
     """Whether logind ends what a login of this user started when the login ends. Lingering does not help: it keeps the user's
     service manager alive, not the login's own processes (logind.conf(5), KillUserProcesses=)."""
     if options.get("KillUserProcesses", "no").lower() not in ("yes", "true", "on", "1", "y", "t"):
@@ -125,9 +120,9 @@ def kills_processes(options, user):
     return not only or user in only
 
 
-def _is_masked(root, unit):
+def _is_masked(root: str, unit: str) -> bool:
     for folder in _UNITS:
-        path = "%s%s/%s" % (root, folder, unit)
+        path = f"{root}{folder}/{unit}"
         if os.path.lexists(path):  # the first folder that has it decides; a link to /dev/null or an empty file masks
             return (os.path.islink(path) and os.readlink(path) == "/dev/null") or (
                 os.path.isfile(path) and os.path.getsize(path) == 0
@@ -135,46 +130,31 @@ def _is_masked(root, unit):
     return False
 
 
-def _suspended(root):
+def _suspended(root: str) -> JsonObject | None:
     """How long the node was asleep since it started: CLOCK_BOOTTIME goes on in sleep, CLOCK_MONOTONIC does not.
 
     Both clocks can be shifted (a time namespace), so the kernel's count of suspends has to agree. When it was, only the
     journal tells; it is asked on machines alone that have slept, and not every login may read it.
     """
-    if (_number(root + "/sys/power/suspend_stats/success") or 0) < 1 or not hasattr(time, "CLOCK_BOOTTIME"):
+    if (files.integer(root + "/sys/power/suspend_stats/success") or 0) < 1 or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     asleep_s = up_s - time.clock_gettime(time.CLOCK_MONOTONIC)
     return {"asleep_s": round(max(0.0, asleep_s), 1), "up_s": round(up_s, 1), "ago_s": _woke_ago_s()}
 
 
-def _woke_ago_s():
+def _woke_ago_s() -> float | None:
     """Seconds since the kernel last said that it came back, within the last day; None where the journal does not say."""
-    command = [
-        "journalctl",
-        "-k",
-        "-b",
-        "-q",
-        "--no-pager",
-        "-o",
-        "short-unix",
-        "--since=-1d",
-        "-g",
-        r"PM: (suspend|hibernation) exit",
-        "-n",
-        "1",
-    ]
+    words = ("-k", "-b", "-q", "--no-pager", "-o", "short-unix", "--since=-1d", "-g", r"PM: (suspend|hibernation) exit", "-n", "1")
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_JOURNAL_S, text=True, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        _, output, _ = programs.answer_of(("journalctl", *words), _JOURNAL_S)
+    except (OSError, TimeoutError):
         return None
-    woke_at = parse_short_unix(done.stdout)
+    woke_at = parse_short_unix(output)
     return None if woke_at is None else round(max(0.0, time.time() - woke_at), 1)
 
 
-def parse_short_unix(text):
+def parse_short_unix(text: str) -> float | None:
     """The time of the last line of `journalctl -o short-unix` ("1732189712.123456 tower kernel: PM: suspend exit")."""
     for line in reversed(text.splitlines()):
         try:
@@ -182,18 +162,3 @@ def parse_short_unix(text):
         except (ValueError, IndexError):
             continue
     return None
-
-
-def _text(path):
-    try:
-        with open(path, errors="replace") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""
-
-
-def _number(path):
-    try:
-        return int(_text(path))
-    except ValueError:
-        return None

@@ -3,24 +3,30 @@
 Line formats: NVIDIA's "XID Errors" guide; the process's name came with driver 510, before that there is at most its id.
 """
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
-from homelab.node import programs
 from homelab.node.probes import nvidia
+from homelab.node.system import programs
+from homelab.protocol import files
 
-# Whoever may not read the kernel's buffer may often read the journal (members of adm or systemd-journal).
-_LOGS = (
-    ("dmesg",),
-    ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "-g", "NVRM: Xid"),
-)
+if TYPE_CHECKING:
+    from typing import Any
+
+    from homelab.protocol.files import JsonObject
+
+# A user without access to the kernel's buffer may often read the journal (members of adm or systemd-journal).
+_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "-g", "NVRM: Xid"))
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 _TIMEOUT_S = 4.0
 
 
-def read(request):
+def read(request: JsonObject) -> list[JsonObject] | None:
     """What was found; None where there is no NVIDIA driver, or the log cannot be read."""
     if programs.path_of(nvidia.QUERY[0]) is None:
-        return {"xids": None}
+        return None
     for words in _LOGS:
         if programs.path_of(words[0]) is None:
             continue
@@ -30,19 +36,19 @@ def read(request):
             continue
         # Without the right to read, dmesg fails and journalctl is silent; journalctl also fails where nothing matches.
         if code == 0 and (output or words[0] == "dmesg"):
-            return {"xids": parse(output, _uptime_s())}
-    return {"xids": None}
+            return parse(output, _uptime_s())
+    return None
 
 
-def parse(text, uptime_s=None):
-    """One entry for each card and number, in the order of their first line: `homelab.facts.Xid`."""
-    found = {}
+def parse(text: str, uptime_s: float | None = None) -> list[JsonObject]:
+    """One entry for each card and number, in the order of their first line: `homelab.facts.gpu.Xid`."""
+    entries: dict[Any, JsonObject] = {}
     for line in text.splitlines():
         match = _LINE.search(line)
         if match is None:
             continue
         bus, code, rest = match.groups()
-        entry = found.setdefault(
+        entry = entries.setdefault(
             (bus, code), {"code": int(code), "bus_id": bus, "count": 0, "last_s_ago": None, "program": None}
         )
         entry["count"] += 1
@@ -52,12 +58,11 @@ def parse(text, uptime_s=None):
         named = re.search(r"name='?([^,']+)", rest)
         if named and named.group(1) != "<unknown>":
             entry["program"] = named.group(1).strip()
-    return list(found.values())
+    return list(entries.values())
 
 
-def _uptime_s():
+def _uptime_s() -> float | None:
     try:
-        with open("/proc/uptime") as stream:
-            return float(stream.read().split()[0])
-    except (OSError, ValueError, IndexError):
+        return float(files.text("/proc/uptime").split()[0])
+    except (ValueError, IndexError):
         return None

@@ -60,7 +60,7 @@ class Measured:
 
     @property
     def counted_s(self) -> float:
-        """As it counts in a median."""
+        """The seconds that count in a median."""
         return self.limit_s if self.next_step_s is None else self.next_step_s
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Measured:
 
 
 class ElasticScene(Scene):
-    """A scene whose run is torchrun's. Nobody supervises it: the end is the next step, or that there will be none."""
+    """A scene whose run is torchrun's, without a supervisor. It ends with the next step, or when no step can follow."""
 
     def __init__(self, ground: ElasticGround, draw: random.Random, limit_s: float) -> None:
         super().__init__(ground, draw)
@@ -87,61 +87,61 @@ class ElasticScene(Scene):
 
     def goes_on(self) -> GoesOn | None:
         """The first step after the fault, if there is one within the limit."""
-        found = first_after(self.run.steps(), self.fault_at)  # type: ignore[attr-defined]
-        return found if found and found.seconds <= self.limit_s else None
+        next_step = first_after(self.run.steps(), self.fault_at)  # type: ignore[attr-defined]
+        return next_step if next_step and next_step.seconds <= self.limit_s else None
 
     def said(self, text: str) -> bool:
-        """Nobody says anything here; that it goes on is seen by its steps."""
+        """There is no supervisor to report anything; the steps show whether the training continues."""
         return self.goes_on() is not None or not self.run.torchruns()  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """Until the next step, the limit, or the end of the last torchrun."""
+        """Wait until the next step, the limit, or the end of the last torchrun."""
         while self.goes_on() is None and time.time() < self.fault_at + self.limit_s:
             if not self.run.torchruns():  # type: ignore[attr-defined]
                 self.how = f"never: every torchrun had ended after {time.time() - self.fault_at:.0f} s"
                 return
             time.sleep(_POLL_S)
-        found = self.goes_on()
-        self.how = "never" if found is None else "new workers" if found.new_workers else "same workers"
+        next_step = self.goes_on()
+        self.how = "never" if next_step is None else "new workers" if next_step.new_workers else "same workers"
 
 
 def play(ground: Ground, setting: Setting, case: Case, seed: int, limit_s: float = LIMIT_S) -> Measured:
     """One fault from start to clean nodes. Where torchrun never came to the moment of the fault it is "not played", and does not count."""
-    found = Measured(setting.name, case.name, seed, limit_s)
-    while found.starts < _MOST_STARTS:
-        found.starts += 1
+    measured = Measured(setting.name, case.name, seed, limit_s)
+    while measured.starts < _MOST_STARTS:
+        measured.starts += 1
         try:
-            _play(ground, setting, case, found)
-            return found
+            _play(ground, setting, case, measured)
+            return measured
         except (Unexpected, HomelabError, subprocess.SubprocessError) as error:
-            found.how = f"not played: {error}"
-    return found
+            measured.how = f"not played: {error}"
+    return measured
 
 
-def _play(ground: Ground, setting: Setting, case: Case, found: Measured) -> None:
+def _play(ground: Ground, setting: Setting, case: Case, measured: Measured) -> None:
     place = ElasticGround(ground.lab, ground.desk, ground.model, ground.epochs, ground.every_steps, setting=setting)
-    scene = ElasticScene(place, random.Random(f"{found.seed} {case.name}"), found.limit_s)
+    scene = ElasticScene(place, random.Random(f"{measured.seed} {case.name}"), measured.limit_s)
     try:
         case.play(scene)
         goes_on = scene.goes_on()
-        found.node, found.step, found.how = scene.victim, scene.step, scene.how
+        measured.node, measured.step, measured.how = scene.victim, scene.step, scene.how
         if goes_on:
-            found.next_step_s, found.ranks, found.worker_start_s = (
+            measured.next_step_s, measured.ranks, measured.worker_start_s = (
                 goes_on.seconds,
                 goes_on.ranks,
                 goes_on.worker_start_s,
             )
-            found.lost_steps = max(0, scene.step + 1 - goes_on.step)
+            measured.lost_steps = max(0, scene.step + 1 - goes_on.step)
     finally:
         if place.launched:
-            found.logs = place.launched[0].logs()
+            measured.logs = place.launched[0].logs()
         scene.undo.close()
         place.restore()
-        _clean(place, found)
+        _clean(place, measured)
 
 
-def _clean(place: ElasticGround, found: Measured) -> None:
-    """Nothing of it stays on the nodes: no process, no file."""
+def _clean(place: ElasticGround, measured: Measured) -> None:
+    """Remove all of it from the nodes: every process and every file."""
 
     def gone() -> bool:
         left = left_on(place.lab)
@@ -149,31 +149,31 @@ def _clean(place: ElasticGround, found: Measured) -> None:
         return not left
 
     if not procfs.until(gone, 20.0):
-        found.left = list(left_on(place.lab).values())
-        raise RuntimeError(f"left on the nodes: {'; '.join(found.left)}")
+        measured.left = list(left_on(place.lab).values())
+        raise RuntimeError(f"left on the nodes: {'; '.join(measured.left)}")
     for run in place.launched:
         run.forget()
 
 
 def figures(measured: Iterable[Measured], outcomes: Iterable[Outcome], limit_s: float) -> dict[str, float]:
     """Medians and how many went on, of torchrun with each setting and of the supervised runs with the same faults."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     measured = list(measured)
     for setting in settings.ALL:
         own = [one for one in measured if one.setting == setting.name and one.played]
         if own:
-            found[f"torchrun_{setting.name}_median_s"] = statistics.median(one.counted_s for one in own)
-            found[f"torchrun_{setting.name}_survived"] = float(sum(one.next_step_s is not None for one in own))
-            found[f"torchrun_{setting.name}_played"] = float(len(own))
+            result[f"torchrun_{setting.name}_median_s"] = statistics.median(one.counted_s for one in own)
+            result[f"torchrun_{setting.name}_survived"] = float(sum(one.next_step_s is not None for one in own))
+            result[f"torchrun_{setting.name}_played"] = float(len(own))
     ours = [one for one in outcomes if one.case in NAMES and not one.missing]
     if measured and ours:
         seconds = [_within(one, limit_s) for one in ours]
-        found["homelab_same_faults_median_s"] = statistics.median(
+        result["homelab_same_faults_median_s"] = statistics.median(
             limit_s if value is None else value for value in seconds
         )
-        found["homelab_same_faults_survived"] = float(sum(value is not None for value in seconds))
-        found["homelab_same_faults_played"] = float(len(ours))
-    return found
+        result["homelab_same_faults_survived"] = float(sum(value is not None for value in seconds))
+        result["homelab_same_faults_played"] = float(len(ours))
+    return result
 
 
 def _within(one: Outcome, limit_s: float) -> float | None:
@@ -215,10 +215,10 @@ def beside(
     ground: Ground, case: Case, seed: int, limit_s: float, runs: list[dict[str, Any]], say: Callable[[str], None]
 ) -> list[Measured]:
     """Play a case under torchrun with every setting; nothing for a case that has no counterpart. Appended to `runs`, too."""
-    found = []
+    measurements = []
     for setting in settings.ALL if case.name in NAMES else ():
         say(f"seed {seed}, {case.name} under torchrun, {setting.name}")
-        found.append(play(ground, setting, case, seed, limit_s))
-        runs.append({"what": "torchrun", **found[-1].as_dict()})
-        say(f"  {line(found[-1])}")
-    return found
+        measurements.append(play(ground, setting, case, seed, limit_s))
+        runs.append({"what": "torchrun", **measurements[-1].as_dict()})
+        say(f"  {line(measurements[-1])}")
+    return measurements

@@ -1,4 +1,4 @@
-"""One training under torchrun on the practice nodes, started over SSH on each of them as a person would do it by hand."""
+"""One training under torchrun on the practice nodes, started over SSH on each of them, as a person does it by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.faults.ground import Ground
 from benchmarks.faults.scene import Unexpected
 
 from homelab.lab import Lab, procfs
-from homelab.planning.command import quote_words
+from homelab.shell import quote_words
 
 PROGRAM = Path(__file__).with_name("train.py")
 START_TIMEOUT_S = 60.0
@@ -47,12 +47,12 @@ class ElasticRun:
 
     def steps(self) -> list[steps.Step]:
         """All that any rank has done so far."""
-        found = []
+        done_steps = []
         for name in self.node_names():
             file = self.folder(name) / "steps.jsonl"
             if file.exists():
-                found += steps.parse(file.read_text(encoding="utf-8", errors="replace"))
-        return found
+                done_steps += steps.parse(file.read_text(encoding="utf-8", errors="replace"))
+        return done_steps
 
     def heartbeat(self, attempt: int, rank: int = 0) -> dict[str, Any]:
         """The step that was reached."""
@@ -60,20 +60,20 @@ class ElasticRun:
 
     def torchruns(self) -> list[int]:
         """The torchrun processes that are left on any node."""
-        found = self.lab.processes_of_run(self.name).values()
-        return [pid for pids in found for pid in pids if "torch.distributed.run" in procfs.command_line(pid)]
+        pids_by_node = self.lab.processes_of_run(self.name).values()
+        return [pid for pids in pids_by_node for pid in pids if "torch.distributed.run" in procfs.command_line(pid)]
 
     def logs(self, last: int = 20) -> dict[str, list[str]]:
         """node -> the last lines of what torchrun and its worker printed there, without lists of settings and progress bars."""
-        found = {}
+        lines_of = {}
         for name in self.node_names():
             file = self.folder(name) / "torchrun.log"
             lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-            found[name] = [line for line in lines if line.strip() and not any(word in line for word in _NOISE)][-last:]
-        return found
+            lines_of[name] = [line for line in lines if line.strip() and not any(word in line for word in _NOISE)][-last:]
+        return lines_of
 
     def forget(self) -> None:
-        """Remove what it wrote on the nodes."""
+        """Remove its files from the nodes."""
         for name in self.node_names():
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
@@ -104,7 +104,7 @@ class ElasticGround(Ground):
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "true",
                 "PYTHONUNBUFFERED": "1",
-                "LOGLEVEL": "INFO",  # torchrun tells what it does; its last lines are kept with the measurement
+                "LOGLEVEL": "INFO",  # torchrun logs its actions; the measurement keeps its last lines
                 **dict(self.setting.environment),
             }
             command = self.setting.command(node.python, run.name, head, words)

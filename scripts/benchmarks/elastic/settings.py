@@ -1,4 +1,4 @@
-"""How torchrun is started: as it comes, and as somebody would set it who has read its source (torch 2.13)."""
+"""How torchrun is started: with its defaults, and tuned by its source (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PORT = 29400
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to start torchrun. `conf` is --rdzv-conf, `program` what the training program is told."""
+    """A way to start torchrun. `conf` is --rdzv-conf, `program` the arguments of the training program."""
 
     name: str
     conf: tuple[tuple[str, int], ...] = ()
@@ -32,7 +32,7 @@ DEFAULT = Setting("default")
 TUNED = Setting(
     "tuned",
     conf=(
-        # With 2 of 3 nodes a round waits this long for the third; the default is 30 s. Much less, and a node that is a second late is
+        # With 2 of 3 nodes a round waits this long for the third; the default is 30 s. With much less, a node that is one second late is
         # left out, joins the next round, and costs everybody one more restart: agents poll once a second.
         ("last_call_timeout", 3),
         # A dead node must be out of the old round before the others have given it up (10 s, below), or they wait for it: 2 s x 3

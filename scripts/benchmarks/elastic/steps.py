@@ -1,4 +1,4 @@
-"""Whether training goes on after a fault, from the lines that the workers wrote step by step. Nothing but reckoning."""
+"""Whether training goes on after a fault, from the lines that the workers wrote step by step. Pure calculation."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class GoesOn:
 
 def parse(text: str) -> list[Step]:
     """The lines of a steps.jsonl; one that a killed worker left unfinished is no line, wherever it stands."""
-    found = []
+    parsed = []
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-            found.append(Step(entry["step"], entry["ranks"], entry["time"], entry["started_at"]))
+            parsed.append(Step(entry["step"], entry["ranks"], entry["time"], entry["started_at"]))
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return parsed
 
 
 def first_after(steps: Iterable[Step], fault_at: float) -> GoesOn | None:

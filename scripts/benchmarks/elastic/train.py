@@ -21,8 +21,8 @@ GLOBAL_BATCH = 12
 
 
 def main() -> None:
-    """Train for ever."""
-    asked = _arguments()
+    """Train until it is killed."""
+    options = _arguments()
     # The imports of the worker that this is compared with: the Trainer with all it needs, without two libraries nobody uses here.
     sys.modules.update({"bitsandbytes": None, "datasets": None})  # type: ignore[dict-item]
     importlib.import_module("transformers.trainer")
@@ -32,26 +32,26 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    chats = [json.loads(line)["messages"] for line in asked.data.read_text(encoding="utf-8").splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    chats = [json.loads(line)["messages"] for line in options.data.read_text(encoding="utf-8").splitlines()]
     rows = [tokenizer(tokenizer.apply_chat_template(chat, tokenize=False))["input_ids"] for chat in chats]
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(asked.model), config)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(options.model), config)
     optimizer = torch.optim.AdamW(
         [weight for weight in model.parameters() if weight.requires_grad], lr=1e-3, weight_decay=0.01
     )
 
     group = None
-    if asked.silence_s is None:
+    if options.silence_s is None:
         dist.init_process_group("gloo")
     else:
         # Nodes load at different speeds, so the start is given more time than a step; all that is done in steps uses the second group.
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=asked.patience_s))
-        group = dist.new_group(timeout=datetime.timedelta(seconds=asked.silence_s))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=options.patience_s))
+        group = dist.new_group(timeout=datetime.timedelta(seconds=options.silence_s))
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    file = asked.folder / "checkpoint.pt"
+    file = options.folder / "checkpoint.pt"
     own = torch.load(file) if file.exists() else {"step": 0}
     reached: list[Any] = [None] * ranks
     dist.all_gather_object(reached, own["step"])
@@ -62,7 +62,7 @@ def main() -> None:
         peft.set_peft_model_state_dict(model, box[0]["adapter"])
         optimizer.load_state_dict(box[0]["optimizer"])
     parallel = DistributedDataParallel(model, process_group=group)
-    with (asked.folder / "steps.jsonl").open("a", encoding="utf-8", buffering=1) as log:
+    with (options.folder / "steps.jsonl").open("a", encoding="utf-8", buffering=1) as log:
         while True:
             share = [rows[(step * GLOBAL_BATCH + number) % len(rows)] for number in range(GLOBAL_BATCH)][rank::ranks]
             batch = tokenizer.pad({"input_ids": share}, return_tensors="pt")
@@ -84,7 +84,7 @@ def main() -> None:
                 "started_at": STARTED_AT,
             }
             log.write(json.dumps(line) + "\n")
-            if step % asked.every_steps == 0:  # one rank per node, so every node has one
+            if step % options.every_steps == 0:  # one rank per node, so every node has one
                 state = {
                     "step": step,
                     "adapter": peft.get_peft_model_state_dict(model),

@@ -44,7 +44,7 @@ def compare(lab: Lab, repeats: int, runs: list[dict[str, Any]]) -> dict[str, lis
     seconds: dict[str, list[float]] = {"homelab": []}
     if program is not None:
         seconds |= {"ansible": [], "ansible, pipelining": []}
-    for number in range(-1, repeats):  # the first round is thrown away: byte code is compiled, code is shipped
+    for number in range(-1, repeats):  # the first round does not count: it compiles byte code and ships the code
         for name in seconds:
             took = _homelab(lab) if name == "homelab" else _ansible(lab, program, pipelining="pipelining" in name)
             if number >= 0:
@@ -93,6 +93,6 @@ def _ansible(lab: Lab, program: Path | None, *, pipelining: bool) -> float:
         took = time.perf_counter() - began
         if done.returncode != 0 or done.stdout.count('"ansible_facts"') != len(lab.nodes):
             raise SystemExit(f"error: ansible failed: {(done.stderr or done.stdout)[-600:]}")
-        for socket in (folder / "c").iterdir():  # the masters' sockets go with the folder; let them end first
+        for socket in (folder / "c").iterdir():  # the sockets of the SSH masters are in the folder, so the masters must end first
             subprocess.run(["ssh", "-F", "none", "-o", f"ControlPath={socket}", "-O", "exit", "-"], capture_output=True, timeout=10, check=False)
         return took

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from homelab.config.load import load_cluster
-from homelab.planning import addresses
+from homelab.planning import lan_address
 from homelab.remote.fanout import Fleet
 
 
@@ -17,8 +17,8 @@ def main() -> int:
     """Ask every node once. Returns 1 when one did not answer."""
     cluster = load_cluster(Path(sys.argv[1]))
     with Fleet(cluster) as fleet:
-        answers, errors = fleet.ask("facts", lambda node: {"peers": addresses.peers_of(cluster, node.name), "port": 29500})
-    print(f"{len(answers)} nodes, {sum(map(len, answers.values()))} facts")
+        answers, errors = fleet.ask("facts", lambda node: {"peers": lan_address.peers_of(cluster, node.name), "port": 29500})
+    print(f"{len(answers)} nodes, {sum(len(field) if isinstance(field, dict) else 1 for answer in answers.values() for field in answer.values())} facts")
     for name, error in errors.items():
         print(f"{name}: {error}", file=sys.stderr)
     return 1 if errors else 0

@@ -27,23 +27,23 @@ def worker_killed(scene: Scene) -> None:
 def torchrun_killed(scene: Scene) -> None:
     """kill -9 of torchrun; its worker is left an orphan."""
     scene.train()
-    found = scene.processes(scene.node(), "torch.distributed.run")
+    pids = scene.processes(scene.node(), "torch.distributed.run")
     with scene.fault():
-        procfs.send(found, signal.SIGKILL)
+        procfs.send(pids, signal.SIGKILL)
     scene.finish()
 
 
 def agent_killed(scene: Scene) -> None:
     """kill -9 of the agent that waits for torchrun; the training itself is well, and must not be disturbed."""
     scene.train()
-    found = scene.processes(scene.node(), "watch")
+    pids = scene.processes(scene.node(), "watch")
     with scene.fault():
-        procfs.send(found, signal.SIGKILL)
+        procfs.send(pids, signal.SIGKILL)
     scene.finish()
 
 
 def power_cut(scene: Scene) -> None:
-    """A node without power, for good."""
+    """A node loses its power and does not get it back."""
     scene.train()
     node = scene.node(head=False)
     with scene.fault():
@@ -52,7 +52,7 @@ def power_cut(scene: Scene) -> None:
 
 
 def head_power_cut(scene: Scene) -> None:
-    """The node with rank 0 and the rendezvous without power, for good."""
+    """The node with rank 0 and the rendezvous loses its power and does not get it back."""
     scene.train()
     node = scene.node(head=True)
     with scene.fault():
@@ -72,12 +72,12 @@ def power_cut_while_loading(scene: Scene) -> None:
 
 
 def frozen_worker(scene: Scene) -> None:
-    """SIGSTOP to one training process; nobody continues it."""
+    """SIGSTOP to one training process, without SIGCONT."""
     scene.train()
     node = scene.node()
-    found = sorted({*scene.processes(node, "homelab.worker")} - {*scene.processes(node, "torch.distributed.run")})
+    pids = sorted({*scene.processes(node, "homelab.worker")} - {*scene.processes(node, "torch.distributed.run")})
     with scene.fault():
-        procfs.send(found, signal.SIGSTOP)
+        procfs.send(pids, signal.SIGSTOP)
     scene.finish()
 
 
@@ -174,8 +174,8 @@ def supervisor_twice(scene: Scene) -> None:
     """A second supervisor is started: it says so and leaves; a failure is recovered once."""
     scene.train()
     first = scene.run.supervisor()["pid"]
-    said = scene.ground.desk.homelab("supervise", scene.run.name, timeout_s=60).stdout
-    assert "has a supervisor" in said, said
+    output = scene.ground.desk.homelab("supervise", scene.run.name, timeout_s=60).stdout
+    assert "has a supervisor" in output, output
     node = scene.node()
     with scene.fault():
         scene.lab.fault(node, "kill-worker")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.faults.scene import Case, Scene
 
-from homelab.lab.flaws.inside import inside, mounted, view
+from homelab.lab.misconfigurations.node_changes import inside, mounted, view
 from homelab.runs import store
 
-ROOM_BYTES = 48 << 10  # for what the ranks write down at every step; a checkpoint is larger
+ROOM_BYTES = 48 << 10  # room for the metrics that the ranks write at every step; a checkpoint is larger
 
 
 def disk_full(scene: Scene) -> None:
@@ -52,7 +52,7 @@ def checkpoint_flipped(scene: Scene) -> None:
 
 def _damaged(scene: Scene, damage: Callable[[Path], None]) -> None:
     scene.train()
-    # Two must be there, or nothing good would be left.
+    # Two checkpoints must exist, because one must stay good.
     scene.until(lambda: len(list(scene.run.folder("node1").glob("checkpoints/step-*"))) >= 2, "second checkpoint")
     node = scene.node()
     folders = [
@@ -119,9 +119,9 @@ def script_error(scene: Scene) -> None:
     with scene.fault():
         pass
     scene.finish()
-    found = store.read_object(run.paths.diagnosis_json(1)).get("diagnosis", {})
-    seen = (found.get("cause"), found.get("first_node"))
-    assert seen == ("python-error", scene.victim), f"the diagnosis says {seen}: {found.get('title')}"
+    diagnosis = store.read_object(run.paths.diagnosis_json(1)).get("diagnosis", {})
+    named_cause = (diagnosis.get("cause"), diagnosis.get("first_node"))
+    assert named_cause == ("python-error", scene.victim), f"the diagnosis says {named_cause}: {diagnosis.get('title')}"
 
 
 CASES = (

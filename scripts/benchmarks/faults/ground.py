@@ -1,4 +1,4 @@
-"""Where faults happen: three practice nodes, a desk whose runs are supervised, one recipe, and the run that nothing happened to."""
+"""Where faults happen: three practice nodes, a desk whose runs are supervised, one recipe, and the undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from homelab.lab import Lab, procfs
-from homelab.lab.flaws.inside import view
+from homelab.lab.misconfigurations.node_changes import view
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk, Run
-from tests.worker import harness
+from scripts.practice import tiny_model
+from scripts.practice.desk import Desk, Run
 
 NODES = ("node1", "node2", "node3")
 ROWS = 240
@@ -55,7 +55,7 @@ every_steps = {every_steps}
 tensorboard = false
 """
 
-# A user's own program: it works for some seconds on every rank, then one has a typing error.
+# A user's own program: it works for some seconds on every rank, then one rank raises an error.
 BROKEN = """
 import os, time
 import torch.distributed as dist
@@ -145,15 +145,15 @@ class SeenRun(Run):
         return [node["name"] for node in self.plan(attempt).get("nodes", [])]
 
     def events(self, after_s: float = 0.0) -> list[dict[str, Any]]:
-        """What the controller wrote down since then (seconds since 1970)."""
+        """The controller's events since then (seconds since 1970)."""
         return [event for event in store.read_lines(self.paths.events_jsonl) if event.get("time", 0.0) >= after_s]
 
     def supervisor(self) -> dict[str, Any]:
-        """What the supervisor says that it does."""
+        """The supervisor's own record of its work."""
         return store.read_object(self.paths.supervisor_json)
 
     def supervisor_alive(self) -> bool:
-        """Whether the process that wrote this down runs."""
+        """Whether the process that wrote this record runs."""
         pid = self.supervisor().get("pid")
         return isinstance(pid, int) and {"supervise", self.name} <= {*procfs.command_line(pid)}
 
@@ -165,12 +165,12 @@ class SeenRun(Run):
 
     def train_times(self, attempt: int) -> dict[int, float]:
         """Step -> when the first rank had done it (seconds since 1970), in one attempt."""
-        found: dict[int, float] = {}
+        time_of: dict[int, float] = {}
         for file in self._files(f"attempts/{attempt}/ranks/*/metrics.jsonl"):
             for line in store.read_lines(file):
                 if line.get("kind") == "train":
-                    found[line["step"]] = min(line["time"], found.get(line["step"], float("inf")))
-        return found
+                    time_of[line["step"]] = min(line["time"], time_of.get(line["step"], float("inf")))
+        return time_of
 
     def started_at(self, attempt: int) -> float | None:
         """When torchrun ran on the last node of an attempt (seconds since 1970)."""
@@ -198,12 +198,12 @@ class SeenRun(Run):
 
 def left_on(lab: Lab) -> dict[int, str]:
     """pid -> command line of what any run has left on the nodes. (The agents that answer the controller are no part of a run.)"""
-    found = {}
+    line_of = {}
     for node in lab.nodes:
         for pid in lab.processes_of(node.name):
             if "HOMELAB_RUN" in procfs.environment(pid):
-                found[pid] = f"{node.name}: {' '.join(procfs.command_line(pid))[:160]}"
-    return found
+                line_of[pid] = f"{node.name}: {' '.join(procfs.command_line(pid))[:160]}"
+    return line_of
 
 
 @contextlib.contextmanager
@@ -219,9 +219,9 @@ def ground(
         with Lab.up(folder / "lab", names=list(NODES), backend="namespaces", cpu=[1.0], rate=rate) as lab:
             place = folder / "desk"
             place.mkdir()
-            model = harness.tiny_llama(folder / "tiny-llama")
+            model = tiny_model.tiny_llama(folder / "tiny-llama")
             made = Ground(lab, Desk(place, lab, supervise=True), model, epochs, every_steps, rank)
-            harness.write_jsonl(place / "chats.jsonl", harness.chat_rows(ROWS))
+            tiny_model.write_jsonl(place / "chats.jsonl", tiny_model.chat_rows(ROWS))
             made.desk.write("train.toml", made.recipe())
             made.desk.write("slow.toml", made.recipe(**SLOW))
             made.desk.write("broken.py", BROKEN)

@@ -16,8 +16,8 @@ from benchmarks.faults.ground import left_on
 from benchmarks.faults.scene import Case, Scene
 
 from homelab.lab import Lab, network, procfs, sshd
-from homelab.lab.flaws.inside import enter, needs, own_folder, running, sessions_have
-from homelab.lab.flaws.network import firewall
+from homelab.lab.misconfigurations.network import firewall
+from homelab.lab.misconfigurations.node_changes import enter, needs, own_folder, running, sessions_have
 from homelab.lab.tools import call
 
 JUMP_S = 3600
@@ -67,7 +67,7 @@ time_t time(time_t *found) {
 }
 """
 
-# Takes every port as soon as it is free, and keeps it.
+# Takes every port as soon as it is free, and holds it.
 STRANGER = """
 import socket, sys, time
 wanted, taken = [int(word) for word in sys.argv[1:]], []
@@ -193,7 +193,7 @@ def clock_jump(scene: Scene) -> None:
 
 
 def stranger(lab: Lab, node: str) -> AbstractContextManager[int]:
-    """A program of somebody else that takes port 29500 and those behind it as soon as they are free."""
+    """A foreign program that takes port 29500 and the next ports as soon as they are free."""
     return running(lab, node, sys.executable, "-I", "-c", STRANGER, *map(str, PORTS))
 
 
@@ -206,8 +206,8 @@ def port_taken(scene: Scene) -> None:
     with scene.fault():
         scene.lab.fault(node, "kill-worker")
     scene.finish()
-    found = scene.run.plan(scene.run.attempt())["master_port"]
-    assert found not in PORTS, f"the last attempt used port {found}"
+    port = scene.run.plan(scene.run.attempt())["master_port"]
+    assert port not in PORTS, f"the last attempt used port {port}"
     assert not left_on(scene.lab)
 
 

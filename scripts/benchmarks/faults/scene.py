@@ -1,4 +1,4 @@
-"""One case as it is played: launch, wait for a random moment, let something happen, wait for the end; and what is measured then."""
+"""One case: launch, wait for a random moment, inject the fault, wait for the end, measure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.faults.ground import LIMIT_S, ROWS, Ground, SeenRun, left_on
 
 from homelab.errors import HomelabError
 from homelab.lab import procfs
-from homelab.lab.flaws.flaw import NotInjectable
-from tests.e2e.desk import relative_error
+from homelab.lab.misconfigurations.misconfiguration import NotInjectable
+from scripts.practice.desk import relative_error
 
-# death: a process or a machine's last word is there to be seen. cut: silence. quiet: nothing must happen. refused: it must not go on.
+# death: the end of a process or machine is visible. cut: silence. quiet: nothing must happen. refused: the run must not continue.
 Kind = Literal["death", "cut", "quiet", "other", "refused"]
 TOLERANCE = 1e-5
 ORPHAN_GRACE_S = 20.0
@@ -24,7 +24,7 @@ _POLL_S = 0.1
 
 
 class Unexpected(Exception):
-    """What should have happened did not, within its time."""
+    """An expected event did not happen in time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came of it; None where there is nothing to measure. All times are seconds.
+    """The result of a case; None where there is nothing to measure. All times are seconds.
 
     `missing`: what this machine lacks for the case, which was not played then: neither survived nor failed.
     """
@@ -92,8 +92,8 @@ class Scene:
         self.step = 0
         self.victim = ""
         self.mounted: set[str] = set()  # nodes whose workdir is something mounted there
-        self.reference, self.epochs = ground.reference, ground.epochs  # what its training is compared with
-        self.undo = ExitStack()  # what has to be as before once all is measured
+        self.reference, self.epochs = ground.reference, ground.epochs  # the run that its training is compared with
+        self.undo = ExitStack()  # undoes the fault after the measurement
 
     def node(self, *, head: bool | None = None) -> str:
         """A random node of the run; `head`: only it, or only others. Known before the launch, too: the first is the head then."""
@@ -110,19 +110,19 @@ class Scene:
         """Launch, then wait for a random step after the first checkpoint; in the first half, so that there is something left to do."""
         self.launch(recipe)
         first = self.ground.every_steps + 1
-        wanted = self.draw.randint(first, max(first, int(0.45 * self.ground.steps)))
-        self.until(lambda: self.run.heartbeat(1).get("step", 0) >= wanted, f"step {wanted} of attempt 1")
+        target_step = self.draw.randint(first, max(first, int(0.45 * self.ground.steps)))
+        self.until(lambda: self.run.heartbeat(1).get("step", 0) >= target_step, f"step {target_step} of attempt 1")
         time.sleep(self.draw.uniform(0.0, 0.3))  # not always just behind a step
 
     @contextmanager
     def fault(self) -> Iterator[None]:
-        """What is in the block is the fault: times count from its beginning."""
+        """The block injects the fault: times count from its beginning."""
         self.step = int(self.run.heartbeat(1).get("step", 0))
         self.fault_at = time.time()
         yield
 
     def finish(self) -> None:
-        """Until the supervisor has nothing more to do."""
+        """Wait until the supervisor has nothing more to do."""
         self.until(lambda: self.run.supervisor().get("doing") in ("ended", "given up"), "the supervisor's end", LIMIT_S)
 
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = LIMIT_S) -> None:
@@ -149,7 +149,7 @@ class Scene:
 
 
 def play(ground: Ground, case: Case, seed: int) -> Outcome:
-    """One case from launch to clean nodes. Whatever goes wrong is in `why`."""
+    """Play one case from launch to clean nodes. `why` has every problem."""
     scene = Scene(ground, random.Random(f"{seed} {case.name}"))
     outcome = Outcome(case.name, case.kind, seed)
     began = time.time()
@@ -234,5 +234,5 @@ def _judge_training(scene: Scene, outcome: Outcome) -> None:
 
 def is_exactly_once(run: SeenRun, epochs: int) -> bool:
     """Every sample once per epoch, over all ranks and attempts; of a step that was done twice the last counts."""
-    found = run.samples()
-    return sorted(found) == list(range(epochs)) and all(sorted(ids) == list(range(ROWS)) for ids in found.values())
+    samples = run.samples()
+    return sorted(samples) == list(range(epochs)) and all(sorted(ids) == list(range(ROWS)) for ids in samples.values())

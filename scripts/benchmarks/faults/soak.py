@@ -1,4 +1,4 @@
-"""One long supervised run, and a random trouble about every minute until the training is done; then: is it the same training?
+"""One long supervised run with a random fault about every minute. At the end it is compared with an undisturbed run.
 
 The undisturbed run is computed by one node alone, where no step waits for a wire: the law says that its weights are the same. The
 wires between the nodes are slow, so that the soak's own steps take long and cost the processor nothing.
@@ -27,8 +27,8 @@ from rich.table import Table
 
 from homelab.errors import HomelabError
 from homelab.lab import procfs
-from homelab.lab.flaws.flaw import NotInjectable
-from tests.e2e.desk import relative_error
+from homelab.lab.misconfigurations.misconfiguration import NotInjectable
+from scripts.practice.desk import relative_error
 
 RANK = 64  # of the adapters: half a megabyte of gradient
 # Half an hour must not be many steps: undisturbed runs on one node and on three, whose sums are rounded in another order, were measured
@@ -43,7 +43,7 @@ RECOVERY = """
 [recovery]
 max_restarts = 100000
 min_nodes = 2
-"""  # one node alone needs no wire, and would be done in no time: it waits for another one
+"""  # one node alone needs no wire and would be done at once: this makes it wait
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Soak:
         self._most, self._moved_at = 0, time.monotonic()
 
     def play(self) -> None:
-        """Until the training is done, or something went wrong for good."""
+        """Play faults until the training is done or the run has failed."""
         try:
             self._wait(self.draw.uniform(*GAP_S))
             for trouble in self._bag():
@@ -115,9 +115,9 @@ class Soak:
 
     def _bag(self) -> Iterator[Trouble]:
         """Every trouble once in a random order, then every one again, for ever."""
-        known = [trouble for trouble in troubles.ALL if self.place.clocks or not trouble.needs_clock]
+        playable = [trouble for trouble in troubles.ALL if self.place.clocks or not trouble.needs_clock]
         while True:
-            yield from self.draw.sample(known, len(known))
+            yield from self.draw.sample(playable, len(playable))
 
     def _let_happen(self, trouble: Trouble) -> None:
         at, step = time.time(), self._step()
@@ -141,7 +141,7 @@ class Soak:
         return self.run.supervisor().get("doing") in ("ended", "given up")
 
     def _wait(self, seconds: float) -> None:
-        """So long, or to the run's end. Raises Unexpected when nothing moves."""
+        """Wait this long, or until the run's end. Raises Unexpected when there is no progress."""
         deadline = time.monotonic() + seconds
         while not self._is_over() and time.monotonic() < deadline:
             step = self._step()
@@ -156,12 +156,12 @@ class Soak:
             time.sleep(0.2)
 
     def finish(self, json_file: Path | None) -> int:
-        """Judge, and tell. Returns the exit code."""
+        """Judge the run and print the result. Returns the exit code."""
         doing = self.run.supervisor()
         ended = next((event["time"] for event in reversed(self.run.events())), time.time())
         minutes = (max(ended, self.story[-1].at if self.story else 0.0) - self.began) / 60
         left: dict[int, str] = {}
-        if self._is_over():  # else they are the run itself
+        if self._is_over():  # otherwise they are the run itself
             procfs.until(lambda: not left_on(self.ground.lab), ORPHAN_GRACE_S)
             left = left_on(self.ground.lab)
         if (doing.get("doing"), doing.get("why")) != ("ended", "done"):
@@ -172,8 +172,8 @@ class Soak:
         if max(lost, default=0) > EVERY_STEPS:
             self.why.append(f"{max(lost)} steps lost by a restart, with a checkpoint every {EVERY_STEPS}")
         log = self.run.paths.supervisor_log
-        said = (log.read_text(errors="replace") if log.exists() else "") + "".join(self.place.said)
-        if "Traceback" in said:
+        output = (log.read_text(errors="replace") if log.exists() else "") + "".join(self.place.said)
+        if "Traceback" in output:
             self.why.append("a traceback of the supervisor")
         error, once = self._compare()
         faults = [line for line in self.story if line.trouble]
@@ -182,7 +182,7 @@ class Soak:
             "soak_lost_steps_max": float(max(lost, default=0)), "soak_lost_steps": float(sum(lost)),
             "soak_save_interval_steps": float(EVERY_STEPS), "soak_steps": float(self.ground.steps),
             "soak_weights_equal": float(error is not None and error <= TOLERANCE), "soak_exactly_once": float(once),
-            "soak_orphans": float(len(left)), "soak_tracebacks": float(said.count("Traceback")),
+            "soak_orphans": float(len(left)), "soak_tracebacks": float(output.count("Traceback")),
         }  # fmt: skip
         story = self._story()
         Console(width=None if sys.stdout.isatty() else 180).print(_table(story, self.began))
@@ -193,7 +193,7 @@ class Soak:
         )
         run: dict[str, Any] = {
             "what": "soak", "run": self.run.name, "error": error, "why": self.why, "lost_steps": lost, "left": list(left.values()),
-            "story": [line.__dict__ | {"after_s": line.at - self.began} for line in story], "log": said.splitlines()[-400:],
+            "story": [line.__dict__ | {"after_s": line.at - self.began} for line in story], "log": output.splitlines()[-400:],
         }  # fmt: skip
         report.finish("soak", figures, [run], rows, json_file)
         for reason in self.why:

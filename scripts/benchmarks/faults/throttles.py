@@ -1,4 +1,4 @@
-"""Slow is not dead: a node that has less of its processor than before computes on, and nobody may be restarted for it."""
+"""Slow nodes: a node with less processor than before still computes, and the run must not be restarted for it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def slowed(scene: Scene) -> None:
 
 def _do(scene: Scene, steps: int) -> None:
     """Wait for so many steps more."""
-    wanted = min(_step(scene.run) + steps, STEPS - 1)
-    scene.until(lambda: _step(scene.run) >= wanted, f"step {wanted}")
+    target_step = min(_step(scene.run) + steps, STEPS - 1)
+    scene.until(lambda: _step(scene.run) >= target_step, f"step {target_step}")
 
 
 def _reference(scene: Scene) -> SeenRun:

@@ -12,9 +12,9 @@ from benchmarks.faults.ground import BEGIN_S, SeenRun, left_on
 from benchmarks.faults.scene import Case, Scene, Unexpected
 
 from homelab.runs.paths import RunPaths
-from tests.e2e.desk import Desk, copy_of_cluster
+from scripts.practice.desk import Desk, copy_of_cluster
 
-QUIET_S = 5.0  # whatever has lost nothing of a stop has begun by then
+QUIET_S = 5.0  # a command that the stop did not reach has begun by then
 _turns = itertools.count()
 
 
@@ -22,8 +22,8 @@ def two_launches(scene: Scene) -> None:
     """The same recipe is launched twice within a moment, in turn from one desk and from two: one of them trains, undisturbed."""
     desks = (scene.ground.desk, scene.ground.desk if next(_turns) % 2 == 0 else _second(scene))
     ended = _both(scene, desks, "launch", "train.toml", "--skip", "collective", "--json", apart_s=0.5)
-    (desk, said), (_, refusal) = _winner(ended)
-    scene.run = _seen(scene, desk, json.loads(said)["run"])
+    (desk, output), (_, refusal) = _winner(ended)
+    scene.run = _seen(scene, desk, json.loads(output)["run"])
     if not any(words in refusal for words in (scene.run.name, "another run", "another homelab command")):
         raise Unexpected(f"who was refused is not told by whom: {refusal[-500:]}")
     with scene.fault():
@@ -44,11 +44,11 @@ def two_recoveries(scene: Scene) -> None:
 
 def stop_launching(scene: Scene) -> None:
     """A launch is stopped at a random moment, from the writing of its plan on."""
-    desk, known = scene.ground.desk, {run.name for run in scene.ground.runs()}
+    desk, earlier = scene.ground.desk, {run.name for run in scene.ground.runs()}
     launch = desk.spawn("launch", "train.toml", "--skip", "collective")
     try:
-        scene.until(lambda: any(run.plan(1) for run in scene.ground.runs() if run.name not in known), "plan", BEGIN_S)
-        scene.run = next(run for run in scene.ground.runs() if run.name not in known)
+        scene.until(lambda: any(run.plan(1) for run in scene.ground.runs() if run.name not in earlier), "plan", BEGIN_S)
+        scene.run = next(run for run in scene.ground.runs() if run.name not in earlier)
         time.sleep(scene.draw.uniform(0.0, 3.0))
         with scene.fault():
             _stop(scene, desk, launch)
@@ -74,15 +74,15 @@ def stop_recovering(scene: Scene) -> None:
 
 
 def _stop(scene: Scene, desk: Desk, beside: subprocess.Popen[str]) -> None:
-    """Stop, and see to it that nothing of the run is there from then on, whatever becomes of the command beside."""
+    """Stop, and see to it that nothing of the run is there from then on, however the other command ends."""
     done = desk.homelab("stop", scene.run.name, timeout_s=BEGIN_S)
-    said, _ = beside.communicate(timeout=BEGIN_S)
-    if "Traceback" in said or beside.returncode not in (0, 1, 2):
-        raise Unexpected(f"the command beside left with {beside.returncode}: {said[-600:]}")
+    output, _ = beside.communicate(timeout=BEGIN_S)
+    if "Traceback" in output or beside.returncode not in (0, 1, 2):
+        raise Unexpected(f"the command beside left with {beside.returncode}: {output[-600:]}")
     deadline = time.monotonic() + QUIET_S
     while time.monotonic() < deadline:
         if left := left_on(scene.lab):
-            raise Unexpected(f"it was stopped: {done.stdout}\nand lives: {'; '.join(left.values())}\n{said[-600:]}")
+            raise Unexpected(f"it was stopped: {done.stdout}\nand lives: {'; '.join(left.values())}\n{output[-600:]}")
         time.sleep(0.1)
     scene.until(lambda: not scene.run.supervisor_alive(), "end of the supervisor", 60.0)
     state = desk.json("status", scene.run.name)["state"]
@@ -97,15 +97,15 @@ def _both(scene: Scene, desks: tuple[Desk, Desk], *words: str, apart_s: float) -
         for desk in desks:
             begun.append((desk, desk.spawn(*words)))
             time.sleep(scene.draw.uniform(0.0, apart_s))
-        said = [process.communicate(timeout=BEGIN_S)[0] for _, process in begun]
-        return [(desk, process.returncode, text) for (desk, process), text in zip(begun, said, strict=True)]
+        outputs = [process.communicate(timeout=BEGIN_S)[0] for _, process in begun]
+        return [(desk, process.returncode, text) for (desk, process), text in zip(begun, outputs, strict=True)]
     finally:
         for _, process in begun:
             process.kill()
 
 
 def _winner(ended: list[tuple[Desk, int, str]]) -> tuple[tuple[Desk, str], tuple[Desk, str]]:
-    """Who won and who lost, where exactly one has. Raises Unexpected."""
+    """The winner and the loser, where exactly one command won. Raises Unexpected."""
     won, lost = [(desk, text) for desk, code, text in ended if code == 0], [(desk, text) for desk, code, text in ended if code in (1, 2)]
     if len(won) != 1 or len(lost) != 1 or not ("fix" in lost[0][1] or "hint" in lost[0][1]):
         raise Unexpected("; ".join(f"exit code {code}: {text[-400:]}" for _, code, text in ended))

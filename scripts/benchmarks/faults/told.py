@@ -1,4 +1,4 @@
-"""What is told of a run afterwards: every step once in metrics, TensorBoard and the model card, wherever the head was."""
+"""The records of a run: metrics, TensorBoard and the model card have every step once, on whichever node the head was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.faults.scene import Case, Scene
 
 from homelab.runs import store
-from tests.worker import harness
+from scripts.practice import tiny_model
 
 EVAL_EVERY = 50
 
@@ -16,7 +16,7 @@ EVAL_EVERY = 50
 def killed_thrice(scene: Scene) -> None:
     """A worker is killed, then the head loses its power for good, then a worker of the next head is killed."""
     ground = scene.ground
-    harness.write_jsonl(ground.desk.folder / "held.jsonl", harness.chat_rows(24, seed=7))
+    tiny_model.write_jsonl(ground.desk.folder / "held.jsonl", tiny_model.chat_rows(24, seed=7))
     text = ground.recipe().replace('train = "chats.jsonl"', 'train = "chats.jsonl"\neval = "held.jsonl"')
     ground.desk.write("told.toml", text.replace("tensorboard = false", f"tensorboard = true\neval_every_steps = {EVAL_EVERY}"))
     scene.train("told.toml")
@@ -34,7 +34,7 @@ def killed_thrice(scene: Scene) -> None:
 
 
 def _trains_again(scene: Scene, attempt: int) -> None:
-    """Until this attempt has done a few steps, and not a whole interval of checkpoints: they are lost with the next fault."""
+    """Wait until this attempt has done a few steps, less than an interval of checkpoints: the next fault loses them."""
 
     def trains() -> bool:
         begins = scene.run.plan(attempt).get("resume_step")
@@ -73,21 +73,21 @@ def _tensorboard(scene: Scene) -> list[str]:
 def _card(scene: Scene) -> list[str]:
     folder = scene.run.folder(_head(scene))
     card = (folder / "final" / "README.md").read_text(encoding="utf-8")
-    wanted = ("step 0 (before training)", "training, first step (1)", f"training, last step ({scene.ground.steps})", "- train: `chats.jsonl`")
+    expected = ("step 0 (before training)", "training, first step (1)", f"training, last step ({scene.ground.steps})", "- train: `chats.jsonl`")
     rows = sum(line.startswith("| held-out rows") for line in card.splitlines())
     named = [str(place) for place in (folder.parents[1], scene.ground.model.parent) if str(place) in card]
     return [
-        *(f"the model card lacks {text!r}" for text in wanted if text not in card),
+        *(f"the model card lacks {text!r}" for text in expected if text not in card),
         *(f"the model card names {place}" for place in named),
         *([f"the model card has {rows} rows of held-out losses"] if rows > 10 else []),
     ]
 
 
 def _status(scene: Scene) -> list[str]:
-    seen: dict[str, Any] = scene.ground.desk.json("status", scene.run.name, timeout_s=90)
-    losses = [point["step"] for point in seen["eval_losses"]]
-    told = seen["loss"] is not None and losses[:1] == [0] and losses[-1:] == [scene.ground.steps]
-    return [] if told else [f"status shows the loss {seen['loss']} and evaluations at {losses}"]
+    status: dict[str, Any] = scene.ground.desk.json("status", scene.run.name, timeout_s=90)
+    losses = [point["step"] for point in status["eval_losses"]]
+    is_right = status["loss"] is not None and losses[:1] == [0] and losses[-1:] == [scene.ground.steps]
+    return [] if is_right else [f"status shows the loss {status['loss']} and evaluations at {losses}"]
 
 
 def _evaluated(scene: Scene) -> set[int]:

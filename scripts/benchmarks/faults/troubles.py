@@ -1,4 +1,4 @@
-"""What happens during a soak: each trouble is a context manager that lets it happen and mends it at its end.
+"""What happens during a soak: each trouble is a context manager that injects a fault and repairs it at its end.
 
 All of them are survived by a run: none changes what is trained, or ends it on purpose.
 """
@@ -56,9 +56,9 @@ class Place:
         while time.monotonic() < deadline:
             node = self.node()
             lines = {pid: procfs.command_line(pid) for pid in self.ground.lab.processes_of_run(self.run.name)[node]}
-            found = [pid for pid, line in lines.items() if word in line and but not in line]
-            if found:
-                return node, found
+            pids = [pid for pid, line in lines.items() if word in line and but not in line]
+            if pids:
+                return node, pids
             time.sleep(0.2)
         raise Unexpected(f"no process {word} of the run on any node for {FOUND_S:.0f} s")
 
@@ -90,7 +90,7 @@ Happens = Callable[[Place], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Trouble:
-    """`lasts_s`: shortest and longest time until it is mended."""
+    """`lasts_s`: shortest and longest time until it is repaired."""
 
     title: str
     happens: Happens
@@ -152,14 +152,14 @@ def one_way_loss(place: Place) -> Iterator[None]:
 
 @contextmanager
 def sshd_dead(place: Place) -> Iterator[None]:
-    """Nobody can log in to a node for a while."""
+    """No login to a node works for a while."""
     with without_sshd(place.ground.lab, place.node()):
         yield
 
 
 @contextmanager
 def supervisor_killed(place: Place) -> Iterator[None]:
-    """kill -9 of the supervisor; somebody starts it again."""
+    """kill -9 of the supervisor; then `homelab supervise` starts it again."""
     place.victim = "controller"
     place.run.kill_supervisor()
     try:
@@ -173,7 +173,7 @@ def checkpoint_damaged(place: Place) -> Iterator[None]:
     """One byte of a node's newest checkpoint is another one, then its worker dies."""
     node, pids = place.workers()
     folders = sorted(place.run.folder(node).glob("checkpoints/step-*"))
-    if folders:  # none before the first was due
+    if folders:  # none before the first one is due
         file = max(folders[-1].glob("*.safetensors"), key=lambda file: file.stat().st_size)
         with file.open("r+b") as stream:
             stream.seek(place.draw.randrange(file.stat().st_size))

@@ -15,7 +15,7 @@ _HEADS, _KEY_HEADS, _SIZE = 32, 4, 64
 
 
 def measure(place: Place) -> None:
-    """All kernels for all lengths; what a card or this torch does not have is said and left out."""
+    """All kernels for all lengths. A kernel that the card or this torch does not have is named and left out."""
     from torch.nn.attention import SDPBackend
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
@@ -32,7 +32,7 @@ def _tell(place: Place, name: str, tokens: int, make: Callable[[], Callable[[], 
         work = make()
         work()
         spent, held = timing.seconds(work, place.device, 10), timing.peak_bytes(work, place.device)
-    except Exception as error:  # a kernel that another torch has not, or calls otherwise, must not take the others with it
+    except Exception as error:  # another torch may lack a kernel or name it differently; the others must still be measured
         place.run(name, tokens=tokens, problem=repr(error)[:300])
         return
     place.run(name, tokens=tokens, seconds=spent, bytes=held)

@@ -1,4 +1,4 @@
-"""Whether the seconds of a pass are this rank's own: a peer that is late must not move them, and rows must move to where there is time."""
+"""Whether the seconds of a pass are this rank's own: a late peer must not change them, and rows must move to the rank that has time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def measure(place: Place) -> None:
 def _passes(place: Place, model: Path, data: Path, steps: int, name: str, sleep_s: float) -> list[float]:
     """Seconds of rank 0's passes, without those of the first steps."""
     run = _run(place, model, data, steps, name, sleep_s, measured=False)
-    found = json.loads((material.folder_of(run, 0) / "passes.json").read_text())
-    place.run(f"passes, {name}", passes_s=found, waited_s=[line["communication_s"] for line in ranks.lines(run, 1, 0)])
-    return [seconds for step in found[steps // 3 :] for seconds in step]
+    pass_seconds = json.loads((material.folder_of(run, 0) / "passes.json").read_text())
+    place.run(f"passes, {name}", passes_s=pass_seconds, waited_s=[line["communication_s"] for line in ranks.lines(run, 1, 0)])
+    return [seconds for step in pass_seconds[steps // 3 :] for seconds in step]
 
 
 def _converges(place: Place, model: Path, data: Path, steps: int, sleep_s: float) -> None:

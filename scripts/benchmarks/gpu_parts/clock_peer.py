@@ -14,7 +14,7 @@ def main() -> int:
     """Train as the worker does."""
     from accelerate import Accelerator
 
-    from homelab.worker import train, trainer
+    from homelab.worker.training import train, trainer
 
     backward, done = Accelerator.backward, trainer.ShareTrainer.step_done
     passes: list[list[float]] = []

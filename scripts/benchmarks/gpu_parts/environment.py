@@ -1,4 +1,4 @@
-"""What the processes of a benchmark find in their environment."""
+"""The environment of a benchmark's processes."""
 
 from __future__ import annotations
 

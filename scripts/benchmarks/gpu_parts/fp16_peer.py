@@ -13,7 +13,7 @@ def main() -> int:
     import torch
     from accelerate import Accelerator
 
-    from homelab.worker import train, trainer
+    from homelab.worker.training import train, trainer
 
     backward, done = Accelerator.backward, trainer.ShareTrainer.step_done
     when = int(os.environ["BENCH_OVERFLOW_STEP"])

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu_parts import material, ranks
 from benchmarks.gpu_parts.place import Place
 
-_SIDE_BY_SIDE = 4  # runs at once: most of their time is importing
+_SIDE_BY_SIDE = 4  # runs at the same time: they spend most of it on imports
 _FLOOR = 1e-6  # relative: fp32 rounds a loss to about 1e-7, and two divisions add up in another order
 _NOISE = 3.0
 
@@ -78,17 +78,17 @@ def measure(place: Place) -> None:
             for case in group:
                 if case.name != case.like and {case.name, case.like} <= done.keys():
                     apart[case.name] = _compare(place, precision, case.name, done[case.name], done[case.like])
-            _judge(place, precision, apart)  # after every group: the next one may not end before the part's limit
+            _judge(place, precision, apart)  # after every group, because the next one may exceed the part's limit
 
 
 def _tell_of_the_kernel(place: Place) -> None:
     """Whether joined rows are one kernel here, or torch's attention row by row: older releases of torch have no such kernel."""
     import torch
 
-    from homelab.worker import attention
+    from homelab.worker.model import packed_attention
 
     heads = torch.empty((1, 8, 1, 64), dtype=torch.bfloat16, device=place.device)
-    place.run("attention", one_kernel=attention.is_one_kernel(heads, heads))
+    place.run("attention", one_kernel=packed_attention.is_one_kernel(heads, heads))
 
 
 def _train(place: Place, model: Path, data: Path, steps: int, precision: str, group: list[Case]) -> dict[str, dict[str, Any]]:

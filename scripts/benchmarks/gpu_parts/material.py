@@ -36,14 +36,14 @@ def model(folder: Path, shape: str, dtype: str = "bfloat16", device: str = "cpu"
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    known = {key: value for key, value in SHAPES[shape].items() if key != "model_type"}
-    config = AutoConfig.for_model("llama", bos_token_id=1, eos_token_id=2, pad_token_id=0, **known)
+    settings = {key: value for key, value in SHAPES[shape].items() if key != "model_type"}
+    config = AutoConfig.for_model("llama", bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
     torch.manual_seed(0)
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     made.save_pretrained(folder)
     _tokenizer(folder)
-    if device == "cuda":  # what this process keeps of the card is missing to the ranks
+    if device == "cuda":  # memory that this process holds is not free for the ranks
         del made
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a step takes of a card against what is said before: formulas, dry run, context, gaps of the allocator, the second gradient."""
+"""Memory of a step on a card, measured against the prediction: formulas, dry run, context, gaps of the allocator, the second gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.gpu_parts import material, ranks
 from benchmarks.gpu_parts.place import Place
 
-_SIDE_BY_SIDE = 4  # what each allocates is its own affair
+_SIDE_BY_SIDE = 4  # processes do not change each other's allocations
 _CONTEXT_BYTES = 2**29  # about; beside what a process allocates
 
 
@@ -28,7 +28,7 @@ def measure(place: Place) -> None:
     model = material.model(place.folder / "model", shape, device=place.device)
     with place.attempt("situations"):
         _situations(place, model, material.SHAPES[shape])
-    for name, variables in {"as it is": {}, "expandable": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}.items():
+    for name, variables in {"as it is": {}, "expandable": ranks.ALLOCATOR_OF_RUNS}.items():
         with place.attempt(f"gaps, {name}"):
             _gaps(place, model, name, variables)
     with place.attempt("full training, two ranks"):
@@ -89,10 +89,10 @@ def _situations(place: Place, model: Path, shape: dict[str, Any]) -> None:
 
     for number, run in enumerate(runs):
         with place.attempt(_title(run)):
-            said = foretold(shape, run)
-            while must_wait([step.said["predicted_bytes"] for step in running], said["predicted_bytes"], free_bytes):
+            prediction = foretold(shape, run)
+            while must_wait([step.said["predicted_bytes"] for step in running], prediction["predicted_bytes"], free_bytes):
                 hear()
-            running.append(_Step(run, said, _start(place, model, run, number)))
+            running.append(_Step(run, prediction, _start(place, model, run, number)))
     while running:
         hear()
     if errors:
@@ -114,9 +114,9 @@ def _title(run: dict[str, Any]) -> str:
 
 
 def _start(place: Place, model: Path, run: dict[str, Any], number: int) -> ranks.Rank:
-    """The real step is that of `scripts/bench memory`. On the CPU it is only seen that a process begins and ends."""
+    """The real step is that of `scripts/bench memory`, with the allocator of real runs. On the CPU it is only seen that a process begins and ends."""
     text = f"from benchmarks import memory; memory.one_on_cuda({str(model)!r}, {run!r})" if place.is_card else "print('here')"
-    return ranks.start(["-c", text], place.folder / f"step-{number}.txt")
+    return ranks.start(["-c", text], place.folder / f"step-{number}.txt", ranks.ALLOCATOR_OF_RUNS)
 
 
 def _measured(rank: ranks.Rank) -> dict[str, int]:

@@ -13,7 +13,8 @@ def main(device: str, model: str) -> int:
     """Print what the allocator has reserved and what was allocated, at most."""
     import torch
 
-    from homelab.worker.model import add_adapters, enable_checkpointing, load_base
+    from homelab.worker.model.build import add_adapters, enable_checkpointing, load_base
+    from homelab.worker.runtime.recipe import Method
 
     is_card = device == "cuda"
     if is_card:
@@ -22,7 +23,7 @@ def main(device: str, model: str) -> int:
     base = load_base(model, None, "lora", dtype, 0 if is_card else None, "here")
     base.config.use_cache = False
     enable_checkpointing(base)
-    trained = add_adapters(base, {"kind": "lora", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}, 1).train()
+    trained = add_adapters(base, Method("lora", rank=16, alpha=32), 1).train()
     optimizer = torch.optim.AdamW([weight for weight in trained.parameters() if weight.requires_grad], lr=1e-4)
     draw, steps = random.Random(0), 60 if is_card else 2
     for _ in range(steps):
@@ -31,11 +32,11 @@ def main(device: str, model: str) -> int:
             trained(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = {"steps": steps, "reserved_bytes": 0, "allocated_bytes": 0, "retries": 0}
+    peaks = {"steps": steps, "reserved_bytes": 0, "allocated_bytes": 0, "retries": 0}
     if is_card:
-        found |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "allocated_bytes": torch.cuda.max_memory_allocated()}
-        found["retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
-    print(json.dumps(found))
+        peaks |= {"reserved_bytes": torch.cuda.max_memory_reserved(), "allocated_bytes": torch.cuda.max_memory_allocated()}
+        peaks["retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
+    print(json.dumps(peaks))
     return 0
 
 

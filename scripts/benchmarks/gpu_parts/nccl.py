@@ -23,7 +23,7 @@ _SETTINGS: dict[str, dict[str, str]] = {
     "torch's defaults": {},
     "heartbeat 30": {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_PROPAGATE_ERROR": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
 }
-_TIMEOUT_S = 20  # of a collective, so that what ends by it ends soon
+_TIMEOUT_S = 20  # of a collective: short, so that the measurements end soon
 _LIMIT_S = 100.0
 
 
@@ -72,18 +72,17 @@ def planned() -> dict[str, str]:
     """NCCL's and torch's variables as `homelab plan` sets them for two nodes with a card; nothing where the planner cannot be imported."""
     try:
         from homelab.config.cluster import Cluster
-        from homelab.config.recipe import Recipe
+        from homelab.config.recipe import parse_recipe
         from homelab.planning import plan
+        from homelab.planning.inputs import PlanInputs
     except ImportError:
         return {}
     nodes = [
         {"name": name, "host": "127.0.0.1", "lan_address": "127.0.0.1", "interface": "lo", "gpus": [{"model": "RTX 4090", "vram_gb": 24}]}
         for name in ("n0", "n1")
     ]
-    made = plan.make(
-        Cluster.model_validate({"nodes": nodes}, strict=False), Recipe.model_validate({"script": {"path": "x.py"}}), {}, run="r", attempt=1, port=29500,
-        resume_step=0, code_dir=lambda workdir: workdir, script_path=lambda workdir: "x.py",
-    )  # fmt: skip
+    cluster, recipe = Cluster.model_validate({"nodes": nodes}, strict=False), parse_recipe({"script": {"path": "x.py"}})
+    made = plan.make(PlanInputs(cluster, recipe, {}, run="r", port=29500))
     ours = {name: value for name, value in made.nodes[0].environment.items() if name.startswith(("NCCL_", "TORCH_NCCL_"))}
     return {name: value for name, value in ours.items() if name != "NCCL_DEBUG_FILE"}  # in the folder of a run, which there is none of here
 

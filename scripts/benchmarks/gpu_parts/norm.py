@@ -14,7 +14,8 @@ def measure(place: Place) -> None:
     """Layouts of the same numbers stand for cards that add up in another order: torch's own norm in fp32, the worker's in float64."""
     import torch
 
-    from homelab.worker import digests, gradient_norm
+    from homelab.worker.model import weight_digests
+    from homelab.worker.training import gradient_norm
 
     count, pieces = (2**26, 504) if place.is_card else (2**12, 8)
     torch.manual_seed(0)
@@ -32,8 +33,8 @@ def measure(place: Place) -> None:
         place.figure(f"norm_{name}_ms", 1000 * spent)
     place.gate("float64_norms_are_the_same_bits", len({ways["float64"](layout) for layout in layouts}) == 1)
     base = torch.randn(count * 4 if place.is_card else count, device=place.device).to(torch.bfloat16)
-    spent = timing.seconds(lambda: digests.each({"base": base}), place.device, 5)
-    place.run("digest of bits", bytes=base.nbytes, seconds=spent, digest=digests.each({"base": base})["base"])
+    spent = timing.seconds(lambda: weight_digests.each({"base": base}), place.device, 5)
+    place.run("digest of bits", bytes=base.nbytes, seconds=spent, digest=weight_digests.each({"base": base})["base"])
     place.figure("digest_gb_per_s", base.nbytes / 1e9 / spent)
 
 

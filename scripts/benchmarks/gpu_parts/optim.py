@@ -35,12 +35,12 @@ def _steps(place: Place, name: str, way: str, shapes: list[tuple[int, int]]) -> 
 def _weights(shapes: list[tuple[int, int]], device: str) -> list[Any]:
     import torch
 
-    found = []
+    weights = []
     for shape in shapes:
         weight = torch.nn.Parameter(torch.randn(shape, device=device))
         weight.grad = torch.randn_like(weight)
-        found.append(weight)
-    return found
+        weights.append(weight)
+    return weights
 
 
 def _optimizer(way: str, weights: list[Any], place: Place) -> Any:
@@ -60,7 +60,7 @@ def _paged(place: Place) -> None:
     import bitsandbytes
     import torch
 
-    from homelab.worker import optimizer_state
+    from homelab.worker.checkpoints import optimizer_state
 
     def state(optimizer: Any) -> dict[str, Any]:
         tensor = next(iter(optimizer.state.values()))["state1"]

@@ -1,4 +1,4 @@
-"""Starting the ranks of an attempt without torchrun, each as if it were alone on its machine, and hearing how they end."""
+"""Starts the ranks of an attempt without torchrun, each as if it were alone on its machine, and reads how they end."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from typing import Any
 
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.material import folder_of
+
+# What a plan sets for every rank on CUDA (homelab/planning/environment/cuda.py), as far as it changes how much memory torch reserves.
+ALLOCATOR_OF_RUNS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 @dataclass
@@ -42,10 +45,10 @@ class Rank:
 def start(program: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> Rank:
     """`python PROGRAM`, with what it prints in a file."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    known = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    variables = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     with output.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, *program], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, **known, **(environment or {})}
+            [sys.executable, *program], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, **variables, **(environment or {})}
         )
     return Rank(process, output)
 
@@ -56,21 +59,21 @@ def group(size: int, program: Sequence[str], folder: Path, environment: Mapping[
     port = str(free_port())
     started = []
     for rank in range(size):
-        known = {
+        variables = {
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_IB_DISABLE": "1", "NCCL_HOSTID": f"rank-{rank}",
         }  # fmt: skip
-        started.append(start(program, folder / f"rank-{rank}.txt", known | dict(environment or {}) | (dict(own[rank]) if own else {})))
+        started.append(start(program, folder / f"rank-{rank}.txt", variables | dict(environment or {}) | (dict(own[rank]) if own else {})))
     return started
 
 
 def worker(run: Path, attempt: int, size: int, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("-m", "homelab.worker")) -> list[Rank]:
     """The ranks of an attempt whose plan is written."""
-    known = {"HOMELAB_ATTEMPT": str(attempt), "HOMELAB_DDP_TIMEOUT_S": "60"} | dict(environment or {})
+    variables = {"HOMELAB_ATTEMPT": str(attempt), "HOMELAB_DDP_TIMEOUT_S": "60"} | dict(environment or {})
     own = [{"HOMELAB_RUN_DIR": str(folder_of(run, rank)), "HOMELAB_NODE": f"n{rank}"} for rank in range(size)]
     if size == 1:
-        return [start(program, run / f"attempt-{attempt}" / "rank-0.txt", known | own[0])]
-    return group(size, program, run / f"attempt-{attempt}", known, own)
+        return [start(program, run / f"attempt-{attempt}" / "rank-0.txt", variables | own[0])]
+    return group(size, program, run / f"attempt-{attempt}", variables, own)
 
 
 def wait(ranks: Sequence[Rank], limit_s: float, since: float | None = None) -> bool:
@@ -99,8 +102,8 @@ def checked(ranks: Sequence[Rank], limit_s: float) -> None:
 def lines(run: Path, attempt: int, rank: int, kind: str = "train") -> list[dict[str, Any]]:
     """What a rank wrote into metrics.jsonl, of one kind."""
     file = folder_of(run, rank) / "attempts" / str(attempt) / "ranks" / str(rank) / "metrics.jsonl"
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [line for line in found if line["kind"] == kind]
+    entries = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [line for line in entries if line["kind"] == kind]
 
 
 def patience() -> float:

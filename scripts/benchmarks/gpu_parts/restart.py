@@ -1,4 +1,4 @@
-"""What a recovery pays on a card: until the memory of a killed rank is free again, and then importing, context, loading, the first step."""
+"""The cost of a recovery on a card: the time until the memory of a killed rank is free, then imports, context, loading, the first step."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ def _killed(place: Place, size_gb: float) -> None:
         time.sleep(0.05)
     pid, before = started.process.pid, _free_bytes() if place.is_card else 0
     folder = Path(f"/proc/{pid}")
-    seen: list[dict[str, object]] = []
+    samples: list[dict[str, object]] = []
     began = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     while time.perf_counter() - began < 20:
-        # Nobody has waited for it yet, so it stays a zombie: that is what an agent beside torchrun sees, too.
+        # No process has waited for it yet, so it stays a zombie. An agent beside torchrun sees the same.
         free = _free_bytes() if place.is_card else 0
         now = {"state": _state(folder), "environment": _size(folder / "environ"), "tasks": _tasks(folder), "free_bytes": free}
-        if not seen or any(seen[-1][key] != value for key, value in now.items()):
-            seen.append({"s": time.perf_counter() - began, **now})
+        if not samples or any(samples[-1][key] != value for key, value in now.items()):
+            samples.append({"s": time.perf_counter() - began, **now})
         if now["state"] == "Z" and (not place.is_card or free - before > 0.95 * size_gb * 10**9):
             break
         time.sleep(_EVERY_S)
     started.process.wait()
-    freed = float(str(seen[-1]["s"]))
-    place.run(f"killed with {size_gb} GB", seen=seen)
+    freed = float(str(samples[-1]["s"]))
+    place.run(f"killed with {size_gb} GB", seen=samples)
     place.figure(f"free_again_after_kill_{size_gb}_gb_s", freed)
-    place.figure(f"environment_empty_after_kill_{size_gb}_gb_s", next((float(str(one["s"])) for one in seen if not one["environment"]), freed))
+    place.figure(f"environment_empty_after_kill_{size_gb}_gb_s", next((float(str(one["s"])) for one in samples if not one["environment"]), freed))
 
 
 def _start(place: Place, name: str, model: Path, kind: str, way: str) -> dict[str, float]:

@@ -24,7 +24,8 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     took("import")
     torch.zeros(1, device=device)
     took("context")
-    from homelab.worker.model import add_adapters, load_base
+    from homelab.worker.model.build import add_adapters, load_base
+    from homelab.worker.runtime.recipe import Method
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
@@ -33,7 +34,7 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     if device == "cuda":
         torch.cuda.synchronize()
     took("load")
-    trained = add_adapters(base, method, 1).train()
+    trained = add_adapters(base, Method(**method), 1).train()
     took("adapters")
     tokens = torch.randint(3, 250, (1, 256), device=device)
     for part in ("first_pass", "second_pass"):
@@ -46,13 +47,13 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
 
 
 def _as_a_worker(device: str, model: str, method: dict[str, Any], run: Path) -> Any:
-    from homelab.worker import digests
-    from homelab.worker.model import _load_base
-    from homelab.worker.task import Task
+    from homelab.worker.model import weight_digests
+    from homelab.worker.model.build import _load_base
+    from homelab.worker.runtime.task import Task
 
     recipe = {"model": {"name": model, "revision": None}, "method": method}
     task = Task(run, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": "bf16" if device == "cuda" else "fp32", "device": device})
-    with digests.noting_sources():
+    with weight_digests.noting_sources():
         return _load_base(task, model, method["kind"], print)
 
 

@@ -51,19 +51,19 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
     """Run the part, `keep` what it tells every few seconds, and end it and all its processes at the limit. Nothing stays on the disk."""
     own = folder / part.name
     own.mkdir()
-    told, log = own / "told.jsonl", own / "output.txt"
-    told.touch()
+    results_file, log = own / "told.jsonl", own / "output.txt"
+    results_file.touch()
     patience = 1 if device == "cuda" else _PATIENCE
     limit_s *= patience
-    known = {"BENCH_PATIENCE": str(patience), "PYTHONPATH": environment.python_path(), "CUDA_VISIBLE_DEVICES": environment.first_card()}
-    command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(told)]
+    variables = {"BENCH_PATIENCE": str(patience), "PYTHONPATH": environment.python_path(), "CUDA_VISIBLE_DEVICES": environment.first_card()}
+    command = [sys.executable, "-m", "benchmarks.gpu_parts.place", part.module, str(own), device, str(results_file)]
     began = time.monotonic()
     process, ended = None, False
     try:
         with _whole(), log.open("w") as output:
             # A group of its own within this session: what ends the session ends the part, too.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **known}, process_group=0)
-        with told.open(encoding="utf-8") as lines:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}, process_group=0)
+        with results_file.open(encoding="utf-8") as lines:
             while not ended and time.monotonic() - began < limit_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(min(_KEEP_S, max(0.01, limit_s - (time.monotonic() - began))))

@@ -1,4 +1,4 @@
-"""What nvidia-smi says; nothing where it is missing, fails, or does not answer in time."""
+"""Answers of nvidia-smi; empty where it is missing, fails, or does not answer in time."""
 
 from __future__ import annotations
 

@@ -82,10 +82,10 @@ def measure(place: Place) -> None:
 
 
 def worker_switches() -> list[str]:
-    """What can be turned off in the worker to see its gain (homelab/worker/switches.py); nothing where it has no switches."""
-    if importlib.util.find_spec("homelab.worker.switches") is None:
+    """What can be turned off in the worker to see its gain (homelab/worker/training/switches.py); nothing where it has no switches."""
+    if importlib.util.find_spec("homelab.worker.training.switches") is None:
         return []
-    from homelab.worker import switches
+    from homelab.worker.training import switches
 
     return [field.name for field in dataclasses.fields(switches.Switches)]
 

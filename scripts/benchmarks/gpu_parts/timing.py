@@ -12,7 +12,7 @@ def seconds(work: Callable[[], Any], device: str, repeats: int = 20) -> float:
     """The median, after three times that do not count: kernels are chosen there. On a CPU once is enough to see that it runs."""
     import torch
 
-    found = []
+    times = []
     warm, repeats = (3, repeats) if device == "cuda" else (0, 1)
     for number in range(warm + repeats):
         if device == "cuda":
@@ -22,8 +22,8 @@ def seconds(work: Callable[[], Any], device: str, repeats: int = 20) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         if number >= warm:
-            found.append(time.perf_counter() - began)
-    return statistics.median(found)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def peak_bytes(work: Callable[[], Any], device: str) -> int:

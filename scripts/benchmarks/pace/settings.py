@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks.gpu_parts import material
 
+from homelab.law import order
+
 SEQ_LEN, GLOBAL_BATCH, MICRO_BATCH = 384, 8, 4
 _TEXT = (
     "a network of unequal machines trains one model because the recipe alone decides what is learned and the cluster only who computes "
@@ -37,7 +39,7 @@ def write(folder: Path, model: str, steps: int, *, method: str, completion_only:
 
 
 def plan(folder: Path, device: str, switches: dict[str, bool]) -> None:
-    """The plan of one rank, which pads or not, as `switches` say (homelab/worker/switches.py)."""
+    """The plan of one rank, which pads or not, as `switches` say (homelab/worker/training/switches.py)."""
     backend = "gloo" if device == "cpu" else "nccl"
     material.plan(folder, 1, (GLOBAL_BATCH,), device=device, precision=_precision(device), backend=backend, micro_batch=MICRO_BATCH, switches=switches)
 
@@ -48,8 +50,7 @@ def _precision(device: str) -> str:
 
 def rows_in_order(run: dict[str, Any], tokenizer: Any) -> list[Any]:
     """The rows of the run as homelab's worker encodes them, in the order in which it trains them."""
-    from homelab.worker import sampler
-    from homelab.worker.data import load_data
+    from homelab.worker.data.encoding import load_data
 
     rows = load_data(run, tokenizer).train
-    return [rows[index] for index in sampler.permutation(int(run["recipe"]["train"]["seed"]), 0, len(rows))]
+    return [rows[index] for index in order.permutation(int(run["recipe"]["train"]["seed"]), 0, len(rows))]

@@ -21,9 +21,9 @@ class Turns:
 
     def told(self, loss: float) -> None:
         """A step is done: its seconds, all of them, and its mean loss per token (nats)."""
-        torch = sys.modules.get("torch")  # imported here for nobody who does without
+        torch = sys.modules.get("torch")  # imported here, because some programs do not need it
         if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # or what the card still does would be part of the other side's step
+            torch.cuda.synchronize()  # otherwise the rest of the card's work would count as the other side's step
         seconds = time.perf_counter() - self._began
         self._say({"seconds": seconds, "loss": loss})
 

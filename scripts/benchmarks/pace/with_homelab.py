@@ -10,12 +10,12 @@ from benchmarks.pace.turns import Turns
 
 
 def main(folder: str) -> int:
-    """Train what the folder says."""
+    """Train the run of the folder."""
     os.environ |= {"HOMELAB_RUN_DIR": folder, "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": "n0"}
-    from homelab.worker import imports
-    from homelab.worker.metrics import Recorder
-    from homelab.worker.task import load_task
-    from homelab.worker.train import Run
+    from homelab.worker.runtime import imports
+    from homelab.worker.runtime.metrics_recorder import Recorder
+    from homelab.worker.runtime.task import load_task
+    from homelab.worker.training.run import Run
 
     turns = Turns()
 

@@ -15,7 +15,7 @@ from benchmarks.pace.turns import Turns
 def main(folder: str, unsloth: bool) -> int:
     """Train what the folder says, pausing after every step."""
     if unsloth:
-        import unsloth  # before transformers, or it replaces nothing
+        import unsloth  # before transformers, because it must patch it
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -33,9 +33,10 @@ def main(folder: str, unsloth: bool) -> int:
     else:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32 if method["kind"] == "full" else dtype)
         if method["kind"] != "full":
-            from homelab.worker.model import add_adapters
+            from homelab.worker.model.build import add_adapters
+            from homelab.worker.runtime.recipe import Method, section
 
-            model = add_adapters(model, method, int(train["seed"]))
+            model = add_adapters(model, section(Method, run["recipe"]), int(train["seed"]))
     data = [
         {
             "input_ids": list(row.tokens),

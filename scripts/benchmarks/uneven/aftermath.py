@@ -11,7 +11,7 @@ from benchmarks.uneven.meter import started_by_us
 
 from homelab.errors import HomelabError
 from homelab.lab import procfs
-from homelab.runs import store
+from homelab.runs import event_log
 from homelab.runs.paths import RunPaths
 
 _LAST = 30  # events, and lines of the supervisor's log
@@ -31,13 +31,13 @@ def story(paths: RunPaths) -> str:
     """The run's own events and the end of its supervisor's log, as the controller has them. Empty where it has none."""
     lines = [
         f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))}  {event.get('what')}"
-        for event in store.events(paths)[-_LAST:]
+        for event in event_log.lines(paths)[-_LAST:]
     ]
     log: list[str] = []
     with contextlib.suppress(OSError):
         log = paths.supervisor_log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:]
-    told = [f"== events of {paths.name}", *lines] if lines else []
-    return "\n".join([*told, *([f"== {paths.supervisor_log}", *(f"  {line}" for line in log)] if log else [])])
+    event_lines = [f"== events of {paths.name}", *lines] if lines else []
+    return "\n".join([*event_lines, *([f"== {paths.supervisor_log}", *(f"  {line}" for line in log)] if log else [])])
 
 
 def end_all(cluster_file: Path) -> None:

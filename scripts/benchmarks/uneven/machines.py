@@ -20,7 +20,7 @@ from benchmarks.uneven import aftermath, noise
 from benchmarks.uneven.meter import Meter
 
 from homelab.lab import Lab
-from homelab.lab.state import is_lab
+from homelab.lab.lab_state import is_lab
 from homelab.runs.paths import RunPaths
 
 CORES = {"node1": 0.6, "node2": 0.3, "node3": 0.2}
@@ -84,8 +84,8 @@ class Run:
         """The finished JSON lines of a rank's file."""
         path = self._rank_folder(rank) / file
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-        found = [json.loads(line) for line in whole.split("\n") if line]
-        return [line for line in found if kind is None or line["kind"] == kind]
+        entries = [json.loads(line) for line in whole.split("\n") if line]
+        return [line for line in entries if kind is None or line["kind"] == kind]
 
     def times(self) -> dict[int, float]:
         """Step -> when rank 0 had done it, in seconds since 1970."""
@@ -97,13 +97,13 @@ class Run:
         rows: dict[int, list[int]] = {step: [] for step in range(first + 1, last + 1)}
         rank_tokens, work = [], []
         for rank in range(len(self.folders)):
-            mine = self.rows_of(rank)
-            self._compare(rank, mine)
-            rank_tokens.append(sum(self.row_tokens[row] for step in rows for row in mine[step]))
+            own_rows = self.rows_of(rank)
+            self._compare(rank, own_rows)
+            rank_tokens.append(sum(self.row_tokens[row] for step in rows for row in own_rows[step]))
             computed_s = {line["step"]: line.get("compute_s") for line in self.lines(rank, "metrics.jsonl", "train")}
-            work.append([(sum(self.row_tokens[row] for row in mine[step]), computed_s[step]) for step in rows if computed_s.get(step)])
+            work.append([(sum(self.row_tokens[row] for row in own_rows[step]), computed_s[step]) for step in rows if computed_s.get(step)])
             for step in rows:
-                rows[step] += mine[step]
+                rows[step] += own_rows[step]
         for step, ids in rows.items():
             if len(set(ids)) != self.global_batch or len(ids) != self.global_batch:
                 raise SystemExit(
@@ -250,8 +250,8 @@ class Machines:
 
     def story(self, run: Run) -> str:
         """What there is to say of a run that ended before its time: its events here, and what it printed on the nodes."""
-        told = (aftermath.story(RunPaths(self.desk / "runs" / run.name)), run.logs())
-        return "\n".join(part for part in told if part)
+        parts = (aftermath.story(RunPaths(self.desk / "runs" / run.name)), run.logs())
+        return "\n".join(part for part in parts if part)
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[str]:
         outside = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
@@ -264,9 +264,9 @@ class Machines:
     def _alive(self, runs: Sequence[Run], deadline: float, what: str, *, may_end: bool = False) -> None:
         ended = [run for run in runs if (run.failed() if may_end else run.ended())]
         if ended or time.monotonic() > deadline:
-            seen = "it ended" if ended else "that took too long"
+            reason = "it ended" if ended else "that took too long"
             raise SystemExit(
-                f"error: waited for {runs[0].name} {what}, and {seen}\n"
+                f"error: waited for {runs[0].name} {what}, and {reason}\n"
                 + "\n".join(self.story(run) for run in ended or runs)
             )
         time.sleep(_POLL_S)
@@ -274,13 +274,13 @@ class Machines:
 
 def _answer(process: subprocess.Popen[str]) -> str:
     try:
-        said, complained = process.communicate(timeout=_ANSWER_LIMIT_S)
+        output, complained = process.communicate(timeout=_ANSWER_LIMIT_S)
     except subprocess.TimeoutExpired:
         words = " ".join(process.args)  # type: ignore[arg-type]
         raise SystemExit(f"error: {words}: no end after {_ANSWER_LIMIT_S:.0f} s") from None
     if process.returncode != 0:
-        raise SystemExit(f"error: {' '.join(process.args)}: exit code {process.returncode}\n{said}\n{complained}")  # type: ignore[arg-type]
-    return said
+        raise SystemExit(f"error: {' '.join(process.args)}: exit code {process.returncode}\n{output}\n{complained}")  # type: ignore[arg-type]
+    return output
 
 
 @contextmanager

@@ -76,9 +76,9 @@ class _Reading:
     def __init__(self, lab: Lab) -> None:
         of_nodes = {node.name: lab.processes_of(node.name) for node in lab.nodes}
         self.nodes = {node: _total(pids) for node, pids in of_nodes.items()}
-        mine = procfs.descendants([os.getpid()], procfs.processes()).difference(*of_nodes.values())
-        self.own = _total(mine)
-        beside = started_by_us(lab.cluster_file).difference(mine, *of_nodes.values())
+        own_pids = procfs.descendants([os.getpid()], procfs.processes()).difference(*of_nodes.values())
+        self.own = _total(own_pids)
+        beside = started_by_us(lab.cluster_file).difference(own_pids, *of_nodes.values())
         self.supervisors = {(pid, started): seconds for pid in beside for started, seconds in _spent(pid)}
         self.busy = _total(map(int, filter(str.isdigit, os.listdir("/proc")))) + stolen_s(Path("/proc/stat").read_text())
 

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from homelab.worker import sampler, task, train
+from homelab.law import assignment
+from homelab.worker.runtime import task
+from homelab.worker.training import train
 
 
 def deal(
     lengths: Sequence[int], _speeds: object, _limits: object, rows_of: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """In place of `sampler.assign`: contiguous pieces of the global batch, `rows_of[rank]` rows each."""
+    """In place of `assignment.assign`: contiguous pieces of the global batch, `rows_of[rank]` rows each."""
     assert rows_of is not None and sum(rows_of) == len(lengths), "a fixed plan gives every rank its number of rows"
     ends = list(accumulate(rows_of))
     return [list(range(end - count, end)) for end, count in zip(ends, rows_of, strict=True)]
@@ -31,13 +33,13 @@ def main() -> int:
     """Returns the worker's exit code."""
     earlier, *shares = sys.argv[1:]
     own = Path(os.environ["HOMELAB_RUN_DIR"])
-    found = task.load_task({**os.environ, "HOMELAB_RUN_DIR": str(own.parent / earlier), "HOMELAB_ATTEMPT": "1"})
+    loaded = task.load_task({**os.environ, "HOMELAB_RUN_DIR": str(own.parent / earlier), "HOMELAB_ATTEMPT": "1"})
     # The speeds stay: passes are cut as well as in homelab's own runs, only the rows of a rank are others.
-    ranks = [{**rank, "share": int(shares[rank["rank"]])} for rank in found.plan["ranks"]]
-    plan = {**found.plan, "ranks": ranks, "balance": "fixed"}
-    mine = dataclasses.replace(found, run_dir=own, attempt=int(os.environ["HOMELAB_ATTEMPT"]), plan=plan)
-    train.load_task = lambda _environment: mine
-    sampler.assign = deal
+    ranks = [{**rank, "share": int(shares[rank["rank"]])} for rank in loaded.plan["ranks"]]
+    plan = {**loaded.plan, "ranks": ranks, "balance": "fixed"}
+    own_task = dataclasses.replace(loaded, run_dir=own, attempt=int(os.environ["HOMELAB_ATTEMPT"]), plan=plan)
+    train.load_task = lambda _environment: own_task
+    assignment.assign = deal
     return train.main()
 
 

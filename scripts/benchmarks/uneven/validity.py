@@ -44,13 +44,13 @@ def disturbance(account: Account, *, computing: bool = False) -> str | None:
     """
     if account.seconds <= 0:
         return "no time has passed"
-    found = []
+    problems = []
     for node, (used, allowed) in account.nodes.items():
         cores = f"{used / account.seconds:.2f} cores of {allowed / account.seconds:.2f}"
         if used > allowed * (1 + _OVER) + _SLACK_S:
-            found.append(f"{node} used {cores}: its limit was not held")
+            problems.append(f"{node} used {cores}: its limit was not held")
         if computing and used < allowed * (1 - _UNDER) - _SLACK_S:
-            found.append(f"{node} got {cores}: something kept it from computing")
+            problems.append(f"{node} got {cores}: something kept it from computing")
     if account.others_cores * account.seconds > _OTHERS * account.cores * account.seconds + _SLACK_S:
-        found.append(f"others kept {account.others_cores:.2f} of this machine's {account.cores} cores busy")
-    return "; ".join(found) or None
+        problems.append(f"others kept {account.others_cores:.2f} of this machine's {account.cores} cores busy")
+    return "; ".join(problems) or None

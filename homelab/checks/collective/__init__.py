@@ -1,0 +1,1 @@
+"""The check that torchrun on all nodes joins and computes the right sums."""

@@ -1,0 +1,1 @@
+"""Checks of the cards, their driver and the torch that uses them."""

@@ -1,0 +1,1 @@
+"""Checks of each machine: login, clock, Python, power, disk, memory."""

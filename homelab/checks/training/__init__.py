@@ -1,0 +1,1 @@
+"""Checks of what is trained: model, data, and whether it fits."""

@@ -1,0 +1,34 @@
+"""The list of commands."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+import homelab
+from homelab.cli import common, lab
+
+app = typer.Typer(
+    name="homelab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="One trainer out of the unequal GPUs on a home network.",
+    epilog="A first look without GPU or cluster: scripts/demo. Next: homelab preflight",
+)  # fmt: skip
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """One trainer out of the unequal GPUs on a home network."""
+    if version:
+        typer.echo(f"homelab {homelab.__version__}")
+        raise typer.Exit
+
+
+# `supervise` is what launch leaves behind; by hand only after this machine was restarted in mid-run.
+NAMES = (
+    "init", "setup", "preflight", "doctor", "plan", "launch", "status", "logs", "stop", "recover", "why", "explain", "runs", "chat", "trust", "teardown", "supervise",
+)  # fmt: skip
+for name in NAMES:
+    command = importlib.import_module(f"homelab.cli.{name}").command
+    app.command(name=name, hidden=name == "supervise")(common.with_hints_for_same_files(command))
+app.add_typer(lab.app, name="lab")

@@ -1,0 +1,76 @@
+"""The shared part of the commands that work on a run: their options and their messages to the user."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homelab.cli import common
+from homelab.text.hint import Options, with_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from homelab.errors import HomelabError
+    from homelab.remote.fanout import Fleet
+    from homelab.runs.paths import RunPaths
+
+
+@dataclass
+class RunCommand:
+    """`--cluster`, `--runs-dir` and `--json` of a command; --json leaves stdout to the JSON document."""
+
+    cluster_file: Path
+    runs_dir: Path
+    as_json: bool
+
+    @cached_property
+    def console(self) -> Console:
+        """For people."""
+        from rich.console import Console
+
+        return Console(stderr=self.as_json)
+
+    @property
+    def options(self) -> str:
+        """What a follow-up command needs to mean the same files, as shell text."""
+        return common.same_options(self.cluster_file, self.runs_dir)
+
+    @property
+    def command_options(self) -> Options:
+        """The same for each command of ours."""
+        return common.options_of(self.cluster_file, self.runs_dir)
+
+    def progress(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Inside the block `say` tells what is being done."""
+        return common.progress(self.as_json)
+
+    def line(self, text: str) -> None:
+        """A line as it is, however wide."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def json(self, value: dict[str, Any]) -> None:
+        """The JSON document, before anything else is waited for."""
+        common.print_json(value)
+        sys.stdout.flush()
+
+    def supervised(self, note: str) -> None:
+        """Where the run's supervisor is, where that is worth a line."""
+        if note:
+            self.line(f"  supervisor  {note}")
+
+    def unsupervised(self, error: HomelabError) -> None:
+        """The run is under way without its supervisor: a warning on stderr."""
+        hint = with_options(error.hint, self.command_options)
+        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {hint}\n")
+
+    def wait(self, fleet: Fleet, paths: RunPaths) -> int:
+        """Show the dashboard until the run ends; its exit code."""
+        from homelab.control.inspection import monitor
+
+        return monitor.wait(fleet, paths, console=self.console, options=self.command_options)

@@ -1,0 +1,49 @@
+"""`homelab teardown`: remove from the nodes what setup has made there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False)] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Remove exactly what `homelab setup` has made on the nodes. Runs, checkpoints and shipped code in the workdir stay."""
+    import sys
+
+    from homelab.control.setup import remove_environments
+    from homelab.errors import InputError
+    from homelab.remote.fanout import Fleet
+    from homelab.text.hint import homelab
+
+    loaded = common.load_cluster(cluster, ",".join(nodes or []))
+    with Fleet(loaded) as fleet:
+        with common.progress(as_json) as say:
+            say("asking what setup has made")
+            folders, errors = remove_environments.made(fleet, [node.name for node in loaded.nodes])
+        having = [name for name, paths in folders.items() if paths]
+        if not as_json:
+            for name, paths in folders.items():
+                typer.echo(f"{name}: {', '.join(paths) or 'nothing was made by setup'}")
+        if having and not yes:
+            if as_json or not sys.stdin.isatty():
+                raise InputError("there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having))
+            if not typer.confirm("remove them?", default=False):
+                return 1
+        with common.progress(as_json) as say:
+            say("removing")
+            removed, failed = remove_environments.remove(fleet, having)
+    errors |= failed
+    if as_json:
+        common.print_json({"removed": {name: list(entry.removed) for name, entry in removed.items()}, "errors": {name: error.as_dict() for name, error in errors.items()}})
+        return next(iter(errors.values())).exit_code if errors else 0
+    common.raise_first(errors.values())
+    typer.echo(f"Removed from {len(removed)} node{'' if len(removed) == 1 else 's'}." if removed else "Nothing to remove.")
+    return 0

@@ -1,0 +1,98 @@
+"""`[model]`, `[method]` and `[train]`: what is trained and how. Together with the data they are the law of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from homelab.models import ConfigModel
+
+MethodKind = Literal["qlora", "lora", "full"]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+class Model(ConfigModel):
+    """The base model: a hub id (`org/name`), or a folder that is on every node (absolute or ~/)."""
+
+    name: str = Field(min_length=1)
+    revision: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _no_relative_folder(cls, name: str) -> str:
+        if name.startswith(("./", "../")) or (name.count("/") > 1 and not name.startswith(("/", "~/"))):
+            raise ValueError("a hub id like org/name, or a folder on every node that starts with / or ~/")
+        return name
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a path on the nodes, False for a hub id."""
+        return self.name.startswith(("/", "~/"))
+
+
+class Method(ConfigModel):
+    """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full)."""
+
+    kind: MethodKind
+    rank: int = Field(default=16, ge=1, le=1024)
+    alpha: float = Field(default=32, gt=0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    backend: Literal["auto", "transformers", "unsloth"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("targets"), list):
+            data = {**data, "targets": tuple(data["targets"])}
+        return data
+
+    @model_validator(mode="after")
+    def _unsloth_trains_adapters(self) -> Method:
+        if self.backend == "unsloth" and self.kind == "full":
+            raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')
+        return self
+
+
+class Train(ConfigModel):
+    """The optimisation. `global_batch` is samples per optimizer step over the whole cluster, `seq_len` tokens per sample at most.
+
+    `fused_loss` never builds all logits at once: the same loss in less memory and time ("auto": for every model whose loss is of the
+    usual kind). `lr_scale` scales `learning_rate` by
+    global_batch / reference_batch, or its square root. `global_batch_max` allows a launch over a slow wire to raise `global_batch`.
+    """
+
+    global_batch: int = Field(ge=1, le=1_000_000)
+    epochs: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    learning_rate: float = Field(gt=0, le=10)
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    seq_len: int = Field(default=1024, ge=8, le=1_048_576)
+    seed: int = Field(default=42, ge=0, le=2**32 - 1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    precision: Precision = "auto"
+    gradient_checkpointing: bool = True
+    fused_loss: Literal["auto"] | bool = "auto"
+    lr_scale: Literal["none", "linear", "sqrt"] = "none"
+    reference_batch: int | None = Field(default=None, ge=1)
+    global_batch_max: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _scale_needs_a_reference(self) -> Train:
+        if self.lr_scale != "none" and self.reference_batch is None:
+            raise ValueError("`lr_scale` needs `reference_batch`: the global batch that `learning_rate` was chosen for")
+        if self.lr_scale == "none" and self.reference_batch is not None:
+            raise ValueError('`reference_batch` does nothing without `lr_scale` = "linear" or "sqrt"')
+        if self.global_batch_max is not None and self.global_batch_max < self.global_batch:
+            raise ValueError("`global_batch_max` is the most that `global_batch` may be raised to: not less than it")
+        return self
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("exactly one of `epochs` and `steps` says how long to train")
+        return self

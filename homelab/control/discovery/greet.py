@@ -1,0 +1,50 @@
+"""What the SSH server of each candidate shows before any login: its address, its host key, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from homelab.config.cluster import Cluster, Node
+from homelab.discovery.candidates import Candidate, Greeting, is_forge
+from homelab.errors import HomelabError
+from homelab.remote import hostkeys, ssh_login
+from homelab.remote.fanout import on_all
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """`greetings` in the order of the nodes; `keys` and `errors` by the node's name."""
+
+    greetings: dict[str, Greeting]
+    keys: dict[str, ssh_login.HostKey]
+    errors: dict[str, HomelabError]
+
+
+def greet(cluster: Cluster, candidates: Mapping[str, Candidate]) -> Greeted:
+    """Ask the server of every candidate, by the name of its node in `cluster`, for its host key. Git forges are not asked, and not in the answer."""
+    addresses = {name: ssh_login.resolve(cluster.node(name)) for name in candidates}
+    asked = [name for name, address in addresses.items() if not is_forge(address.host, address.user)]
+
+    def one(name: str) -> ssh_login.HostKey:
+        return ssh_login.offered_key(cluster, cluster.node(name))
+
+    # What is reached through another machine shows its key at the login only.
+    keys, errors = on_all([name for name in asked if addresses[name].proxy_jump is None], one)
+    greetings = {name: _greeting(candidates[name], addresses[name], keys.get(name), errors.get(name)) for name in asked}
+    return Greeted(greetings, keys, errors)
+
+
+def _greeting(candidate: Candidate, address: ssh_login.Address, key: ssh_login.HostKey | None, error: HomelabError | None) -> Greeting:
+    fingerprint, is_known = (hostkeys.fingerprint(key.key), key.is_known) if key else ("", address.proxy_jump is not None)
+    return Greeting(candidate, address.host, address.port, address.user, fingerprint, is_known, error.message if error else "")
+
+
+def own_fingerprints(lines: list[str]) -> set[str]:
+    """Of public host keys, "ssh-ed25519 AAAA...", as the greetings have them."""
+    return {hostkeys.fingerprint(key) for line in lines if (key := hostkeys.key_of(line)) is not None}
+
+
+def as_candidate(node: Node) -> Candidate:
+    """A node that cluster.toml has already."""
+    return Candidate(node.host, "cluster.toml", name=node.name, user=node.user, port=node.port)

@@ -1,0 +1,63 @@
+"""One question to the model of a run, asked where the model lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homelab.control.inspection import run_folder
+from homelab.errors import HomelabError, InputError
+from homelab.remote.fanout import Fleet
+from homelab.runs.paths import RunPaths
+from homelab.text.hint import Hint, homelab
+
+ANSWER_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """What the model said on `node`; `reply` as the node tells it."""
+
+    node: str
+    reply: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The model's words."""
+        return str(self.reply["answer"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What the model was loaded on."""
+        return [str(note) for note in self.reply.get("notes") or ()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `--json` shape."""
+        return {"node": self.node, **self.reply}
+
+
+def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_tokens: int) -> ChatAnswer:
+    """From the head, or from another node that has a checkpoint when the head cannot be asked.
+
+    Raises the head's error when nobody can answer.
+    """
+    plan = run_folder.plan_of(paths)
+    if run_folder.description_of(paths).recipe.model is None:
+        raise InputError(
+            "this run was trained by its own [script]: only that program knows how to ask its model",
+            where=paths.name,
+            hint=Hint("look for what it has written below the run's folder on the nodes: {}", homelab("status")),
+        )
+    request = {"run": paths.name, "prompt": prompt, "base": base, "max_new_tokens": max_new_tokens, "timeout_s": ANSWER_TIMEOUT_S}
+    first: HomelabError | None = None
+    for name in [plan.head, *(node.name for node in plan.nodes if node.name != plan.head)]:
+        try:
+            answer = fleet.agent(name).ask("chat", request, timeout_s=ANSWER_TIMEOUT_S + 20)
+        except HomelabError as error:
+            first = first or error
+            continue
+        except KeyError:
+            continue
+        return ChatAnswer(name, answer)
+    raise first or HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))

@@ -1,0 +1,1 @@
+"""Start a run: inputs, the run folder, torchrun on every node."""

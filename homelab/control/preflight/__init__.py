@@ -1,0 +1,1 @@
+"""Ask the nodes everything that the checks judge."""

@@ -1,0 +1,260 @@
+"""The collective smoke test of a cluster: started on all nodes, watched, judged by `homelab.control.preflight.collective_state`, and ended everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from homelab.checks.collective import judge as judges
+from homelab.checks.evidence import Evidence
+from homelab.config.recipe import parse_recipe
+from homelab.control import signals
+from homelab.control.launch import planner
+from homelab.control.preflight.collective_state import CollectiveTestState, Outcome
+from homelab.errors import EXIT_UNREACHABLE
+from homelab.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum
+from homelab.planning.types import Plan
+from homelab.remote.answers import CollectiveLine, CollectiveLook
+from homelab.remote.fanout import Fleet, on_all
+from homelab.remote.session import Stream
+from homelab.text.sanitize import plain_lines
+from homelab.text.say import Say
+
+PROGRAM = ("-m", "homelab.worker.tools.collective_test")
+_AGENT_LIMIT_S = 280.0  # more than any limit here: an agent without a listener ends its part by itself
+_GROUP_LIMIT_S = 75  # more than the limit here: ranks that hang are to be asked where before they give up
+_READ_S = 0.5
+_LAST_WORDS_S = 5.0
+_ASK_S, _ASK_SILENT_S = 8.0, 2.0
+
+_NodeLine = tuple[str, bytes | None]  # node, its line; None: nothing more comes
+
+
+def run(fleet: Fleet, evidence: Evidence, say: Say = lambda text: None) -> CollectiveResult:
+    """Run the test on the nodes of the plan. Raises nothing for a node that fails: that is the result. Ctrl-C ends it everywhere.
+
+    The nodes must have answered for their facts. Raises InputError where no plan can be made (no place on the LAN).
+    """
+    plan = _plan(evidence)
+    name = f"collective-{secrets.token_hex(4)}"
+    names = [node.name for node in plan.nodes]
+    result = CollectiveResult(plan.backend, tuple(names), plan.world_size)
+    ranks = {node: tuple(rank.rank for rank in plan.ranks if rank.node == node) for node in names}
+    started = time.monotonic()
+    streams: dict[str, Stream] = {}
+    clean: set[str] = set()
+    try:
+        with signals.held():
+            streams, errors = on_all(names, lambda node: fleet.agent(node).open("collective", _request(plan, node, name)))
+        if errors:
+            node, error = next(iter(errors.items()))
+            result = replace(result, error=error.message, node=node)
+        else:
+            result, clean = _watch(fleet, streams, result, name, ranks, say)
+    finally:
+        with signals.held():
+            on_all(streams, lambda node: streams[node].close())
+            silent = {state.node for state in result.missing if state.is_silent and not result.node}
+            left = _end(fleet, name, [node for node in names if node not in clean], silent)
+    return replace(result, left=tuple(left), seconds=time.monotonic() - started)
+
+
+def keep(fleet: Fleet, evidence: Evidence, result: CollectiveResult) -> None:
+    """Have every node remember a test that passed on this cluster (`checks.collective.needed`). What cannot be kept is tested again."""
+    if result.passed:
+        record = {"fingerprint": judges.fingerprint(evidence), "time": time.time(), "results": result.results()}
+        fleet.ask("collective-keep", {"record": record}, names=list(evidence.facts))
+
+
+def _plan(evidence: Evidence) -> Plan:
+    """The plan of the launch where there is one; else that of a script, which has the same nodes, addresses and environment."""
+    if evidence.plan is not None:
+        return evidence.plan
+    cluster = evidence.cluster.only(tuple(evidence.facts))
+    script = parse_recipe({"script": {"path": "smoke.py"}})
+    return planner.planned(replace(planner.inputs_of(cluster, evidence.facts, script, [], "collective"), port=evidence.master_port))
+
+
+def _request(plan: Plan, name: str, test: str) -> dict[str, Any]:
+    """What a node is told: the launch's own command and environment, with another program, name and place for logs."""
+    node = plan.node(name)
+    options = node.command[: node.command.index("--redirects=3") + 1]
+    renamed = {"--log-dir": "logs", "--rdzv-id": test}
+    command = [f"{key}={renamed[key]}" if (key := option.partition("=")[0]) in renamed else option for option in options]
+    environment = {key: value for key, value in node.environment.items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")}
+    if plan.backend == "nccl":
+        environment["NCCL_DEBUG_FILE"] = "nccl-%h-%p.log"  # in the folder of the test, which is where its ranks stand
+    return {
+        "name": test,
+        "command": [*command, *PROGRAM, plan.backend],
+        "environment": {**environment, "HOMELAB_RUN": test, "HOMELAB_DDP_TIMEOUT_S": str(_GROUP_LIMIT_S)},
+        "ranks": node.rank_count,
+        "head_port": plan.master_port,
+        "limit_s": _AGENT_LIMIT_S,
+    }
+
+
+def _watch(
+    fleet: Fleet,
+    streams: Mapping[str, Stream],
+    result: CollectiveResult,
+    test: str,
+    ranks: Mapping[str, tuple[int, ...]],
+    say: Say,
+) -> tuple[CollectiveResult, set[str]]:
+    """Listen until it is over: what came of it, and the nodes that have said themselves that nothing is left."""
+    lines: queue.Queue[_NodeLine] = queue.Queue()
+    over = threading.Event()
+    readers = [threading.Thread(target=_read, args=(name, stream, lines, over), daemon=True) for name, stream in streams.items()]
+    stages = CollectiveTestState(ranks, time.monotonic())
+    try:
+        for reader in readers:
+            reader.start()
+        last_progress, outcome = "", None
+        while outcome is None:
+            _hear(stages, lines, 0.1)
+            now = time.monotonic()
+            outcome = stages.outcome(now)
+            progress = stages.progress(now)
+            if progress != last_progress and outcome is None:
+                say(progress)
+                last_progress = progress
+        if outcome.kind == "done":
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while set(stages.ended) | stages.lost < set(streams) and time.monotonic() < deadline:
+                _hear(stages, lines, 0.1)
+            result = _measured(stages, result)
+        else:
+            result = _given_up(fleet, stages, outcome, result, test, say)
+    finally:
+        over.set()
+        for reader in readers:
+            reader.join(2 * _READ_S)
+    clean = {name for name, line in stages.ended.items() if line.ended is not None and not line.ended.left}
+    return result, clean
+
+
+def _read(name: str, stream: Stream, lines: queue.Queue[_NodeLine], over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            line = stream.readline(_READ_S)
+        except TimeoutError:
+            continue
+        except (OSError, ValueError):
+            line = b""
+        lines.put((name, line or None))
+        if not line:
+            return
+
+
+def _hear(stages: CollectiveTestState, lines: queue.Queue[_NodeLine], timeout_s: float) -> None:
+    """Take in all lines that are there; wait so long for the first."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _take(stages, *lines.get(timeout=timeout_s))
+            timeout_s = 0.001
+
+
+def _take(stages: CollectiveTestState, name: str, line: bytes | None) -> None:
+    now = time.monotonic()
+    if line is None:
+        if name not in stages.ended and name not in stages.lost:
+            stages.lose(name, "the connection to this node broke in the middle of the test", now)
+        return
+    if name in stages.lost:
+        return
+    try:
+        answer = json.loads(line)
+        if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+            stages.lose(name, plain_lines(str(answer["error"].get("message"))), now)
+        else:
+            stages.hear(name, CollectiveLine.model_validate(answer), now)
+    except (ValueError, RecursionError, ValidationError):
+        stages.lose(name, "it answered with something that homelab's agent does not say", now)
+
+
+def _measured(stages: CollectiveTestState, result: CollectiveResult) -> CollectiveResult:
+    """The result of a test that came to its end, from what the ranks have written down. Seconds are the same on all of them."""
+    measured: list[Measured] = []
+    left_out: list[tuple[int, float]] = []
+    wrong: list[WrongSum] = []
+    try:
+        for state in stages.states(time.monotonic()):
+            results = stages.results(state.rank)
+            for entry in results:
+                size = int(entry["size_bytes"])
+                if entry.get("wrong"):
+                    first = plain_lines(str(entry.get("first_wrong")))[:200]
+                    wrong.append(WrongSum(state.rank, state.node, size, int(entry["wrong"]), first))
+                if state.rank == 0 and "predicted_s" in entry:
+                    left_out.append((size, _number(entry["predicted_s"])))
+                elif state.rank == 0:
+                    numbers = (_number(entry[key]) for key in ("seconds", "bus_bytes_per_s", "cpu_s"))
+                    measured.append(Measured(size, *numbers))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return replace(result, error="a rank wrote down results that homelab's own do not look like")
+    return replace(result, measured=tuple(measured), left_out=tuple(left_out), wrong=tuple(wrong))
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _given_up(
+    fleet: Fleet, stages: CollectiveTestState, outcome: Outcome, result: CollectiveResult, test: str, say: Say
+) -> CollectiveResult:
+    """The result of a test that was not to come to its end: who is missing, and what everybody is doing."""
+    now = time.monotonic()
+    states = stages.states(now)
+    stacks: dict[int, tuple[str, ...]] = {}
+    if outcome.kind == "stuck":
+        names = [name for name in result.nodes if not stages.is_silent(name, now) and name not in stages.lost]
+        say("collective test: asking every node what it is doing")
+        answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=_ASK_S)
+        for name, answer in answers.items():
+            node_look = CollectiveLook.model_validate(answer)
+            stacks |= {
+                state.rank: node_look.log for state in states if state.node == name
+            }  # for ranks that have not begun: the log of torchrun
+            stacks |= {rank: entry.stack for rank, entry in node_look.ranks.items()}
+
+    def with_stack(state: RankState) -> RankState:
+        return replace(state, stack=tuple(map(plain_lines, stacks.get(state.rank, ()))))
+
+    return replace(
+        result, error=plain_lines(outcome.error), node=outcome.node, missing=tuple(map(with_stack, outcome.missing)),
+        states=tuple(map(with_stack, states)),
+    )  # fmt: skip
+
+
+def _end(fleet: Fleet, test: str, names: list[str], silent: set[str]) -> list[str]:
+    """End what is left of the test on these nodes; those where that could not be seen.
+
+    A connection that broke under the test is opened anew. From `silent` nodes little is hoped for.
+    """
+
+    def ask(name: str) -> dict[str, Any]:
+        if name in silent:
+            return fleet.agent(name).ask("collective-end", {"name": test}, timeout_s=_ASK_SILENT_S)
+        answers, errors = fleet.ask("collective-end", {"name": test}, names=[name], timeout_s=_ASK_S)
+        if name in errors and errors[name].exit_code == EXIT_UNREACHABLE:
+            answers, errors = fleet.ask("collective-end", {"name": test}, names=[name], timeout_s=_ASK_S)
+        for error in errors.values():
+            raise error
+        return answers[name]
+
+    answers, _ = on_all(names, ask)
+    return [name for name in names if name not in answers or answers[name]["left"]]

@@ -1,0 +1,71 @@
+"""One preflight of a cluster: facts, link tests, a data sample, the plan, the collective test and the findings.
+
+`homelab preflight` shows the findings; `homelab launch` refuses to start when one of them is a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from homelab.checks import registry
+from homelab.checks.collective import judge as collective_checks
+from homelab.checks.evidence import Evidence, Finding
+from homelab.config.recipe import Recipe
+from homelab.control.launch import planner
+from homelab.control.launch.inputs import RecipeInput
+from homelab.control.preflight import collective_test, data_sample, gather
+from homelab.errors import HomelabError, InputError
+from homelab.planning.types import Plan
+from homelab.remote.fanout import Fleet
+from homelab.text.say import Say
+
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen and what the checks make of it. `recipe` has its open batch settled; `refused` says why there is no plan."""
+
+    evidence: Evidence
+    findings: list[Finding]
+    recipe: Recipe | None = None
+    plan: Plan | None = None
+    refused: HomelabError | None = None
+
+
+def look(
+    fleet: Fleet, recipe: Recipe | None, items: list[RecipeInput], *, skip: Collection[str], test_collective: collective_checks.When,
+    run_name: Callable[[Evidence], str], say: Say = lambda text: None,
+) -> Look:  # fmt: skip
+    """Everything of one preflight. Raises nothing for a node that fails: that is a finding.
+
+    `skip` holds ids of checks (`registry.skipped`): what only they would look at is not done either. `run_name` gives the run's name once the nodes have answered.
+    """
+    port = recipe.parallel.port if recipe else DEFAULT_PORT
+    evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=test_collective == "always")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sample") as pool:
+        # The tokenizer takes seconds on one node while the dials keep all wires busy.
+        sampled = None
+        if recipe is not None and evidence.facts and any(check.id not in skip for check in registry.CHECKS if check.sees == "sample"):
+            sampled = pool.submit(data_sample.look, fleet, evidence, recipe, items)
+        evidence = gather.with_links(fleet, evidence, say=say)
+        if sampled is not None:
+            say("reading a sample of the data")
+            evidence = replace(evidence, sample=sampled.result())
+    plan, refused = None, None
+    if recipe is not None and evidence.facts:
+        try:
+            recipe, plan = planner.settled(planner.inputs_from(evidence, recipe, items, run_name(evidence)))
+        except HomelabError as error:
+            refused = error
+        evidence = replace(evidence, plan=plan, refused=refused)
+    if collective_checks.wanted(evidence, skip, test_collective):
+        try:
+            result = collective_test.run(fleet, evidence, say)
+        except InputError as error:  # without a recipe nobody has tried to plan before
+            refused = error
+        else:
+            evidence = replace(evidence, collective=result)
+            collective_test.keep(fleet, evidence, result)
+    return Look(evidence, registry.judge_all(evidence, skip), recipe, plan, refused)

@@ -1,0 +1,1 @@
+"""Go on after a failure: examine, stop what is left, resume."""

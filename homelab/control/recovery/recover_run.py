@@ -1,0 +1,107 @@
+"""The whole of a recovery by hand: examined, refused or halted, resumed, and left with its supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from homelab.control import claims
+from homelab.control.inspection import run_folder, run_lookup
+from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards
+from homelab.control.supervision import remote_supervisor
+from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
+from homelab.errors import InputError
+from homelab.node_commands import on_node
+from homelab.planning.types import Plan
+from homelab.remote.fanout import Fleet
+from homelab.runs.paths import RunPaths
+from homelab.text.hint import Hint, homelab
+
+
+@dataclass(frozen=True)
+class RecoverRequest:
+    """What the person asked for. `name` of the run, None for the one that lives or the newest; `nodes`: that may go on with it.
+
+    `skip`: checks that do not count.
+    """
+
+    name: str | None
+    nodes: Sequence[str]
+    cluster_file: Path
+    runs_dir: Path
+    skip: Collection[str]
+    supervise: Where
+    from_scratch: bool = False
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The new attempt, why there is one, and what the person should know beside it."""
+
+    paths: RunPaths
+    plan: Plan
+    examination: examine.Examination
+    notes: Sequence[Hint]
+
+
+class RecoverView(RunView, Protocol):
+    """How the person is told."""
+
+    def examined(self, examination: examine.Examination, notes: Sequence[Hint]) -> None:
+        """What happened, before anything is stopped."""
+        ...
+
+    def resumed(self, resumed: Resumed) -> None:
+        """The run trains again."""
+        ...
+
+
+def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> RunPaths:
+    """Recover a run; `fleet` is the whole cluster. Raises HomelabError when it cannot be recovered, or need not."""
+    with ExitStack() as exclusive, ExitStack() as progress:
+        with view.progress() as say:
+            paths = run_lookup.run(fleet, request.runs_dir, request.name, say)
+            described = run_folder.description_of(paths)
+            placement = SupervisorPlacement(request.supervise if described.recipe.recovery.auto else "no")
+            exclusive.enter_context(manual_lock.exclusive(paths, wants_supervisor=placement.is_wanted))
+            _refuse_supervised(fleet, paths)
+            names = [node.name for node in fleet.cluster.nodes]
+            claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand"))
+            examination = examine.examine(fleet, paths, say)
+        notes = resume_guards.changed_here(described.run_json)
+        view.examined(examination, notes)
+        say = progress.enter_context(view.progress())
+        run = claims.ClaimedRun(fleet, claim, paths, say)
+        halted = halt.halt(run, examination, nodes=request.nodes, from_scratch="always" if request.from_scratch else "never")
+
+        def leave(plan: Plan) -> None:
+            """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
+            try:
+                progress.close()  # on a terminal it would take what is printed now for its own
+                view.resumed(Resumed(paths, plan, examination, notes))
+            finally:
+                exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
+                placement.leave(fleet, paths, request.cluster_file, request.nodes, view)
+
+        last = run_folder.plan_of(paths)
+        head = last.head if last.head in halted.names else halted.names[0]
+        addresses = {node.name: node.lan_address for node in last.nodes}
+        with placement.prepare(fleet, remote_supervisor.SupervisorRequest(paths.name, head, request.nodes, addresses, halted.unreachable), say):
+            resume.resume(run, examination, halted, resume.NextAttempt(request.nodes, request.skip), announce=leave)
+        return paths
+
+
+def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
+    """Raises InputError when a supervisor is at work on a node (`manual_lock` asks this machine): two would stop each other's attempts."""
+    active = remote_supervisor.at_work(fleet, paths)
+    if active is not None:
+        name, reply = active
+        kill = on_node(fleet.cluster.node(name), f"kill {reply.pid or 'PID'}")
+        raise InputError(
+            f"this run has a supervisor that recovers it by itself; now it is {reply.doing or 'at work'}: {reply.why}",
+            where=f"{paths.name}, process {reply.pid or '?'} on {name}",
+            hint=Hint("{}; to do it by hand: {}, then once more", homelab("status", paths.name), kill),
+        )

@@ -1,0 +1,1 @@
+"""The same worker environment on every node: `homelab setup` and `homelab teardown`."""

@@ -1,0 +1,37 @@
+"""What the controller keeps of environments: ~/.cache/homelab/setup (or below XDG_CACHE_HOME), and pip, which fills it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from homelab.errors import HomelabError
+from homelab.text.hint import Command, Hint, homelab
+
+PIP_TIMEOUT_S = 3600.0  # some gigabytes over a home line
+
+
+def folder() -> Path:
+    """The cache; its folders are made where they are needed."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homelab" / "setup"
+
+
+def pip(arguments: Iterable[str], what: str) -> None:
+    """Run this Python's pip. `what`: what it does, for its error. Raises HomelabError with pip's own words."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=PIP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise HomelabError(f"{what}: pip has not ended within an hour", where="this machine", hint=Hint("again: {}", homelab("setup"))) from None
+    if done.returncode == 0:
+        return
+    if "No module named pip" in done.stderr:
+        raise HomelabError("this Python has no pip", where=sys.executable, hint=Command(f"{sys.executable} -m ensurepip"))
+    errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:]
+    raise HomelabError(
+        f"{what}: pip says: {'; '.join(errors) or done.returncode}", where="this machine",
+        hint=Hint("is there a way to the package index (pip config list)? Then again: {}", homelab("setup")),
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The sequence of `homelab teardown`: what setup has made on the nodes goes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from homelab.control.setup import setup_nodes
+from homelab.errors import HomelabError
+from homelab.provision.node_state import Removed
+from homelab.remote.fanout import Fleet, Outcome, on_all
+from homelab.text.hint import homelab
+from homelab.text.units import listed
+
+_REMOVE_TIMEOUT_S = 600.0
+
+
+def made(fleet: Fleet, names: Iterable[str]) -> Outcome[tuple[str, ...]]:
+    """The folders that setup has made, by node."""
+    return on_all(names, lambda name: setup_nodes.look(fleet, name, {}).folders)
+
+
+def remove(fleet: Fleet, names: Iterable[str]) -> Outcome[Removed]:
+    """Remove them. A node where a run lives keeps its environment."""
+
+    def one(name: str) -> Removed:
+        setup_nodes.refuse_while_runs_live(fleet, name)
+        removed = Removed.model_validate(fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S))
+        if removed.left:
+            raise HomelabError(f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name))
+        return removed
+
+    return on_all(names, one)

@@ -1,0 +1,86 @@
+"""The packages of an environment on the controller: resolved once (the lock), and fetched where they are not here yet."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from homelab.control.setup import cache
+from homelab.errors import HomelabError
+from homelab.protocol import files
+from homelab.protocol.digest import file_sha256
+from homelab.provision.platform import Platform
+from homelab.provision.requirements import Lock, Package, key_of, lock_of_report
+from homelab.provision.setup_plan import Part
+from homelab.text.hint import Hint, homelab
+
+
+def lock(wanted: Sequence[str], index: str | None, platform: Platform) -> Lock:
+    """The lock of these requirement lines, as it was resolved first. Raises HomelabError."""
+    place = cache.folder() / "locks" / f"{key_of([*wanted, index or ''], platform.name)}.json"
+    if place.is_file():
+        try:
+            return Lock.model_validate(files.read_json(place))
+        except ValidationError:
+            pass  # damaged: resolved anew
+    with tempfile.TemporaryDirectory(prefix="homelab-setup-") as folder:
+        lines, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
+        lines.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
+        # --target is what pip wants with --platform; nothing is installed (--dry-run). One retry: an index that cannot be reached is asked for every package.
+        arguments = ["install", "-q", "--retries", "1", "--dry-run", "--ignore-installed", "--target", str(Path(folder, "none")), "--report", str(report)]
+        cache.pip([*arguments, *_for(platform), *_index(index), "-r", str(lines)], "the packages cannot be resolved")
+        try:
+            resolved = lock_of_report(json.loads(report.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise HomelabError(f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))) from None
+    files.write_json(place, resolved.model_dump())
+    return resolved
+
+
+def fetch(resolved: Lock, index: str | None, platform: Platform) -> None:
+    """Have every wheel of the lock here, with the content that the lock names. Raises HomelabError."""
+    wheels = cache.folder() / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    lacking = [package for package in resolved.packages if not _is_good(wheels / package.wheel, package)]
+    if not lacking:
+        return
+    for package in lacking:
+        (wheels / package.wheel).unlink(missing_ok=True)  # a damaged one, which pip would take for the right one
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=wheels) as folder:
+        lines = Path(folder, "requirements.txt")
+        lines.write_text("".join(f"{package.line}\n" for package in lacking), encoding="utf-8")
+        arguments = ["download", "-q", "--no-deps", "--require-hashes", "-d", folder, *_for(platform), *_index(index), "-r", str(lines)]
+        cache.pip(arguments, "the packages cannot be fetched")
+        for package in lacking:
+            Path(folder, package.wheel).replace(wheels / package.wheel)
+
+
+def parts(resolved: Lock) -> list[Part]:
+    """The wheels as files to send. `fetch` has brought them here."""
+    return [_part(cache.folder() / "wheels" / package.wheel, package) for package in resolved.packages]
+
+
+def _part(path: Path, package: Package) -> Part:
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    return Part(name=f"wheels/{package.wheel}", sha256=package.sha256, size_bytes=path.stat().st_size, unpacked_bytes=unpacked)
+
+
+def _is_good(path: Path, package: Package) -> bool:
+    return path.is_file() and file_sha256(path) == package.sha256
+
+
+def _for(platform: Platform) -> list[str]:
+    words = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", platform.python]
+    for tag in platform.tags:
+        words += ["--platform", tag]
+    return words
+
+
+def _index(index: str | None) -> list[str]:
+    return ["--extra-index-url", index] if index else []

@@ -1,0 +1,1 @@
+"""End a run, and everything of it."""

@@ -1,0 +1,31 @@
+"""What is left of runs that are over: after a power cut, or a controller that never came back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from homelab.control.inspection import monitor, run_lookup
+from homelab.control.stopping import leftovers, stop
+from homelab.errors import HomelabError
+from homelab.remote.fanout import Fleet
+from homelab.runs.state import FINISHED
+
+
+def end(fleet: Fleet, runs_dir: Path, say: Callable[[str], None]) -> tuple[list[stop.Outcome], list[str], dict[str, HomelabError], list[str]]:
+    """End them on every node: (what was ended, the runs that live and were left alone, the nodes that could not be asked, what else was repaired).
+
+    A run that trains is left alone, and so is one whose supervisor is at work, here or on its head.
+    """
+    say("asking the nodes what runs there")
+    answers, unreachable = fleet.ask("runs")
+    repaired = leftovers.tell(runs_dir, answers)
+    ended, kept = [], []
+    for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
+        paths = run_lookup.run(fleet, runs_dir, name, say)
+        snapshot = monitor.Watcher(fleet, paths).look()
+        if snapshot.supervisor or snapshot.state not in (*FINISHED, "lost"):
+            kept.append(name)
+        else:
+            ended.append(stop.stop(fleet, paths, say))
+    return ended, kept, unreachable, repaired

@@ -1,0 +1,1 @@
+"""Follow a run and recover it without a person."""

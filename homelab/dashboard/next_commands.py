@@ -1,0 +1,30 @@
+"""The next useful commands for a run, by its state. Pure."""
+
+from __future__ import annotations
+
+from homelab.dashboard.snapshot import NextCommand
+from homelab.diagnose.cause import Diagnosis
+from homelab.runs.state import State
+from homelab.text.hint import NO_COMMAND, homelab
+
+
+def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None) -> tuple[NextCommand, ...]:
+    """What a person may want to type in this state, without options.
+
+    Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    """
+    commands = {
+        "launch": diagnosis.launch if diagnosis else NO_COMMAND,
+        "follow": homelab("status", run),
+        "logs": homelab("logs", run),
+        "stop": homelab("stop", run),
+        "recover": homelab("recover", run),
+        "ask it": homelab(f"chat {run} --prompt '...'"),
+    }
+    wanted: dict[State, tuple[str, ...]] = {
+        "done": ("ask it", "logs"),
+        "failed": ("launch" if commands["launch"] else "recover", "logs"),
+        "lost": ("recover", "follow", "stop"),
+        "stopped": ("recover", "logs"),
+    }
+    return tuple(NextCommand(purpose=name, command=commands[name]) for name in wanted.get(state, ("follow", "stop", "recover")))

@@ -1,0 +1,24 @@
+"""The text files of this room: topics, rules and endings are TOML beside the code, part of the package."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import tomllib
+from typing import Any
+
+from homelab.torch_builds import BEFORE_TURING, FROM_TURING, TORCH
+
+_VALUES = {
+    "TORCH": TORCH,
+    **{f"FROM_TURING.{key}": str(getattr(FROM_TURING, key)) for key in ("cuda", "driver", "index", "tag")},
+    **{f"BEFORE_TURING.{key}": str(getattr(BEFORE_TURING, key)) for key in ("cuda", "driver", "index", "tag")},
+}
+_NAME = re.compile(r"\{(" + "|".join(re.escape(name) for name in _VALUES) + r")\}")
+
+
+def load(name: str) -> dict[str, Any]:
+    """The TOML document homelab/diagnose/NAME, with the values of `_VALUES` put in: {TORCH}, {FROM_TURING.cuda}, ..."""
+    data = pkgutil.get_data(__package__, name)
+    assert data is not None, name
+    return tomllib.loads(_NAME.sub(lambda match: _VALUES[match[1]], data.decode()))

@@ -1,0 +1,1 @@
+"""What nodes answer, with types."""

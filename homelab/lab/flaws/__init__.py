@@ -1,4 +1,0 @@
-"""What can be wrong with a machine before a run: the flaws that preflight must find, each really injected into a lab.
-
-(What can happen to a node during a run is in `homelab.lab.faults`.)
-"""

@@ -1,0 +1,49 @@
+"""All misconfigurations, sorted by the checks that find them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from homelab.errors import InputError, did_you_mean
+from homelab.lab import faults
+from homelab.lab.lab import Lab
+from homelab.lab.misconfigurations import (
+    cables,
+    cards,
+    clock,
+    login,
+    network,
+    packages,
+    power,
+    resources,
+    training_files,
+)
+from homelab.lab.misconfigurations.misconfiguration import REGISTERED, Misconfiguration
+from homelab.text.hint import Hint, homelab
+
+MODULES = (cables, cards, clock, login, network, packages, power, resources, training_files)  # importing them fills REGISTERED
+
+
+def all_misconfigurations() -> tuple[Misconfiguration, ...]:
+    """Every one there is."""
+    return tuple(sorted(REGISTERED.values(), key=lambda entry: entry.checks[0]))
+
+
+def find(name: str) -> Misconfiguration:
+    """The one of this name. Raises InputError with the nearest name."""
+    if name not in REGISTERED:
+        raise InputError(
+            f'no fault "{name}".{did_you_mean(name, [*faults.FAULTS, *REGISTERED])}', where="the fault", hint=Hint("{} lists all of them", homelab("lab faults"))
+        )
+    return REGISTERED[name]
+
+
+@contextlib.contextmanager
+def injected(lab: Lab, node: str, misconfiguration: Misconfiguration) -> Iterator[None]:
+    """`node` has it meanwhile, and a card before where it needs one. Raises NotInjectable."""
+    with contextlib.ExitStack() as stack:
+        if "card" in misconfiguration.needs:
+            stack.enter_context(cards.healthy(lab, node))
+        stack.enter_context(misconfiguration.inject(lab, node))
+        yield

@@ -1,0 +1,121 @@
+"""What the user asked for, checked as a whole before anything is made."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from homelab.errors import InputError, did_you_mean
+from homelab.lab import faults, nodes
+from homelab.lab.lab_state import BackendName, LabNode, LabState, boot_id, user_name
+
+BACKEND_NAMES = ("loopback", "namespaces")
+MOST_NODES = 32
+_NAME = re.compile(r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")
+
+
+class LabOptions(TypedDict, total=False):
+    """What `Lab.up` may be given beside the folder and the number of nodes.
+
+    `backend` None: namespaces for root, else loopback. `cpu`: cores per node (one value: the same for all).
+    `rate`: of every cable, like "1gbit". `names`: instead of node1, node2, ... `python`: the interpreter written
+    into cluster.toml (default: this one). `shared`: folders below /tmp or /dev/shm that the nodes of the namespaces
+    backend see all the same, though theirs are private; the folder that holds the lab's folder is always one.
+    """
+
+    backend: BackendName | None
+    cpu: Sequence[float] | None
+    rate: str | None
+    names: Sequence[str] | None
+    python: str | None
+    shared: Sequence[Path | str]
+
+
+def new_state(path: Path, count: int, options: LabOptions) -> LabState:
+    """The state of a lab that does not exist yet; addresses are still open. Raises InputError for what is impossible."""
+    _check_path(path)
+    names = _checked_names(count, options.get("names"))
+    limits = _checked_limits(options.get("cpu"), len(names))
+    backend = _checked_backend(options.get("backend"))
+    user = user_name()
+    python = os.path.abspath(os.path.expanduser(options.get("python") or sys.executable))
+    shared = [
+        str(path.parent),
+        *nodes.python_home_folders(python),
+        *(str(Path(folder).expanduser().resolve()) for folder in options.get("shared", ())),
+    ]
+    placeholders = tuple(
+        LabNode(
+            name=name,
+            number=number,
+            host="",
+            port=0,
+            interface="",
+            user=user,
+            python=python,
+            home=str(path / "nodes" / name / "home"),
+            workdir=str(path / "nodes" / name / "home" / "homelab"),
+            cpu=limit,
+        )
+        for number, (name, limit) in enumerate(zip(names, limits, strict=True), start=1)
+    )
+    return LabState(
+        folder=str(path),
+        id=secrets.token_hex(3),
+        backend=backend,
+        boot_id=boot_id(),
+        phase="starting",
+        nodes=placeholders,
+        rate=options.get("rate"),
+        shared=tuple(dict.fromkeys(shared)),
+    )
+
+
+def _check_path(path: Path) -> None:
+    if any(ord(c) < 32 or c in '"%\\$' for c in str(path)):
+        raise InputError(
+            "a lab's folder cannot have control characters or any of \" % \\ $ in its path: sshd reads them otherwise",
+            where=str(path),
+            hint="choose another folder",
+        )
+
+
+def _checked_names(count: int, names: Sequence[str] | None) -> Sequence[str]:
+    if names is None:
+        if not 1 <= count <= MOST_NODES:
+            raise InputError(f"{count} nodes", where="--nodes", hint=f"from 1 to {MOST_NODES}")
+        names = [f"node{number}" for number in range(1, count + 1)]
+    for name in names:
+        if not _NAME.match(name):
+            raise InputError(f'"{name}" is no host name', where="--names", hint="letters, digits, - and . (63 at most)")
+    if len(set(names)) != len(names) or not 1 <= len(names) <= MOST_NODES:
+        raise InputError(
+            f"names must differ, and be 1 to {MOST_NODES}", where="--names", hint="--names tower,laptop,mini"
+        )
+    return names
+
+
+def _checked_limits(cpu: Sequence[float] | None, count: int) -> Sequence[float | None]:
+    if not cpu:
+        return [None] * count
+    if len(cpu) not in (1, count):
+        raise InputError(
+            f"{len(cpu)} CPU limits for {count} nodes", where="--cpu", hint="one for each node, or one for all"
+        )
+    return [faults.check_cores(cores) for cores in (list(cpu) * count if len(cpu) == 1 else cpu)]
+
+
+def _checked_backend(backend: BackendName | None) -> BackendName:
+    chosen = backend or ("namespaces" if os.geteuid() == 0 else "loopback")
+    if chosen not in BACKEND_NAMES:
+        raise InputError(
+            f'no backend "{chosen}".{did_you_mean(chosen, BACKEND_NAMES)}',
+            where="--backend",
+            hint=f"there are: {', '.join(BACKEND_NAMES)}",
+        )
+    return chosen

@@ -1,0 +1,27 @@
+"""How fast a rank computes: seconds = a + b x tokens for each forward and backward pass, and a fixed part per optimizer step.
+
+The worker measures with it, the planner predicts with it. Units: seconds, and tokens of input with padding, because a padded token costs
+what any other does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The cost of one rank: `step_s` per optimizer step (optimizer, loader), `micro_batch_s` per forward and backward pass, `token_s` per token."""
+
+    step_s: float
+    micro_batch_s: float
+    token_s: float
+
+    def seconds(self, micro_batches: Sequence[int]) -> float:
+        """Seconds of one optimizer step whose micro-batches hold these numbers of tokens."""
+        return self.step_s + self.micro_batch_s * len(micro_batches) + self.token_s * sum(micro_batches)
+
+    def slower(self, factor: float) -> Speed:
+        """The speed of a rank that needs `factor` times as long for everything."""
+        return Speed(self.step_s * factor, self.micro_batch_s * factor, self.token_s * factor)

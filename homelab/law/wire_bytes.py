@@ -1,0 +1,21 @@
+"""How many elements of a gradient go over the wire with PowerSGD, and from which step on (Vogels et al. 2019)."""
+
+from __future__ import annotations
+
+POWERSGD_RANK = 4
+"""Columns of the narrow matrices."""
+POWERSGD_WORTH = 2
+"""A matrix is compressed where that makes it smaller by more than this factor (torch's own default)."""
+_FULL_PART = 0.1  # of all steps are uncompressed at first: early gradients suffer most (torch's documentation)
+_DDP_STEPS = 2  # DDP lays out its buckets anew after its first step, and PowerSGD keeps its errors per bucket
+
+
+def powersgd_elements(rows: int, columns: int) -> int:
+    """Elements that go over the wire for a matrix of this shape."""
+    narrow = (rows + columns) * POWERSGD_RANK
+    return narrow if narrow * POWERSGD_WORTH < rows * columns else rows * columns
+
+
+def uncompressed_steps(steps: int, warmup_steps: int, resume_step: int) -> int:
+    """Steps of an attempt before PowerSGD begins: the first tenth of a run and its warm-up, and two after every start."""
+    return max(_DDP_STEPS, warmup_steps - resume_step, int(_FULL_PART * steps) - resume_step)

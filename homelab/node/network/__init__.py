@@ -1,0 +1,1 @@
+"""Tests between two nodes: connections, throughput, packet sizes and loss."""

@@ -1,0 +1,1 @@
+"""One attempt on this node: torchrun, its status, its end."""

@@ -1,0 +1,296 @@
+"""Who may start a run on this node: one command or supervisor at a time, and nobody whose run was stopped meanwhile.
+
+`<workdir>/claims/`: RUN.json, the claim on a run; RUN.stopped, since when it is stopped by hand; .started, the newest launch.
+A claim lasts until its start, its release, a stop by hand (which needs no room on the disk), or `LIFE_S` where somebody else wants it.
+Ages are counted by this machine's own clock that runs through sleep: those of controllers need not agree with it, or with each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.node.system import processes
+from homelab.protocol import files, layout
+from homelab.protocol.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import Claimed, Holder
+
+LIFE_S = 300.0  # a claim that takes longer stays, unless another command wants it: then the start is refused, and nothing is stopped
+LOCK_S = 8.0  # the holder of the lock writes some small files; a controller waits 20 s for an answer
+_KEPT_S = 24 * 3600.0
+
+
+class RefusedError(Refusal):
+    """`kind`: "taken" (by another command), "stopped" (by hand), "superseded" (a newer attempt runs elsewhere) or "frozen" (its lock is kept)."""
+
+    def __init__(self, kind: str, message: str, hint: str, where: str = "") -> None:
+        super().__init__(message, where=where, hint=hint, kind=kind)
+
+
+def claim(request: JsonObject) -> Claimed:
+    """Take the run for `token`: {"holder": null, "newest": newest attempt known here}, or {"holder": who has it}. Idempotent.
+
+    `request`: run, token, by, doing, process (`homelab.runs.process_owner`), age_s (since the claimer began: a stop by hand that is younger
+    ends what it is about), after (newest attempt it knows, null where it is to find out), alone (a launch: no other run may be
+    starting here, or have started since), instead (token of a claim whose owner is dead). Raises RefusedError, OSError.
+    """
+    run, token, age_s = layout.checked(request["run"]), str(request["token"]), float(request["age_s"])
+    with locked(request["workdir"]) as folder:
+        _sweep(folder)
+        _refuse_stopped(folder, run, age_s)
+        _refuse_superseded(request)
+        if request.get("alone"):
+            _refuse_known(request["workdir"], run)
+            started = files.read_object(os.path.join(folder, ".started")) or {}
+            if started.get("run") != run and _age_s(started) <= age_s:
+                return {"holder": _shown(started, started.get("run"), is_started=True)}
+        for other, other_claim in _claims(folder).items():
+            is_wanted = other == run or request.get("alone")
+            if is_wanted and other_claim.get("token") not in (token, request.get("instead")) and _age_s(other_claim) < LIFE_S:
+                return {"holder": _shown(other_claim, other)}
+        kept = {key: request.get(key) for key in ("token", "by", "doing", "process")}
+        files.write_json(_file(folder, run), dict(kept, run=run, alone=bool(request.get("alone")), **_now()))
+    return {"holder": None, "newest": (paths.attempts(paths.run_dir(request["workdir"], run)) or [0])[-1]}
+
+
+def release(request: JsonObject) -> JsonObject:
+    """Give up the claim of `token`; every other claim stays."""
+    with locked(request["workdir"]) as folder:
+        is_ours = _token(folder, request["run"]) == request["token"]
+        if is_ours:
+            _remove(_file(folder, request["run"]))
+    return {"released": is_ours}
+
+
+@contextlib.contextmanager
+def starting(request: JsonObject) -> Iterator[None]:
+    """Around the start of a run: with its claim, which is used up then. Raises RefusedError before anything is done without.
+
+    Nobody stops or claims meanwhile. A start without a token (of an older controller) needs that nobody else has the run.
+    """
+    run, token = layout.checked(request["run"]), request.get("token")
+    with locked(request["workdir"]) as folder:
+        current = files.read_object(_file(folder, run)) or {}
+        if token is None and current and _age_s(current) < LIFE_S:
+            raise _taken(run, current)
+        if token is not None and current.get("token") != token:
+            if current:
+                raise _taken(run, current)
+            _refuse_stopped(folder, run, LIFE_S)
+            raise RefusedError("taken", f"somebody else has started {run} meanwhile, or the claim on it is gone", see(run))
+        yield
+        if current.get("alone"):
+            with contextlib.suppress(OSError):
+                files.write_json(os.path.join(folder, ".started"), dict(current, **_now()))
+        _remove(_file(folder, run))
+
+
+@contextlib.contextmanager
+def stopping(request: JsonObject) -> Iterator[None]:
+    """The context of a stop. `by_hand`: the holder of the run's claim may not start it any more. With a token it is a recovery's own stop.
+
+    Raises RefusedError when another holder has claimed the run, or when the run has gone on after the attempt `after`.
+    """
+    run, token = layout.checked(request["run"]), request.get("token")
+    if token is None and not request.get("by_hand"):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(locked(request["workdir"]))
+        except OSError:  # a disk that is full, or cannot be written: nothing can be claimed or started there either
+            folder = None
+        if folder and request.get("by_hand"):
+            _remove(_file(folder, run))
+            with contextlib.suppress(OSError):
+                files.write_json(_mark(folder, run), _now())
+        if folder and token is not None:
+            current = files.read_object(_file(folder, run)) or {}
+            if current and current.get("token") != token and _age_s(current) < LIFE_S:
+                raise _taken(run, current)
+            _refuse_superseded(request)
+        stack.close()  # the stop finds what runs now; a later start must take this lock first
+        yield
+
+
+def undo(request: JsonObject) -> bool:
+    """What the claim of `token` has begun: True where it has started the newest attempt (that is to be stopped then). The claim is gone after it."""
+    run = layout.checked(request["run"])
+    with contextlib.suppress(OSError, RefusedError):
+        release(request)
+    folder = paths.run_dir(request["workdir"], run)
+    newest = (paths.attempts(folder) or [0])[-1]
+    nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")
+    names = os.listdir(nodes) if os.path.isdir(nodes) else []
+    starts = [files.read_object(os.path.join(nodes, name, "start.json")) or {} for name in names]
+    return any(start.get("token") == request["token"] for start in starts)
+
+
+def was_stopped(request: JsonObject, since_s: float) -> bool:
+    """Whether the run was stopped by hand after `since_s` (of `clock_s`): why a start has failed in which it came."""
+    folder = _folder(request["workdir"])
+    try:
+        with contextlib.suppress(RefusedError), locked(request["workdir"]):
+            pass  # a process that was writing the mark has finished; a frozen process is not waited for: a mark that is there counts
+        return _age_s(files.read_object(_mark(folder, request["run"])) or {}) < clock_s() - since_s
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def locked(workdir: str) -> Iterator[str]:
+    """The folder of claims, locked. The kernel releases the lock when its holder ends; a frozen holder keeps it.
+
+    Raises OSError, and RefusedError with the holder's name after `LOCK_S` seconds.
+    """
+    folder = _folder(workdir)
+    os.makedirs(folder, exist_ok=True)
+    place = os.path.join(folder, ".lock")
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _wait(descriptor, place)
+        with contextlib.suppress(OSError):  # a full disk; then the holder of the lock is unknown
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def _folder(workdir: str) -> str:
+    return os.path.join(paths.expand(workdir), "claims")
+
+
+def _wait(descriptor: int, place: str) -> None:
+    """flock(2) with a time limit, because flock itself has none."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise _frozen(descriptor, place) from None
+        time.sleep(0.02)
+
+
+def _frozen(descriptor: int, place: str) -> RefusedError:
+    content = os.pread(descriptor, 32, 0).strip()
+    if not content.isdigit():
+        return RefusedError("frozen", f"a process has kept the lock of the claims for {LOCK_S:.0f} s", f"on the node, who it is: fuser -v {place}; then end it", place)
+    pid = int(content)
+    manner = "is frozen (stopped by a signal or a debugger) and keeps" if processes.state(pid) in ("T", "t") else "has kept"
+    message = f"process {pid} {manner} the lock of the claims for more than {LOCK_S:.0f} s: {processes.command_line(pid)[:200] or '?'}"
+    hint = f"on the node: kill -CONT {pid} lets it go on, kill -KILL {pid} ends it; then the same once more"
+    return RefusedError("frozen", message, hint, place)
+
+
+def boot_id() -> str:
+    """The id of this boot. It changes with every boot: a pid from before a power cut means nothing."""
+    return files.text("/proc/sys/kernel/random/boot_id")
+
+
+def _now() -> JsonObject:
+    return {"at_s": clock_s(), "boot_id": boot_id()}
+
+
+def clock_s() -> float:
+    """Seconds of this machine's clock that runs through sleep."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def _age_s(entry: JsonObject) -> float:
+    """Seconds since the claim was written; infinite for a claim of another boot, or a damaged one."""
+    at_s = entry.get("at_s")
+    if not isinstance(at_s, (int, float)) or entry.get("boot_id") != boot_id():
+        return float("inf")
+    return max(0.0, clock_s() - at_s)
+
+
+def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
+    stopped_s = _age_s(files.read_object(_mark(folder, run)) or {})
+    if stopped_s < age_s:
+        raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, while this was under way", goes_on(run))
+
+
+def _refuse_superseded(request: JsonObject) -> None:
+    after = request.get("after")
+    newest = (paths.attempts(paths.run_dir(request["workdir"], request["run"])) or [0])[-1]
+    if after is not None and newest > int(after):
+        raise RefusedError("superseded", f"{request['run']} has gone on elsewhere: this node knows attempt {newest} of it", see(request["run"]))
+
+
+def _refuse_known(workdir: str, run: str) -> None:
+    """Refuse a launch of a run that this node already has."""
+    if os.path.exists(os.path.join(paths.run_dir(workdir, run), "run.json")):
+        raise RefusedError("taken", f"a run called {run} is on this node already", see(run) + "; or launch once more")
+
+
+def _taken(run: str, current: JsonObject) -> RefusedError:
+    holder = _shown(current, run)
+    return RefusedError("taken", f"{run} is being {holder['doing']} by {holder['by']}", see(run))
+
+
+def goes_on(run: str) -> str:
+    """The command that continues a stopped run."""
+    return f"it stays stopped; to go on with it: homelab recover {run}"
+
+
+def see(run: str) -> str:
+    """The commands for a run that another command has claimed."""
+    return f"homelab status {run}; where the command that does it is gone: homelab stop {run}, then once more"
+
+
+def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:
+    """The holder as a controller reads it: complete, even where the file is not."""
+    age_s = _age_s(current)
+    token, by, doing = (current[key] if isinstance(current.get(key), str) else "" for key in ("token", "by", "doing"))
+    process = current.get("process")
+    process = process if isinstance(process, dict) else {}
+    return {"run": str(run), "token": token, "by": by, "doing": doing, "age_s": min(age_s, LIFE_S), "process": process, "is_started": is_started}
+
+
+def _claims(folder: str) -> dict[str, JsonObject]:
+    """{run: its claim} of all that are whole."""
+    claims = {}
+    for name in os.listdir(folder):
+        content = files.read_object(os.path.join(folder, name)) if name.endswith(".json") else None
+        if content is not None and content.get("run") == name[:-5]:
+            claims[name[:-5]] = content
+    return claims
+
+
+def _token(folder: str, run: str) -> Any:
+    return (files.read_object(_file(folder, run)) or {}).get("token")
+
+
+def _file(folder: str, run: str) -> str:
+    return os.path.join(folder, layout.checked(run) + ".json")
+
+
+def _mark(folder: str, run: str) -> str:
+    return os.path.join(folder, layout.checked(run) + ".stopped")
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sweep(folder: str) -> None:
+    """Remove records of claims and stops that are too old to matter."""
+    for name in os.listdir(folder):
+        entry = files.read_object(os.path.join(folder, name)) if name != ".lock" else None
+        if entry is not None and _age_s(entry) > _KEPT_S:
+            _remove(os.path.join(folder, name))

@@ -1,0 +1,157 @@
+"""What a node knows of a run right now: one JSON answer for the dashboard, `status`, `recover` and `--wait`."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from typing import TYPE_CHECKING
+
+from homelab.node import paths, supervisor_host
+from homelab.node.run import attempt_records, claims, leftovers
+from homelab.node.system import processes, utilisation
+from homelab.protocol import files, layout, manifest
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import Described, KnownRun, PollReply, RankReply, RunReply, Runs
+
+
+def poll(request: JsonObject) -> PollReply:
+    """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest), before.
+
+    `before` true: with the curves of what came before this attempt, as the head keeps them.
+    """
+    reply: PollReply = {"node": request["node"], "time": time.time(), "run": None, "supervisor": None, **utilisation.read()}
+    run = request.get("run")
+    folder = paths.run_dir(request["workdir"], run) if run else None
+    if folder and os.path.isdir(folder):
+        reply["run"] = _run(folder, request)
+    if run:
+        reply["supervisor"] = supervisor_host.state(request["workdir"], run)
+    return reply
+
+
+def runs(request: JsonObject) -> Runs:
+    """Every run this node has a folder of, newest first: name, attempt, recipe label, alive, exit, final."""
+    root = os.path.join(paths.expand(request["workdir"]), "runs")
+    alive = processes.of_runs(request["workdir"], request["node"])
+    known_runs: list[KnownRun] = []
+    # A folder that a person copied to "... (copy)" is not a run.
+    for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
+        folder = os.path.join(root, name)
+        described = files.read_object(os.path.join(folder, "run.json")) if layout.is_usable(name) else None
+        if described is None:
+            continue
+        numbers = paths.attempts(folder)
+        node_dir = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request["node"])) if numbers else None
+        known_runs.append(
+            {
+                "name": name,
+                "created_at": described.get("created_at"),
+                "attempt": numbers[-1] if numbers else 0,
+                "alive": bool(alive.get(name)),
+                "exit": files.read_object(os.path.join(node_dir, "exit.json")) if node_dir else None,
+                "final": os.path.exists(os.path.join(folder, "final", "README.md")),
+            }
+        )
+    return {"runs": known_runs, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+
+
+def describe(request: JsonObject) -> Described:
+    """run.json and the newest plan.json of a run, for a controller that did not launch it. Nulls when unknown."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    numbers = paths.attempts(folder)
+    plans = {}
+    for number in numbers:
+        plans[str(number)] = files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
+    return {"run_json": files.read_object(os.path.join(folder, "run.json")), "plans": plans}
+
+
+def _run(folder: str, request: JsonObject) -> RunReply:
+    numbers = paths.attempts(folder)
+    attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
+    node = paths.name_here(folder, attempt, request["node"])
+    node_dir = paths.node_dir(folder, attempt, node)
+    agent = attempt_records.agent(node_dir)
+    pids = processes.of_run(os.path.basename(folder), request["workdir"], node)
+    agent_alive = agent is not None and agent["pid"] in pids
+    ranks: dict[str, RankReply] = {}
+    for rank in attempt_records.plan(folder, attempt)["ranks"]:
+        if rank["node"] == node:
+            ranks[str(rank["rank"])] = _rank(folder, attempt, node_dir, rank, request)
+    return {
+        "name": os.path.basename(folder),
+        "as_node": node,
+        "attempt": attempt,
+        "agent_alive": agent_alive,
+        "processes": len(pids),
+        "torchrun_alive": agent is not None and agent["torchrun_pid"] in pids,
+        "exit": files.read_object(os.path.join(node_dir, "exit.json")),
+        "started_at": agent["started_at"] if agent else None,
+        "rebooted": _rebooted(agent),
+        "stop_marked_at": _stop_marked_at(node_dir),
+        "ranks": ranks,
+        "torchrun_tail": files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60))),
+        "checkpoints": manifest.steps(folder),
+        "final": os.path.exists(os.path.join(folder, "final", "README.md")),
+        "secrets_removed": bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
+    }
+
+
+def _rebooted(agent: JsonObject | None) -> bool | None:
+    """Whether this machine was started anew since the attempt was; None where that is not known."""
+    then, now = (agent or {}).get("boot_id"), claims.boot_id()
+    return then != now if isinstance(then, str) and then and now else None
+
+
+def _stop_marked_at(node_dir: str) -> float | None:
+    """When homelab itself was about to end this attempt here (`homelab.node.run.torchrun.mark_stop`); None where it was not."""
+    marked_at = (files.read_object(os.path.join(node_dir, "stop")) or {}).get("time")
+    return marked_at if isinstance(marked_at, (int, float)) else None
+
+
+def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: JsonObject) -> RankReply:
+    number = str(rank["rank"])
+    # Lines that the caller has of another attempt do not count for this one.
+    lines_read = (request.get("after_lines") or {}).get(number, 0) if request.get("lines_of_attempt") in (None, attempt) else 0
+    may_begin_anew = request.get("lines_of_attempt") == attempt  # the caller has counted lines; it is not a request without metrics
+    home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", number)
+    # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
+    logs = sorted(glob.glob(os.path.join(glob.escape(node_dir), "logs", "*", "attempt_0", str(rank["local_rank"]))))
+    tail_lines = int(request.get("tail_lines", 20))
+    beat = files.read_object(os.path.join(home, "heartbeat.json"))
+    return {
+        "heartbeat": beat,
+        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), lines_read, may_begin_anew),
+        "before": _metrics(os.path.join(home, "curves.jsonl"), 0) if request.get("before") else [],
+        "log_tail": {
+            "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
+            "stderr": _warnings_of_nccl(node_dir, beat, tail_lines) + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
+        },
+        "error": files.read_object(os.path.join(home, "error.json")),
+    }
+
+
+def _warnings_of_nccl(node_dir: str, beat: JsonObject | None, lines: int) -> list[str]:
+    """What NCCL has warned of in this rank's process: it has a file of its own (NCCL_DEBUG_FILE), in which the version stands, too."""
+    pid = (beat or {}).get("pid")
+    if type(pid) is not int or lines <= 0:
+        return []
+    written = glob.glob(os.path.join(glob.escape(node_dir), f"nccl-*-{pid}.log"))
+    return [line for path in sorted(written) for line in files.tail(path, lines) if "NCCL WARN" in line]
+
+
+def _metrics(path: str, after_lines: int, may_begin_anew: bool = False) -> list[JsonObject]:
+    """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll.
+
+    With `may_begin_anew` all of them where there are fewer: somebody has typed the attempt's commands once more.
+    """
+    if not os.path.isfile(path):  # reading a pipe would wait
+        return []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            whole = stream.read().split("\n")[:-1]
+    except OSError:
+        return []
+    return files.json_objects(whole if may_begin_anew and int(after_lines) > len(whole) else whole[max(0, int(after_lines)) :])

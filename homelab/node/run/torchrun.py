@@ -1,0 +1,250 @@
+"""The detached part of the agent: starts torchrun in its own session, waits for it, writes down how it ended.
+
+It outlives the SSH connection, the terminal and the controller. torchrun handles SIGHUP itself, so `nohup` would not do:
+a new session (setsid) is what keeps it alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.node.run import attempt_records, claims, isolation_guard
+from homelab.node.run.claims import boot_id
+from homelab.node.system import processes, programs, utilisation
+from homelab.protocol import files, layout
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import Exit, Stopped
+
+
+def start(request: JsonObject) -> JsonObject:
+    """Write the run's files and start the detached watcher. Answers once torchrun runs, or with its start error.
+
+    `request`: workdir, run, attempt, node, run_json, plan_json, command, environment, secrets, token (of the claim on the run).
+    Raises ValueError for a request that cannot be, claims.RefusedError where the run is not the asker's, OSError where the disk refuses.
+    """
+    run, attempt, node = layout.checked(request["run"]), int(request["attempt"]), layout.checked(request["node"])
+    folder = paths.run_dir(request["workdir"], run)
+    node_dir = paths.node_dir(folder, attempt, node)
+    began_s = claims.clock_s()
+    with claims.starting(request):
+        watcher = _start_watcher(request, run, attempt, folder, node_dir)
+    try:
+        return _started(watcher, node_dir, folder)
+    except OSError:
+        if claims.was_stopped(request, began_s):
+            raise claims.RefusedError("stopped", f"{run} was stopped by hand while it was being started", claims.goes_on(run)) from None
+        raise
+
+
+def _start_watcher(request: JsonObject, run: str, attempt: int, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
+    if os.path.exists(os.path.join(node_dir, "agent.json")):
+        raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
+    newest = (paths.attempts(folder) or [0])[-1]
+    if newest > attempt:  # a controller that was cut off does not know that the run has continued
+        reason = f"attempt {attempt} of {run} is over: this node knows attempt {newest}"
+        raise claims.RefusedError("superseded", reason, claims.see(run))
+    files.write_json(os.path.join(folder, "run.json"), request["run_json"])
+    files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
+    secrets = request.get("secrets") or {}
+    if secrets:
+        files.write_json(os.path.join(folder, "secrets.json"), secrets, mode=0o600)
+    start = {key: request[key] for key in ("command", "environment", "run", "node")}
+    files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.get("token")))
+    own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request["node"], "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
+    with open(os.path.join(node_dir, "agent.log"), "ab") as log:
+        return programs.detached([sys.executable, "-m", "homelab.node", "watch", node_dir], folder, {**os.environ, **own}, log)
+
+
+def _started(watcher: subprocess.Popen[bytes], node_dir: str, folder: str) -> JsonObject:
+    """What `start` answers, once torchrun runs. Raises OSError."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        agent = files.read_json(os.path.join(node_dir, "agent.json"))
+        if agent:
+            return {"agent_pid": agent["pid"], "torchrun_pid": agent["torchrun_pid"], "run_dir": folder}
+        ended = files.read_json(os.path.join(node_dir, "exit.json"))
+        if ended:
+            raise OSError(f"torchrun did not start: {ended.get('error', f'see {node_dir}')}")
+        if watcher.poll() is not None:
+            last_line = files.tail(os.path.join(node_dir, "agent.log"), 1) or [f"see {node_dir}"]
+            # A disk that is full cannot hold agent.log either; the exit code carries the cause.
+            if watcher.returncode == errno.ENOSPC or "Errno 28" in last_line[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), node_dir)
+            raise OSError(f"the agent ended before torchrun ran: {last_line[0]}")
+        time.sleep(0.01)
+    raise OSError(f"the agent did not start torchrun within 20 s; see {os.path.join(node_dir, 'agent.log')}")
+
+
+def watch(node_dir: str) -> None:
+    """Run torchrun as described in `node_dir`/start.json until it ends; then write exit.json.
+
+    Exits with the number of the error where the disk refuses: what cannot be written down must not run on unseen.
+    """
+    # `stop` signals every process of the run, this one too; the end must be written down all the same. (Handlers, not
+    # SIG_IGN: an ignored signal would be inherited by torchrun.)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    plan = files.read_json(os.path.join(node_dir, layout.START_JSON))
+    folder = os.environ["HOMELAB_RUN_DIR"]
+    workdir = os.path.dirname(os.path.dirname(folder))
+    try:
+        child = _torchrun(plan, folder, node_dir)
+    except (OSError, ValueError) as error:
+        remove_secrets(folder)
+        _write_exit(node_dir, {"returncode": 127, "signal": None, "ended_at": time.time(), "stopped": False, "error": str(error)})
+        return
+    agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_id()}
+    try:
+        files.write_json(os.path.join(node_dir, "agent.json"), agent)
+    except OSError as error:
+        processes.end_run(plan["run"], workdir, plan["node"], grace_s=1.0, spare=(os.getpid(),))
+        remove_secrets(folder)
+        sys.exit(error.errno or 1)
+    with isolation_guard.awake(plan["run"]), isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"]) as guard:
+        returncode = child.wait()
+    # Workers that survive a killed torchrun would hold the card and the port.
+    processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
+    remove_secrets(folder)
+    end: Exit = {
+        "returncode": returncode if returncode >= 0 else None,
+        "signal": -returncode if returncode < 0 else None,
+        "ended_at": time.time(),
+        "stopped": os.path.exists(os.path.join(node_dir, "stop")),
+        "alone": guard.reason,
+    }
+    _write_exit(node_dir, end)
+
+
+def _torchrun(plan: JsonObject, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
+    """Start torchrun with the run's secrets and the plan's variables. Raises OSError or ValueError."""
+    environment = dict(os.environ)
+    environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
+    environment.update(plan["environment"])
+    # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp).
+    environment["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(node_dir, "nccl-trace-")
+    if _takes_pipes(node_dir):
+        environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(node_dir, "nccl-dump-")
+    with open(os.path.join(node_dir, "out.log"), "ab") as out, open(os.path.join(node_dir, "err.log"), "ab") as err:
+        return programs.detached(plan["command"], folder, environment, out, err)
+
+
+def _takes_pipes(folder: str) -> bool:
+    """Whether a named pipe can be made in a folder. On exFAT, NTFS and a /mnt of WSL2 it cannot, and torch, told to make one there, ends the
+    process (ProcessGroupNCCL.hpp, DumpPipe)."""
+    probe = os.path.join(folder, f"pipe-{os.getpid()}.probe")
+    try:
+        os.mkfifo(probe)
+        os.unlink(probe)
+    except OSError:
+        return False
+    return True
+
+
+def _write_exit(node_dir: str, end: Exit) -> None:
+    try:
+        files.write_json(os.path.join(node_dir, layout.EXIT_JSON), end)
+    except OSError as error:
+        sys.exit(error.errno or 1)
+
+
+def remove_secrets(folder: str) -> None:
+    """Remove the run's secrets from the disk."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, "secrets.json"))
+
+
+def mark_stop(request: JsonObject) -> JsonObject:
+    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail.
+
+    `request`: workdir, run, node, and what `claims.stopping` tells a stop by hand from that of a recovery.
+    """
+    with claims.stopping(request):
+        node_dir = _unfinished(request)
+        if node_dir is not None:
+            files.write_json(os.path.join(node_dir, "stop"), {"time": time.time()})
+    return {"marked": node_dir is not None}
+
+
+def stop(request: JsonObject) -> Stopped:
+    """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped.
+
+    A full disk does not prevent the stop: records that cannot be written are left out. "made_in": the workdir in which the run's
+    folder was made here, where that may be another one than today's. "as_nodes": the names under which this machine has taken part
+    in the run.
+    """
+    frozen = None
+    try:
+        with contextlib.suppress(OSError):
+            mark_stop(request)
+    except claims.RefusedError as error:
+        if error.kind != "frozen" or not request.get("by_hand"):
+            raise
+        frozen = error
+    outcome = _stop_everywhere(request)
+    if frozen is not None:  # running processes are ended all the same; a start by the frozen process is not prevented
+        raise frozen
+    return outcome
+
+
+def _stop_everywhere(request: JsonObject) -> Stopped:
+    outcome = _stop(request)
+    made_in = request.get("made_in")
+    if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):
+        moved = dict(request, workdir=made_in)
+        if os.path.isdir(paths.run_dir(made_in, request["run"])):
+            with contextlib.suppress(OSError):
+                mark_stop(moved)
+        moved_outcome = _stop(moved)
+        return {
+            "asked": outcome["asked"] + moved_outcome["asked"],
+            "killed": outcome["killed"] + moved_outcome["killed"],
+            "left": outcome["left"] + moved_outcome["left"],
+            "as_nodes": outcome["as_nodes"] or moved_outcome["as_nodes"],  # the names in this workdir count; those in the other one only where it has none
+        }
+    return outcome
+
+
+def _stop(request: JsonObject) -> Stopped:
+    run, folder = layout.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
+    node, grace_s = layout.checked(request["node"]), float(request.get("grace_s", 8.0))
+    outcome = processes.end_run(run, request["workdir"], node, grace_s=grace_s, ranks=attempt_records.rank_pids(folder))
+    if outcome["asked"]:
+        utilisation.wait_for_cards()
+    remove_secrets(folder)
+    node_dir = _unfinished(request)
+    if node_dir is not None:
+        # The watcher itself had to be killed, or was gone before: write the end in its place.
+        end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
+        with contextlib.suppress(OSError):
+            files.write_json(os.path.join(node_dir, "exit.json"), end)
+    names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
+    # Where nodes share a disk all their names are there, and this machine speaks for its own.
+    own = {name for node_names in names for name in node_names if len(node_names) == 1 or name == request["node"]}
+    return {**outcome, "as_nodes": sorted(own)}
+
+
+def undo(request: JsonObject) -> Stopped:
+    """A start that did not come to its end on all nodes: end what it has begun here, and nothing of anybody else."""
+    if claims.undo(request):
+        return stop({key: value for key, value in request.items() if key != "token"})
+    return {"asked": 0, "killed": 0, "left": []}
+
+
+def _unfinished(request: JsonObject) -> str | None:
+    """This node's folder of the newest attempt, when it was begun here and has not written how it ended; else None."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    newest = next(reversed(paths.attempts(folder)), None)
+    if newest is None:
+        return None
+    node_dir = paths.node_dir(folder, newest, paths.name_here(folder, newest, request["node"]))
+    return node_dir if os.path.isdir(node_dir) and not os.path.exists(os.path.join(node_dir, "exit.json")) else None

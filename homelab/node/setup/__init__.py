@@ -1,0 +1,1 @@
+"""The worker environment of this node: what is there, receiving its parts, making it, removing it."""

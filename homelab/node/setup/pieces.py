@@ -1,0 +1,73 @@
+"""Receives the parts of an environment piece by piece: what was cut off goes on where it ended, and only whole files get their names."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from homelab.node.setup import record
+from homelab.protocol import files
+from homelab.protocol.digest import file_sha256
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import SetupReceived
+
+_NAMES = re.compile(r"uv\.whl|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
+    """The next bytes of a file; the answer says from where to go on. `request`: name, sha256, size (of all of it), offset (of these bytes).
+
+    Bytes that do not go on where the last ones ended are left out. A file that is not what was promised is removed, and begins at 0 again.
+    No lock is held: a sender that has lost its network would hold it for hours. Two senders write the same bytes to the same places.
+    """
+    record.note(record.folder())
+    target, partial = place(request["name"]), _partial(request["sha256"])
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    os.makedirs(os.path.dirname(partial), exist_ok=True)
+    have = partial_size(request["sha256"])
+    if have < request["offset"]:
+        return {"have": have}
+    with open(partial, "r+b" if os.path.exists(partial) else "wb") as out:
+        out.truncate(request["offset"])
+        out.seek(request["offset"])
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+        have = out.tell()
+    if have < request["size"]:
+        return {"have": have}
+    if have > request["size"] or file_sha256(partial) != request["sha256"]:
+        os.unlink(partial)
+        return {"have": 0}
+    os.chmod(partial, 0o600)
+    os.replace(partial, target)
+    files.sync(os.path.dirname(target))
+    return {"have": have}
+
+
+def place(name: str) -> str:
+    """Where a file of setup lies. Raises ValueError for a name that setup does not send."""
+    if not _NAMES.fullmatch(name):
+        raise ValueError(f"not a file of setup: {name!r}")
+    return os.path.join(record.folder(), name)
+
+
+def partial_size(sha256: str) -> int:
+    """How many bytes of a file have come that is not whole yet. Raises ValueError for what is no sha256."""
+    path = _partial(sha256)
+    return os.path.getsize(path) if os.path.isfile(path) else 0
+
+
+def _partial(sha256: str) -> str:
+    """Named by the content: a piece of another version of the file is never continued."""
+    if not _SHA256.fullmatch(sha256):
+        raise ValueError(f"not a sha256: {sha256!r}")
+    return os.path.join(record.folder(), "partial", sha256)
+

@@ -1,0 +1,109 @@
+"""Makes and removes the worker environment, from files that lie on this node. uv asks no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from typing import TYPE_CHECKING
+
+from homelab.node.setup import installed, pieces, record
+from homelab.protocol import files
+from homelab.protocol.errors import Refusal
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import SetupMade, SetupRemoved
+
+_UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
+
+
+def make(request: JsonObject) -> SetupMade:
+    """Install exactly what requirements.txt says. `request`: environment (folder), python and version (to make it with: a path, "3.12"), lock (digest of requirements.txt).
+
+    An environment whose installation was cut off, that was changed since, or that has another Python, is made anew: half a package can look
+    like a whole one. uv changes only one that holds another lock whole.
+    Raises Refusal where the folder was not made by setup, or uv fails.
+    """
+    environment = os.path.expanduser(request["environment"])
+    with record.held() as lock:
+        made = record.read()
+        if os.path.lexists(environment) and environment not in made["folders"] and os.listdir(environment):
+            raise Refusal("this environment was not made by homelab setup", where=environment, hint="move it away, then: homelab setup")
+        there = installed.look({"environment": environment})["environment_python"]
+        keeps = made["lock"] not in ("", request["lock"]) and there.startswith(request["version"] + ".")
+        _unpack_uv()
+        made = record.note(environment)
+        record.write({**made, "lock": ""})
+        if not keeps:
+            _uv(lock, "venv", "--clear", "--python", request["python"], environment)
+        wheels = os.path.join(record.folder(), "wheels")
+        os.makedirs(wheels, exist_ok=True)
+        python = os.path.join(environment, "bin", "python")
+        said = _uv(
+            lock, "pip", "sync", "--python", python, "--no-index", "--find-links", wheels, "--require-hashes", "--allow-empty-requirements",
+            pieces.place("requirements.txt"),
+        )  # fmt: skip
+        said += _uv(lock, "pip", "check", "--python", python)
+        shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
+        record.write({**made, "lock": request["lock"]})
+    return {"packages": installed.look({"environment": environment})["packages"], "said": said[-20:]}
+
+
+def remove(request: JsonObject) -> SetupRemoved:
+    """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others. `request`: workdir."""
+    made = record.read()
+    if not made["folders"]:
+        return {"removed": [], "left": []}
+    with record.held():
+        kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request["workdir"])]
+        removed: list[str] = []
+        left: list[str] = []
+        for path in sorted(made["folders"], key=lambda path: path == record.folder()):  # the lock's own folder goes last
+            if os.path.islink(path) or any((place + os.sep).startswith(os.path.realpath(path).rstrip(os.sep) + os.sep) for place in kept):
+                left.append(path)
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            (left if os.path.lexists(path) else removed).append(path)
+        if left:
+            record.write({**made, "folders": left, "lock": ""})
+        elif os.path.exists(record.record_path()):
+            os.unlink(record.record_path())
+        for path in sorted(made["parents"], key=len, reverse=True):
+            if os.path.isdir(path) and not os.listdir(path):
+                os.rmdir(path)
+    return {"removed": removed, "left": left}
+
+
+def _program() -> str:
+    return os.path.join(record.folder(), "uv")
+
+
+def _unpack_uv() -> None:
+    """The program out of its wheel, where the packaging tools expect programs (PEP 427). Raises Refusal for a wheel without it."""
+    wheel = pieces.place("uv.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        name = next((name for name in archive.namelist() if name.endswith(".data/scripts/uv")), None)
+        if name is None:
+            raise Refusal("the wheel of uv holds no program", where=wheel, hint="homelab setup")
+        files.write_atomic(_program(), archive.read(name), 0o700)
+
+
+def _uv(lock: int, *arguments: str) -> list[str]:
+    """The lines that uv printed. The lock stays held as long as uv runs, even without this process. Raises Refusal."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PYTHON", "VIRTUAL_ENV"))}
+    environment.update(UV_CACHE_DIR=os.path.join(record.folder(), "cache"), UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", NO_COLOR="1")
+    try:
+        done = subprocess.run(
+            [_program(), *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", check=False, pass_fds=[lock], timeout=_UV_LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"uv {' '.join(arguments[:2])} has not ended within {_UV_LIMIT_S / 60:.0f} minutes", where=record.folder(), hint="homelab setup") from None
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode != 0:
+        text = "; ".join(line.strip() for line in lines[-6:]) or f"exit code {done.returncode}"
+        kind = "full" if "No space left" in done.stdout else "refused"
+        raise Refusal(f"uv {' '.join(arguments[:2])} failed: {text}", where=record.folder(), hint="homelab setup --check", kind=kind)
+    return lines

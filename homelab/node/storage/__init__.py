@@ -1,0 +1,1 @@
+"""Files of a run on this node: checkpoints, digests, transfer."""

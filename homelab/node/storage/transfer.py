@@ -1,0 +1,150 @@
+"""Sends and receives data files and checkpoints. Each is verified, and gets its final name only when it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tarfile
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.protocol import checkpoint_holders, files, layout, manifest
+from homelab.protocol.digest import file_sha256
+
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import Checkpoints, HasFile, Manifest
+
+
+def has_file(request: JsonObject) -> HasFile:
+    """{"found", "differs"}: is the shipped file here with the content it was sent with, or with another one? `request`: workdir, sha256, name.
+
+    The file is read to its end: an edit of the copy on one node keeps its name, and often its size.
+    """
+    path = data_path(request)
+    try:
+        is_same = os.path.isfile(path) and file_sha256(path) == request["sha256"]  # a pipe would be waited for
+    except OSError:  # it cannot be read, and is sent again
+        is_same = False
+    return {"found": is_same, "differs": not is_same and os.path.lexists(path), "path": path}
+
+
+def data_path(request: JsonObject) -> str:
+    """Where a shipped file lies on this node (`homelab.protocol.layout.data_file`)."""
+    return os.path.join(paths.expand(request["workdir"]), layout.data_file(request))
+
+
+def receive_file(request: JsonObject, stream: BinaryIO) -> JsonObject:
+    """Store the bytes of `stream` as a data file. Raises ValueError when they are not the promised ones."""
+    path = data_path(request)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = files.partial_name(path)
+    digest = hashlib.sha256()
+    try:
+        with open(partial, "wb") as out:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != request["sha256"]:
+            raise ValueError(f"the file arrived damaged: {request['name']}")
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+    return {"path": path}
+
+
+def checkpoints(request: JsonObject) -> Checkpoints:
+    """Complete checkpoints of a run, newest first, the first verified whole by content: {"good": [steps], "bad": {step: why}}.
+
+    Older ones than the newest good one are not read, but with `layout` "sharded": the newest of which all nodes together have every part
+    may be any of them, and "shards" says {step: which parts are here}. With `set_aside` in the request the bad
+    ones are moved out of the way where a good one is left; nothing of the run may be running then.
+    """
+    folder = paths.run_dir(request["workdir"], request["run"])
+    good: list[int] = []
+    bad: dict[str, str] = {}
+    shards: dict[str, Any] = {}
+    reads_all = request.get("layout") == checkpoint_holders.SHARDED
+    for step in reversed(manifest.steps(folder)):
+        if good and not reads_all and str(good[0]) not in shards:
+            break
+        fault = manifest.fault(manifest.folder_of(folder, step))
+        if fault is None:
+            good.append(step)
+            here = manifest.shards(manifest.folder_of(folder, step))
+            if here is not None:
+                shards[str(step)] = here
+        else:
+            bad[str(step)] = fault
+    if good and request.get("set_aside"):
+        for step in sorted(map(int, bad)):
+            with contextlib.suppress(OSError):  # a bad one that cannot be moved does not hide a good one
+                manifest.set_aside(manifest.folder_of(folder, step))
+    answer: Checkpoints = {"good": good, "bad": bad, "run_known": os.path.isdir(folder)}
+    return {**answer, "shards": shards} if shards else answer
+
+
+def checkpoint_manifest(request: JsonObject) -> Manifest:
+    """{"recipe_hash": the fingerprint it was saved with, None without a manifest; "files": {name: sha256}}. `request`: workdir, run, step."""
+    folder = manifest.folder_of(paths.run_dir(request["workdir"], request["run"]), request["step"])
+    return {"recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"), "path": folder, "files": manifest.digests(folder)}
+
+
+def send_checkpoint(request: JsonObject, stream: BinaryIO) -> None:
+    """Write one checkpoint as a tar archive to `stream`. Raises ValueError when it is not whole."""
+    folder = manifest.folder_of(paths.run_dir(request["workdir"], request["run"]), request["step"])
+    if not os.path.isdir(folder):
+        raise ValueError(f"there is no {folder}")
+    fault = manifest.fault(folder)
+    if fault:
+        raise ValueError(f"{folder}: {fault}")
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                archive.add(path, arcname=name, recursive=False)
+
+
+def receive_checkpoint(request: JsonObject, stream: BinaryIO) -> JsonObject:
+    """Unpack a checkpoint beside its place, verify it, and put it there with one rename.
+
+    A bad copy that lay there is set aside, and a whole one whose files differ from `files` of the request ({name: sha256}), too.
+    """
+    folder = paths.run_dir(request["workdir"], request["run"])
+    place = manifest.folder_of(folder, request["step"])
+    root, name = os.path.split(place)
+    partial = os.path.join(root, f".{name}.{os.getpid()}.partial")  # the worker removes such leftovers
+    os.makedirs(partial)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                if not member.isfile() or os.path.basename(member.name) != member.name or member.name in (".", ".."):
+                    raise ValueError(f"unexpected entry in the archive: {member.name!r}")
+                source = archive.extractfile(member)
+                assert source is not None  # it is a file
+                with open(os.path.join(partial, member.name), "wb") as out:
+                    shutil.copyfileobj(source, out, 1 << 20)
+                    out.flush()
+                    os.fsync(out.fileno())
+        fault = manifest.fault(partial)
+        if fault:
+            raise ValueError(f"the checkpoint arrived damaged: {fault}")
+        files.sync(partial)
+        if os.path.isdir(place):
+            sent_digests = request.get("files") or {}
+            present = manifest.digests(place)
+            if manifest.fault(place) is None and all(present.get(name) == sent_digests[name] for name in sent_digests):
+                return {"path": place}
+            manifest.set_aside(place)
+        os.replace(partial, place)
+        files.sync(root)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {"path": place}

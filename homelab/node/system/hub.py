@@ -1,0 +1,69 @@
+"""Whether this node could download from the hub: its cache, a token, a way to the hub. No token ever leaves this file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from urllib.parse import urlsplit
+
+CONNECT_S = 2.0
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_TRUE = ("1", "ON", "YES", "TRUE")
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def home() -> str:
+    """The folder of the Hugging Face libraries (huggingface_hub, constants.py)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.expanduser(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface"))
+
+
+def cache() -> str:
+    """The folder of downloaded repositories."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return os.path.expanduser(named) if named else os.path.join(home(), "hub")
+
+
+def has_token() -> bool:
+    """True where the Hugging Face libraries would find a token."""
+    if any((os.environ.get(name) or "").strip() for name in _TOKENS):
+        return True
+    named = os.environ.get("HF_TOKEN_PATH")
+    path = os.path.expanduser(named) if named else os.path.join(home(), "token")
+    try:
+        return os.path.getsize(path) > 0
+    except OSError:
+        return False
+
+
+def way() -> str | None:
+    """One of "ok", "offline" (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set here), why the hub cannot be reached, or None where a proxy makes it impossible to know.
+
+    One TCP connection to HF_ENDPOINT or huggingface.co, given up after two seconds; nothing is sent.
+    """
+    if (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _TRUE:
+        return "offline"
+    if any(os.environ.get(name) for name in _PROXIES):
+        return None
+    try:
+        place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+        host, port = place.hostname, place.port or (80 if place.scheme == "http" else 443)
+    except ValueError as error:
+        return f"HF_ENDPOINT is no address: {error}"
+    if not host:
+        return "HF_ENDPOINT is no address"
+    answers = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_S).close()
+            answers.append("ok")
+        except (OSError, UnicodeError) as error:
+            answers.append(f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
+
+    # A name lookup has no time limit of its own.
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(CONNECT_S + 0.2)
+    return answers[0] if answers else f"{host}:{port}: no answer within {CONNECT_S:.0f} s"

@@ -1,0 +1,109 @@
+"""One request (a JSON line on stdin), one answer (a JSON line on stdout).
+
+A refusal is {"error": {"message", "kind", "where", "hint"}} and exit code 1; nothing here prints a traceback for a request that cannot be
+answered. A verb that takes a stream reads its body from stdin after the request line (receive-...) or writes raw bytes to stdout (send-...).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from homelab.protocol.files import JsonObject
+
+# Verb -> (module, function, stream of its body). Modules are imported when they are needed: an answer costs milliseconds.
+VERBS = {
+    "chat": ("worker_programs", "chat", ""),
+    "checkpoints": ("storage.transfer", "checkpoints", ""),
+    "claim": ("run.claims", "claim", ""),
+    "collective": ("collective_test", "collective", ""),
+    "collective-end": ("collective_test", "end", ""),
+    "collective-keep": ("collective_test", "keep", ""),
+    "collective-look": ("collective_test", "look", ""),
+    "describe": ("run.poll", "describe", ""),
+    "dry-run": ("worker_programs", "dry_run", ""),
+    "facts": ("facts", "collect", ""),
+    "follow": ("run.status_stream", "follow", ""),
+    "free-port": ("system.ports", "answer_free_port", ""),
+    "has-file": ("storage.transfer", "has_file", ""),
+    "manifest": ("storage.transfer", "checkpoint_manifest", ""),
+    "mark-stop": ("run.torchrun", "mark_stop", ""),
+    "meet": ("network.connectivity", "meet", ""),
+    "poll": ("run.poll", "poll", ""),
+    "receive-checkpoint": ("storage.transfer", "receive_checkpoint", "stdin"),
+    "receive-file": ("storage.transfer", "receive_file", "stdin"),
+    "release": ("run.claims", "release", ""),
+    "runs": ("run.poll", "runs", ""),
+    "sample-data": ("data_sample", "sample_data", "stdin"),
+    "send-checkpoint": ("storage.transfer", "send_checkpoint", "stdout"),
+    "setup-look": ("setup.installed", "look", ""),
+    "setup-make": ("setup.worker_environment", "make", ""),
+    "setup-receive": ("setup.pieces", "receive", "stdin"),
+    "setup-remove": ("setup.worker_environment", "remove", ""),
+    "stacks": ("run.stacks", "stacks", ""),
+    "start": ("run.torchrun", "start", ""),
+    "stop": ("run.torchrun", "stop", ""),
+    "supervisor-discard": ("supervisor_host", "discard", ""),
+    "supervisor-end": ("supervisor_host", "end", ""),
+    "supervisor-look": ("supervisor_host", "look", ""),
+    "supervisor-needs": ("supervisor_host", "needs", ""),
+    "supervisor-put": ("supervisor_host", "put", "stdin"),
+    "supervisor-reach": ("supervisor_host", "reach", ""),
+    "supervisor-start": ("supervisor_host", "start", ""),
+    "undo": ("run.torchrun", "undo", ""),
+}
+
+
+def answer(verb: str) -> int:
+    """Answer one verb on stdout; the exit code."""
+    if verb == "watch":  # our own detached part, not a question
+        from homelab.node.run import torchrun
+
+        torchrun.watch(sys.argv[2])
+        return 0
+    try:
+        line = sys.stdin.buffer.readline()
+        request = json.loads(line) if line.strip() else {}
+        for part in ("recipe_environment", "node_environment"):  # for everything that runs here; cluster.toml goes before the recipe
+            os.environ.update(request.get(part) or {})
+        result = call(verb, request, sys.stdin.buffer, sys.stdout.buffer)
+        if result is not None:
+            _print(result)
+        return 0
+    except (ValueError, KeyError, OSError) as error:
+        _print({"error": refusal_of(error)})
+    except Exception as error:  # our mistake: the controller shows it as an internal error, with this text
+        text = f"{type(error).__name__}: {error}"
+        _print({"error": {"message": text, "kind": "internal", "trace": traceback.format_exc(), "where": None, "hint": None}})
+    return 1
+
+
+def call(verb: str, request: JsonObject, stdin: BinaryIO, stdout: BinaryIO) -> Any:
+    """The answer of a verb; None where it has written its answer itself. Raises ValueError for a verb that does not exist."""
+    if verb not in VERBS:
+        raise ValueError(f"this agent does not know {verb!r}")
+    module, function, stream = VERBS[verb]
+    answers = getattr(importlib.import_module(f"homelab.node.{module}"), function)
+    return answers(request, stdin if stream == "stdin" else stdout) if stream else answers(request)
+
+
+def refusal_of(error: Exception) -> JsonObject:
+    """The three parts of an error and its kind, for the controller."""
+    message = getattr(error, "message", str(error))
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.strerror}: {error.filename}"
+    kind = "full" if getattr(error, "errno", None) == errno.ENOSPC else getattr(error, "kind", "refused")
+    return {"message": message, "kind": kind, "trace": None, "where": getattr(error, "where", None) or None, "hint": getattr(error, "hint", None) or None}
+
+
+def _print(answer: Any) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()

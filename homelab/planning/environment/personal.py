@@ -1,0 +1,43 @@
+"""The environment variables of a person beside those of the plan: the recipe's for all nodes, cluster.toml's for one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from homelab.config.cluster import Node
+from homelab.config.environment import differing
+from homelab.config.recipe import Recipe
+from homelab.errors import InputError
+from homelab.planning.environment.cuda import ALLOCATOR
+from homelab.planning.types import Choice
+
+
+def merged(defaults: Mapping[str, str], recipe: Recipe, node: Node) -> dict[str, str]:
+    """The variables of a node's ranks: a person's variables replace `defaults`, and those of cluster.toml replace those of the recipe."""
+    personal = {**recipe.environment, **node.environment}
+    replaced = ALLOCATOR if any(name in personal for name in ALLOCATOR) else ()
+    return {**{name: value for name, value in defaults.items() if name not in replaced}, **personal}
+
+
+def choices(nodes: Sequence[Node], recipe: Recipe) -> list[Choice]:
+    """The variables that a person sets, as choices of the plan."""
+    reasons = []
+    if recipe.environment:
+        reasons.append(Choice(subject="environment", value=", ".join(recipe.environment), because="the recipe sets them for all nodes"))
+    for node in nodes:
+        if node.environment:
+            because = f"`environment` of {node.name} in cluster.toml"
+            reasons.append(Choice(subject=f"environment of {node.name}", value=", ".join(node.environment), because=because))
+    return reasons
+
+
+def refuse_unequal(environments: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises InputError where the ranks' environments, by node, differ in what NCCL wants equal on all of them."""
+    difference = differing(environments)
+    if difference:
+        variable, first, second = difference
+        raise InputError(
+            f"{variable} is not the same on {first} and {second}, and all ranks of NCCL have to agree on it: they would hang or fail",
+            where=f"cluster.toml, nodes {first} and {second}, environment",
+            hint=f"edit cluster.toml: {variable} under [defaults.environment] and nowhere else; or set it in the recipe, [environment]",
+        )

@@ -1,0 +1,36 @@
+"""What a plan is made from: one value, that nothing of it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from homelab.config.cluster import Cluster
+from homelab.config.recipe import Recipe
+from homelab.facts.node import Facts
+from homelab.planning.performance.dataset_size import DataFile
+
+Throughputs = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """A cluster (the reachable nodes), a recipe, and what is known of both.
+
+    `facts` may be empty (offline): cluster.toml is believed then. `code` and `script` are the shipped code and a [script]'s file, `files`
+    everything that is shipped, as paths below a node's work folder; without `script` the recipe's own path is taken. `data` has the size
+    of the data that does not lie on the nodes, by role, `throughputs` bytes per second from node to node, where measured.
+    """
+
+    cluster: Cluster
+    recipe: Recipe
+    facts: Mapping[str, Facts]
+    run: str
+    port: int
+    attempt: int = 1
+    resume_step: int = 0
+    code: str = "code"
+    script: str | None = None
+    files: tuple[str, ...] = ()
+    data: Mapping[str, DataFile] = field(default_factory=dict)
+    throughputs: Throughputs = field(default_factory=dict)

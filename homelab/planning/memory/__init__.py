@@ -1,0 +1,1 @@
+"""What a training holds in memory, and what makes it fit."""

@@ -1,0 +1,158 @@
+"""Dry runs and the plan: which situations are worth one, and what their results say of every rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from homelab.config.recipe import TrainRecipe
+from homelab.facts.node import Facts
+from homelab.planning.memory import rank_memory
+from homelab.planning.memory.architecture import Architecture
+from homelab.planning.memory.attention import repeats_keys
+from homelab.planning.memory.rank_memory import RankSetup
+from homelab.planning.types import DryRun, MemoryEstimate, MemoryItem, Plan, RankPlan
+from homelab.protocol import memory_items
+
+_MOST = 4
+_WORTH_A_LINE = 50_000  # bytes
+_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunCase:
+    """What a step's memory depends on, beside the recipe. Ranks that have it in common need one dry run."""
+
+    device: str
+    precision: str
+    micro_batch: int
+    seq_len: int
+    masked: bool
+    repeats_keys: bool = False
+
+
+def situations(plan: Plan, recipe: TrainRecipe) -> tuple[DryRunCase, ...]:
+    """The different situations of the plan's ranks, the rank with the least room left first, at most four."""
+    ranks = [rank for rank in plan.ranks if rank.memory is not None]
+    ranks.sort(key=lambda rank: _headroom(rank.memory))
+    return tuple(dict.fromkeys(wanted_of(plan, recipe, rank) for rank in ranks))[:_MOST]
+
+
+def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
+    """A rank's own situation."""
+    packed = recipe.data.packing
+    return DryRunCase(
+        plan.device,
+        plan.precision,
+        rank.micro_batch,
+        rank.token_cap or recipe.train.seq_len,
+        rank.micro_batch > 1 or packed,
+        repeats_keys(plan.device, plan.precision, rank.device_name),
+    )
+
+
+def able(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:
+    """The node to ask: it knows the model's config and has the packages; one that trains nothing now rather than another."""
+    needed = ["torch", "transformers", "peft", "accelerate"]
+    if recipe.method.kind == "qlora":
+        needed.append("bitsandbytes")
+    names = [
+        name
+        for name, node_facts in facts.items()
+        if node_facts.model and node_facts.model.config and all(node_facts.python.packages.get(package) for package in needed)
+    ]
+    return min(names, key=lambda name: bool(facts[name].runs.alive), default=None)
+
+
+def applied(
+    plan: Plan,
+    recipe: TrainRecipe,
+    shape: Architecture,
+    node: str,
+    cases: Sequence[DryRunCase],
+    results: Sequence[Mapping[str, Any]],
+) -> Plan:
+    """The plan with what the dry runs on `node` have found in place of the formulas; a rank without one of its own gets the
+    formulas times what the nearest dry run came to. Says so in a warning where a rank turns out not to fit."""
+    results_of = dict(zip(cases, results, strict=False))
+    if not results_of:
+        return plan
+    ranks = tuple(_rank(plan, recipe, shape, node, results_of, rank) if rank.memory else rank for rank in plan.ranks)
+    warnings = [
+        f"rank {after.rank} on {after.node} does not fit by the dry run: {(after.memory.total_bytes - after.memory.available_bytes) / _GB:.1f} GB "
+        "too little, where the formulas found room: homelab plan RECIPE --fit"
+        for before, after in zip(plan.ranks, ranks, strict=True)
+        if before.memory
+        and after.memory
+        and before.memory.fits
+        and after.memory.fits is False
+        and after.memory.available_bytes
+    ]
+    return plan.model_copy(update={"ranks": ranks, "warnings": (*plan.warnings, *warnings)})
+
+
+def _rank(
+    plan: Plan,
+    recipe: TrainRecipe,
+    shape: Architecture,
+    node: str,
+    results_of: Mapping[DryRunCase, Mapping[str, Any]],
+    rank: RankPlan,
+) -> RankPlan:
+    assert rank.memory is not None
+    own = wanted_of(plan, recipe, rank)
+    estimated = {item.name: item.size_bytes for item in rank.memory.items}
+    if own in results_of:
+        result = results_of[own]
+        run = DryRun(
+            node=node, peak_bytes=result["peak_bytes"], at=result["at"], seconds=result["seconds"],
+            analytic_bytes=sum(estimated.get(name, 0) for name in rank_memory.SEEN_BY_A_DRY_RUN),
+        )  # fmt: skip
+        sizes = {name: int(result["items"].get(name, 0)) for name in rank_memory.SEEN_BY_A_DRY_RUN}
+        sizes = {name: size if size >= _WORTH_A_LINE else 0 for name, size in sizes.items()}
+        update: dict[str, Any] = {"dry_run": run}
+    else:
+        nearest = min(results_of, key=lambda other: abs(other.micro_batch * other.seq_len - own.micro_batch * own.seq_len))
+        result = results_of[nearest]
+        formulas = _items(plan, recipe, shape, nearest)
+        factor = sum(result["items"].get(name, 0) for name in rank_memory.MOVING) / max(
+            1, sum(formulas.get(name, 0) for name in rank_memory.MOVING)
+        )
+        sizes = {name: round(factor * estimated.get(name, 0)) for name in rank_memory.MOVING}
+        update = {"dry_run_scaled": factor}
+    if plan.device == "cuda":
+        sizes |= {name: estimated.get(name, 0) for name in rank_memory.BESIDE_TORCH}
+    items = _items(plan, recipe, shape, own, estimated.get(memory_items.HELD, 0), sizes)
+    return rank.model_copy(
+        update={
+            "memory": MemoryEstimate(
+                items=tuple(MemoryItem(name=name, size_bytes=size) for name, size in items.items()),
+                available_bytes=rank.memory.available_bytes,
+                **update,
+            )
+        }
+    )
+
+
+def _items(
+    plan: Plan,
+    recipe: TrainRecipe,
+    shape: Architecture,
+    case: DryRunCase,
+    held_bytes: int = 0,
+    measured: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, int]:
+    setup = RankSetup(
+        case.precision, case.device, case.micro_batch, plan.world_size, case.masked, recipe.parallel.compress, case.repeats_keys,
+        held_bytes, measured,
+    )  # fmt: skip
+    items = rank_memory.estimate(shape, recipe.method, recipe.train.model_copy(update={"seq_len": case.seq_len}), setup)
+    return {item.name: item.size_bytes for item in items}
+
+
+def _headroom(memory: MemoryEstimate | None) -> float:
+    if memory is None or memory.available_bytes is None:
+        return float("inf")
+    return memory.available_bytes - memory.total_bytes

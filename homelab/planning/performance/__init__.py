@@ -1,0 +1,1 @@
+"""How fast a training is, before it runs."""

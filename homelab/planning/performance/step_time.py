@@ -1,0 +1,228 @@
+"""Seconds per step, hours to the end, what every node adds: the ranks' speeds, the rows and the wire put together. Pure.
+
+A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), and then the wire.
+The overlap of communication with the backward pass is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from homelab.config.recipe import TrainRecipe
+from homelab.law import assignment, checkpoint_interval, order, packing
+from homelab.law.limits import Limits
+from homelab.law.speed import Speed
+from homelab.planning.job import Job, TrainingJob
+from homelab.planning.memory import rank_memory
+from homelab.planning.performance.speed_estimate import DATA_SHEET, EQUAL, OWNER, Speeds
+from homelab.planning.strategy import network_cost
+from homelab.planning.strategy.network_cost import Wire
+from homelab.planning.types import Choice, NodeGain, RankPlan, RankTime, TimeEstimate
+from homelab.text.units import megabytes
+
+if TYPE_CHECKING:
+    from homelab.planning.strategy.base import Strategy
+
+# Assumed until a save was measured: an older disk, and the file is read again for its sha256; a large state is only copied.
+_DISK_BYTES_PER_S, _COPY_BYTES_PER_S = 200e6, 1e9
+_FORWARD_PART = 0.3  # of a training pass, assumed until an evaluation was measured
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One rank, as far as time goes."""
+
+    rank: int
+    node: str
+    source: str
+    speed: Speed
+    limits: Limits
+    share: int
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What a step pays for the wire: `measured_s` with `measured_ranks` ranks where an earlier run knows it, else from bytes.
+
+    `wire_s` gives the strategy's seconds for (bytes, ranks, bytes per second).
+    """
+
+    wire_s: Callable[[float, int, float], float]
+    size_bytes: int | None
+    throughputs: Mapping[tuple[str, str], float]
+    measured_s: float | None = None
+    measured_ranks: int = 0
+
+    def seconds(self, workers: Sequence[Worker]) -> float:
+        """For these ranks; what was measured is scaled by the strategy's own rule when their number differs. One machine alone: 0."""
+        names, ranks = {worker.node for worker in workers}, len(workers)
+        if len(names) < 2:
+            return 0.0
+        if self.measured_s is not None and self.measured_ranks > 1:
+            return self.measured_s * self.wire_s(1, ranks, 1) / self.wire_s(1, self.measured_ranks, 1)
+        wire = network_cost.wire_between(names, self.throughputs)
+        return self.wire_s(self.size_bytes or 0, ranks, wire.bytes_per_s)
+
+    def because(self, wire: Wire, ranks: int) -> str:
+        """Where the seconds come from."""
+        if self.measured_s is not None:
+            return "measured by an earlier run" + (f" with {self.measured_ranks} ranks" if ranks != self.measured_ranks else "")
+        if self.size_bytes is None:
+            return "not known: the model's shape is not known here"
+        return f"{megabytes(self.size_bytes, '.3g')} MB of gradient, {ranks} ranks, {wire}"
+
+
+def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) -> TimeEstimate | None:
+    """The estimate, or None where no speed is known."""
+    recipe, rows, speeds = job.recipe, job.workload.rows, job.workload.speeds
+    if speeds.speeds is None:
+        return None
+    workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded))
+    lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
+    sync = sync_of(job, strategy, len(workers))
+    rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
+    busy = busy_s(workers, lengths, rows_of)
+    wire_s, tokens = sync.seconds(workers), sum(lengths)
+    step_s = max(busy) + wire_s
+    equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + wire_s
+    alone = [tokens / max(busy_s([worker], lengths, None)) for worker in workers]
+    rows_by_rank = assignment.assign(lengths, [w.speed for w in workers], [w.limits for w in workers], rows_of)
+    steps = rows.steps(recipe)
+    save_s, evaluate_s = _save_s(job), _evaluate_s(job, sum(alone))
+    seconds = None if steps is None else _seconds(job, steps, step_s, save_s, evaluate_s)
+    wire = network_cost.wire_between({worker.node for worker in workers}, job.throughputs)
+    return TimeEstimate(
+        is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
+        steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
+        wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN", step_s=step_s,
+        best_step_s=best_s(workers, tokens, rows.tokens_mean) + wire_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
+        efficiency=tokens / step_s / sum(alone), equal_efficiency=tokens / equal_step_s / sum(alone), save_s=save_s,
+        evaluate_s=evaluate_s, hours=None if seconds is None else seconds / 3600,
+        ranks=tuple(
+            RankTime(rank=worker.rank, node=worker.node, source=worker.source, alone_tokens_per_s=rate, tokens=sum(lengths[row] for row in own_rows), busy_s=own)
+            for worker, rate, own_rows, own in zip(workers, alone, rows_by_rank, busy, strict=True)
+        ),
+        gains=_gains(workers, lengths, sync, tokens / step_s, fixed=rows_of is not None),
+    )  # fmt: skip
+
+
+def choices(job: Job, time: TimeEstimate | None) -> list[Choice]:
+    """What the time rests on, or why it is not known; nothing for a [script]."""
+    if not isinstance(job, TrainingJob):
+        return []
+    rows = job.workload.rows
+    if time is None:
+        return [Choice(subject="time", value="not known", because=f"speeds: {job.workload.speeds.choice.because}")]
+    rows_text = f"{rows.count or 'unknown'} of about {time.row_tokens:.0f} tokens"
+    return [
+        Choice(subject="rows", value=rows_text, because=time.rows_because),
+        *([Choice(subject="padding", value="rows are padded to the longest of their pass", because=rows.padded)] if rows.padded else ()),
+        Choice(subject="wire", value=f"{time.wire_s:.2g} s per step", because=time.wire_because),
+    ]
+
+
+def workers_of(recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, sources: Mapping[str, str], *, padded: bool) -> list[Worker]:
+    """The ranks of a plan with the limits that the worker gives them."""
+    workers = []
+    for rank in ranks:
+        limits = Limits.planned(rank.micro_batch, rank.token_cap, seq_len=recipe.train.seq_len, asked=recipe.parallel.micro_batch, padded=padded)
+        workers.append(Worker(rank.rank, rank.node, sources[rank.node], speeds[rank.node][rank.local_rank], limits, rank.share))
+    return workers
+
+
+def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[float]:
+    """Seconds that each rank computes in a step with rows of these lengths, by the worker's own rules. `rows_of` fixes their number."""
+    speeds, limits = [worker.speed for worker in workers], [worker.limits for worker in workers]
+    seconds = []
+    for worker, positions in zip(workers, assignment.assign(lengths, speeds, limits, rows_of), strict=True):
+        own_lengths = [lengths[position] for position in positions]
+        cuts = packing.micro_batches(range(len(own_lengths)), own_lengths, worker.speed, worker.limits)
+        passes = ([own_lengths[row] for row in cut] for cut in cuts)
+        seconds.append(worker.speed.seconds([worker.limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes]))
+    return seconds
+
+
+def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float:
+    """The shortest step if rows could be cut anywhere: the smallest T at which all ranks together get through `tokens`.
+
+    A rank computes from step_s to T at (micro_batch_s / tokens of a full pass + token_s) seconds per token; one whose step_s is
+    above T would get nothing.
+    """
+    costs = []
+    for worker in workers:
+        full = max(1, int(worker.limits.pass_tokens // row_tokens))
+        full = min(full, worker.limits.pass_rows or full)
+        costs.append((worker.speed.step_s, worker.speed.micro_batch_s / (full * row_tokens) + worker.speed.token_s))
+    costs.sort()
+    best = 0.0
+    for count in range(1, len(costs) + 1):
+        rate = sum(1 / token_s for _, token_s in costs[:count])
+        best = (tokens + sum(step_s / token_s for step_s, token_s in costs[:count])) / rate
+        if count == len(costs) or best <= costs[count][0]:
+            break
+    return best
+
+
+def sync_of(job: TrainingJob, strategy: Strategy, ranks: int) -> Sync:
+    """What is known of the wire: seconds of an earlier run on as many ranks or the next best number, else bytes and the slowest pair."""
+    size = strategy.step_bytes(job)
+    profiles = [
+        profile
+        for profile in job.workload.speeds.files.values()
+        if profile.world_size > 1 and profile.sync_s is not None and profile.compress == job.recipe.parallel.compress
+    ]
+    if not profiles:
+        return Sync(strategy.wire_s, size, job.throughputs)
+    nearest = min((profile.world_size for profile in profiles), key=lambda count: (abs(count - ranks), count))
+    slowest = max(profile.sync_s or 0.0 for profile in profiles if profile.world_size == nearest)
+    return Sync(strategy.wire_s, size, job.throughputs, slowest, nearest)
+
+
+def _gains(
+    workers: Sequence[Worker], lengths: Sequence[int], sync: Sync, rate: float, *, fixed: bool
+) -> tuple[NodeGain, ...]:
+    """Tokens per second with a node against those without it, and of the node alone, for every node when there are several."""
+
+    def rate_of(members: Sequence[Worker]) -> float:
+        rows_of = order.quotas(len(lengths), [worker.share for worker in members]) if fixed else None
+        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + sync.seconds(members))
+
+    names = list(dict.fromkeys(worker.node for worker in workers))
+    return tuple(
+        NodeGain(
+            node=name,
+            gain=rate / rate_of([worker for worker in workers if worker.node != name]) - 1,
+            alone_tokens_per_s=rate_of([worker for worker in workers if worker.node == name]),
+        )
+        for name in (names if len(names) > 1 else ())
+    )
+
+
+def _save_s(job: TrainingJob) -> float:
+    """Seconds for which one checkpoint halts the training: the slowest node's, measured, else from the bytes of a checkpoint."""
+    measured = [profile.save_s for profile in job.workload.speeds.files.values() if profile.save_s is not None]
+    if measured:
+        return max(measured)
+    if job.shape is None:
+        return 0.0
+    size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
+    return size_bytes / (_DISK_BYTES_PER_S if size_bytes < checkpoint_interval.BACKGROUND_BYTES else _COPY_BYTES_PER_S)
+
+
+def _evaluate_s(job: TrainingJob, rate: float) -> float:
+    measured = [profile.evaluate_s for profile in job.workload.speeds.files.values() if profile.evaluate_s is not None]
+    if measured:
+        return max(measured)
+    return (job.workload.held_out_rows or 0) * job.workload.rows.tokens_mean * _FORWARD_PART / rate
+
+
+def _seconds(job: TrainingJob, steps: int, step_s: float, save_s: float, evaluate_s: float) -> float:
+    """From the first step of this attempt to the end, with checkpoints and evaluations (before the first and after the last step, and between)."""
+    begin, every = job.resume_step, job.recipe.tracking.eval_every_steps
+    saves = checkpoint_interval.saves(job.recipe.checkpoint.every_steps, steps, begin, step_s, save_s)
+    evaluations = 0
+    if job.workload.held_out_rows is not None:
+        evaluations = 2 + ((steps - 1) // every - begin // every if every else 0)
+    return max(0, steps - begin) * step_s + saves * save_s + evaluations * evaluate_s

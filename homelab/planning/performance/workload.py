@@ -1,0 +1,52 @@
+"""How much work a training is: the speeds of the machines and the rows of the data, before the work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from homelab.config.recipe import TrainRecipe
+from homelab.facts.node import Facts
+from homelab.planning.machines import Machines
+from homelab.planning.memory import attention
+from homelab.planning.memory.architecture import Architecture
+from homelab.planning.performance import dataset_size, speed_estimate, speed_profiles
+from homelab.planning.performance.dataset_size import DataFile, Rows
+from homelab.planning.performance.speed_estimate import SpeedEstimate
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Speeds and rows. `held_out_rows`: rows of one evaluation, 0 where they are not counted, None where nothing is evaluated."""
+
+    speeds: SpeedEstimate
+    rows: Rows
+    held_out_rows: int | None
+    warnings: tuple[str, ...] = ()
+
+
+def estimate(recipe: TrainRecipe, machines: Machines, precision: str, shape: Architecture | None, data: Mapping[str, DataFile]) -> Workload:
+    """Everything that is known before the work is divided."""
+    facts = machines.facts
+    profiles, warnings = speed_profiles.usable(recipe, machines.nodes, facts, machines.device, precision)
+    rows = dataset_size.of_data(recipe, _file("train", data, facts), profiles.values())
+    rows = replace(rows, padded=attention.why_padded(recipe, facts))
+    held_out_rows = None
+    if recipe.data.eval is not None:
+        held_out = _file("eval", data, facts)
+        held_out_rows = (held_out.rows if held_out else None) or 0
+    elif recipe.data.eval_fraction > 0:
+        held_out_rows = round((rows.count or 0) * recipe.data.eval_fraction)
+    speeds = speed_estimate.estimate_speeds(recipe, machines, precision, shape, rows.tokens_mean, profiles)
+    return Workload(speeds, rows, held_out_rows, warnings)
+
+
+def _file(role: str, data: Mapping[str, DataFile], facts: Mapping[str, Facts]) -> DataFile | None:
+    """The file that is shipped, or the facts of the first node that has it."""
+    if role in data:
+        return data[role]
+    for node in facts.values():
+        if role in node.data and node.data[role].found:
+            file = node.data[role]
+            return DataFile(file.size_bytes, file.rows, file.sha256)
+    return None

@@ -1,0 +1,1 @@
+"""How one training is spread over ranks."""

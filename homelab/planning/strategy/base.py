@@ -1,0 +1,62 @@
+"""What a way to divide a training over processes has to tell the planner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from homelab.errors import HomelabError
+from homelab.planning.job import Job, TrainingJob
+from homelab.planning.performance import step_time
+from homelab.planning.types import Choice, RankPlan, TimeEstimate
+
+CheckpointLayout = Literal["replicated", "sharded"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The work and the memory of every rank, in rank order, with the reasons and with what a person should know."""
+
+    ranks: tuple[RankPlan, ...]
+    choices: tuple[Choice, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Strategy(ABC):
+    """One way to divide a training. `checkpoint_layout`: every rank can save and load all of the state, or its own part alone."""
+
+    name: ClassVar[str]
+    checkpoint_layout: ClassVar[CheckpointLayout]
+
+    @abstractmethod
+    def assign(self, job: Job) -> Assignment:
+        """The work and the memory of every rank. Raises HomelabError where the strategy cannot train this job on these machines."""
+
+    @abstractmethod
+    def step_bytes(self, job: TrainingJob) -> int | None:
+        """Bytes that one rank sends in an optimizer step; None where the model's shape is not known."""
+
+    @abstractmethod
+    def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
+        """Seconds that these bytes take in one step, with so many ranks and this speed of the slowest wire."""
+
+    @abstractmethod
+    def because(self, job: Job) -> str:
+        """What the strategy costs on these machines, as the reason in the plan."""
+
+    def feasible(self, job: Job) -> Assignment | HomelabError:
+        """The assignment, or why there is none."""
+        try:
+            return self.assign(job)
+        except HomelabError as error:
+            return error
+
+    def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
+        """The time of these ranks; None where no speed is known."""
+        return step_time.estimate(job, self, ranks)
+
+    def worker_settings(self, job: Job) -> Mapping[str, str]:
+        """Environment variables that the workers need for this strategy."""
+        return {}

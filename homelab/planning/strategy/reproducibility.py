@@ -1,0 +1,120 @@
+"""What of a recipe cannot be exact: where the curve depends, in its last digits or more, on who computes what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homelab.facts.node import Facts
+from homelab.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
+from homelab.planning.job import Job, TrainingJob
+from homelab.planning.types import NodeGain
+
+# A card that adds less than this is not worth the precision that it forces on all others.
+_WORTH_ITS_PRECISION = 0.15
+
+_COMPRESSED = {
+    "bf16": "rounds each rank's gradient by about 0.3 % of its size: with other ranks or shares the curve is close, not the same",
+    "powersgd": (
+        f"sends products of rank {POWERSGD_RANK} instead of gradients: the curve depends on the cluster, and on every resume, because what"
+        " a rank has left out so far is in no checkpoint"
+    ),
+}
+
+
+def warnings_of(job: Job) -> list[str]:
+    """The lines for the plan; none for a recipe whose curve is the same on any cluster, to the last digits of fp32."""
+    if not isinstance(job, TrainingJob):
+        return []
+    recipe, device, ranks = job.recipe, job.machines.device, job.machines.world_size
+    warnings = []
+    if recipe.method.dropout > 0:
+        on_cards = " and on cards of another model" if device == "cuda" else ""
+        warnings.append(
+            f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches{on_cards}; with dropout 0 the curve is"
+            " the same to the last digits"
+        )
+    narrow = recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
+    if recipe.parallel.compress == "powersgd" and narrow:
+        warnings.append(
+            f'[parallel] compress = "powersgd" sends adapters of rank {recipe.method.rank} as they are: its products are hardly narrower;'
+            ' compress = "bf16" halves them'
+        )
+    elif recipe.parallel.compress != "none" and ranks > 1:
+        warnings.append(f'law: [parallel] compress = "{recipe.parallel.compress}" {_COMPRESSED[recipe.parallel.compress]}')
+    if recipe.train.optimizer != "adamw" and ranks > 1:
+        warnings.append(
+            f'law: optimizer = "{recipe.train.optimizer}" rounds its states to 8 bits, which enlarges the last digits: losses agree to about 1e-6,'
+            " weights to about 1e-4 between clusters (measured)"
+        )
+    if recipe.method.backend == "unsloth" and device == "cuda":  # one card alone, too: on two it may be another curve
+        warnings.append(
+            'law: backend = "unsloth" trains the same on unequal nodes in fp32 on CPUs (tested, 1e-5); of its CUDA kernels nobody has shown it'
+        )
+    if any(_has_balancing_loss(node_facts.model.config) for node_facts in job.machines.facts.values() if node_facts.model and node_facts.model.config):
+        warnings.append(
+            "law: the model adds a loss that balances its experts (output_router_logits in its config.json) once per micro-batch, whatever"
+            " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
+        )
+    return warnings
+
+
+def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[NodeGain]) -> list[str]:
+    """What a precision that the recipe leaves to the cluster means, and what fp16 means for this model.
+
+    The nodes of `without_bf16` have a card that has none; `gains`: what each node adds, where it is known.
+    """
+    if not isinstance(job, TrainingJob):
+        return []
+    recipe, precision, nodes = job.recipe, job.precision, job.machines.names
+    warnings = []
+    is_open = recipe.train.precision == "auto"
+    if is_open:
+        because = f" because of {', '.join(without_bf16)}" if precision == "fp16" else ""
+        warnings.append(
+            f'law: precision = "auto" is {precision} on this cluster{because} (fp32 on CPUs, bf16 on cards, fp16 where a card is older than Ampere);'
+            " set [train] precision in the recipe so that another cluster trains the same"
+        )
+    if precision != "fp16":
+        return warnings
+    dtype = _own_dtype(job.machines.facts)
+    if dtype == "bfloat16":
+        warnings.append(
+            "fp16 ends at 65504, and the model was made in bfloat16 (dtype in its config.json), which goes on: what it computes may overflow, and the"
+            " loss is then not a number"
+        )
+    elif dtype is None:
+        warnings.append("fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)")
+    added = {gain.node: gain.gain for gain in gains}
+    if is_open and without_bf16 and set(without_bf16) < set(nodes) and all(name in added for name in without_bf16):
+        gain = sum(added[name] for name in without_bf16)
+        if gain < _WORTH_ITS_PRECISION:
+            leave = " ".join(f"--what-if=-{name}" for name in without_bf16)
+            add, pronoun = ("adds", "it") if len(without_bf16) == 1 else ("add", "them")
+            warnings.append(
+                f"{' and '.join(without_bf16)} {add} {gain:.0%} tokens per second, and without {pronoun} every card has bf16: homelab plan RECIPE {leave}"
+                " compares"
+            )
+    return warnings
+
+
+def _own_dtype(facts: Mapping[str, Facts]) -> str | None:
+    """What the model was made in, by its config.json: `dtype`, or `torch_dtype` before transformers 5. None where that is not known."""
+    for node_facts in facts.values():
+        config = node_facts.model.config if node_facts.model and node_facts.model.config else {}
+        text = config.get("text_config")
+        for one in (config, text if isinstance(text, dict) else {}):
+            dtype = one.get("dtype") or one.get("torch_dtype")
+            if isinstance(dtype, str):
+                return dtype.removeprefix("torch.")
+    return None
+
+
+def _has_balancing_loss(config: Mapping[str, Any]) -> bool:
+    """transformers' mixtures of experts add router_aux_loss_coef x their load-balancing loss, but only with `output_router_logits`."""
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
+    experts = any(
+        config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    )
+    return experts and config.get("output_router_logits") is True and config.get("router_aux_loss_coef", 1) != 0

@@ -1,0 +1,234 @@
+"""The plan as data: `homelab plan` prints and `homelab launch` executes the same object."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from homelab.law.speed import Speed
+from homelab.models import DisplayValue, Value
+
+
+class Choice(Value):
+    """One decision and its reason, as `homelab plan --why` prints it."""
+
+    subject: str
+    value: str
+    because: str
+
+
+class MemoryItem(Value):
+    """One line of an itemised estimate."""
+
+    name: str
+    size_bytes: int
+
+
+class DryRun(Value):
+    """A step of the real model without its weights, on `node`: the peak of what it holds, the operation there (torch's name), and
+    what was estimated for the same by formulas. CUDA context, communicator, allocator and process are in neither."""
+
+    node: str
+    peak_bytes: int
+    at: str
+    analytic_bytes: int
+    seconds: float
+
+
+class MemoryEstimate(Value):
+    """What one rank will hold at its peak. `available_bytes` is None where it is not known (offline, `[N/A]` cards).
+
+    Where there is a dry run, the items are its own; `dry_run_scaled`: the formulas', corrected by the dry run of another rank.
+    """
+
+    items: tuple[MemoryItem, ...]
+    available_bytes: int | None = None
+    dry_run: DryRun | None = None
+    dry_run_scaled: float | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the items."""
+        return sum(item.size_bytes for item in self.items)
+
+    @property
+    def fits(self) -> bool | None:
+        """None when the available memory is not known."""
+        return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
+
+
+class RankPlan(Value):
+    """One process: which card, and how many samples of every global batch it computes.
+
+    `share` is what is expected where `Plan.balance` is "measured", and fixed where it is "fixed". `speed` is None while nothing is
+    known of it. `token_cap` is the longest row its memory takes; None: any. `card` is the uuid of its card; None: not known.
+    """
+
+    rank: int
+    node: str
+    local_rank: int
+    device_name: str
+    share: int
+    micro_batch: int
+    memory: MemoryEstimate | None = None
+    speed: Speed | None = None
+    token_cap: int | None = None
+    card: str | None = None
+
+
+class SpareCard(DisplayValue):
+    """A card that takes no part, because cluster.toml names others of its node. `index` is nvidia-smi's."""
+
+    index: int
+    name: str
+
+
+class NodePlan(Value):
+    """One machine's part: the command as an argument list and its environment (no secrets in it).
+
+    Before a launcher has rendered the plan, `command` is empty, `environment` holds what this node alone has, and `python` is its interpreter.
+    """
+
+    name: str
+    node_rank: int
+    lan_address: str
+    interface: str
+    rank_count: int
+    workdir: str
+    run_dir: str
+    environment: dict[str, str]
+    command: tuple[str, ...] = ()
+    python: str = Field(default="", exclude=True)
+    spare_cards: tuple[SpareCard, ...] = ()
+
+
+class LaunchSpec(Value):
+    """What is started, wherever that is: no address, no port and no rank of a node is in it. A launcher (`homelab.launchers`) renders it.
+
+    `arguments` go to Python, behind the file `script` where there is one. `code`, `script` and `inputs` are paths below a node's work
+    folder; `inputs` have to be there. `processes_per_node` is in the order of the plan's nodes. `environment` is the same on every node;
+    each variable of `node_environment` holds that property of its node.
+    """
+
+    arguments: tuple[str, ...]
+    script: str | None
+    code: str
+    inputs: tuple[str, ...]
+    processes_per_node: tuple[int, ...]
+    environment: dict[str, str]
+    node_environment: dict[str, Literal["name", "interface", "code_dir", "run_dir"]]
+
+
+class Placement(Value):
+    """Where an attempt runs: the address and the port at which its processes meet, and its nodes in rank order."""
+
+    run: str
+    attempt: int
+    master_address: str
+    master_port: int
+    nodes: tuple[NodePlan, ...]
+
+
+class LaunchDocument(Value):
+    """One text that starts a plan on all its nodes (a batch script, a manifest), and the usual name of its file (no secrets in it)."""
+
+    file_name: str
+    text: str
+
+
+class RankTime(Value):
+    """One rank in a typical step. `source`: measured | scaled | owner | data sheet. `alone_tokens_per_s`: doing all the batch itself."""
+
+    rank: int
+    node: str
+    source: str
+    alone_tokens_per_s: float
+    tokens: int
+    busy_s: float
+
+
+class NodeGain(Value):
+    """What a node adds: `gain` 0.25 means that with it the cluster does 25 % more tokens per second than without it."""
+
+    node: str
+    gain: float
+    alone_tokens_per_s: float
+
+
+class TimeEstimate(Value):
+    """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
+
+    `step_s` is `compute_s` (the rank that ends last) plus `wire_s`; `best_step_s` is the same if rows could be divided at will,
+    `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
+    saves and evaluations, without the start; None where the number of steps is not known.
+    """
+
+    is_measured: bool
+    steps: int | None
+    row_tokens: float
+    rows_because: str
+    compute_s: float
+    wire_s: float
+    wire_because: str
+    step_s: float
+    best_step_s: float
+    equal_step_s: float
+    tokens_per_s: float
+    efficiency: float
+    equal_efficiency: float
+    save_s: float
+    evaluate_s: float
+    hours: float | None
+    ranks: tuple[RankTime, ...]
+    gains: tuple[NodeGain, ...]
+    verdict: tuple[str, ...] = ()
+
+
+class Plan(Value):
+    """Who does what in one attempt of a run. `left_out_because`: why a node of the cluster is not in it, where a recovery left it out."""
+
+    run: str
+    attempt: int
+    world_size: int
+    backend: str  # nccl | gloo
+    device: str  # cuda | cpu
+    precision: str  # bf16 | fp16 | fp32
+    strategy: str  # of homelab.planning.strategy.registry
+    head: str
+    master_address: str
+    master_port: int
+    resume_step: int
+    resume_digest: str = ""
+    """Of the state of the checkpoint to go on from (`homelab.protocol.checkpoint_copies`); empty where that is not known."""
+    checkpoint_layout: Literal["replicated", "sharded"] = "replicated"
+    """Of the strategy: what each rank saves (`homelab.protocol.checkpoint_holders`). Plans of older runs do not name it."""
+    ranks: tuple[RankPlan, ...]
+    nodes: tuple[NodePlan, ...]
+    choices: tuple[Choice, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    left_out_because: dict[str, str] = {}
+    balance: str = "fixed"  # measured | fixed
+    time: TimeEstimate | None = None
+    launch: LaunchSpec | None = Field(default=None, exclude=True)
+    """What is started, until a launcher has rendered it: then every node has its command and its whole environment instead."""
+    document: LaunchDocument | None = Field(default=None, exclude=True)
+    """Of a launcher that starts all nodes with one text; None where each node has its own command."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where it runs."""
+        return Placement(run=self.run, attempt=self.attempt, master_address=self.master_address, master_port=self.master_port, nodes=self.nodes)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of an optimizer step, as expected; None where nothing is known of it."""
+        return self.time.step_s if self.time else None
+
+    def node(self, name: str) -> NodePlan:
+        """The part of this node; KeyError when it has none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)

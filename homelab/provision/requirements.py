@@ -1,0 +1,71 @@
+"""What the worker environment holds: the packages with their versions and hashes, once resolved and from then on the same for all nodes. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from homelab.models import WireModel
+
+
+class Package(WireModel):
+    """One wheel. `name` as pip compares names (PEP 503)."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\z")]
+    version: Annotated[str, Field(pattern=r"^[\w.+!-]+\z")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+    wheel: Annotated[str, Field(pattern=r"^\w[\w.+!-]*\.whl\z")]
+
+    @property
+    def line(self) -> str:
+        """Its line of requirements.txt."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+class Lock(WireModel):
+    """The packages of one platform, by name."""
+
+    packages: tuple[Package, ...]
+
+    @property
+    def text(self) -> str:
+        """requirements.txt."""
+        return "".join(f"{package.line}\n" for package in self.packages)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the text: what a node says that it has installed."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """{name: version}."""
+        return {package.name: package.version for package in self.packages}
+
+
+def normal(name: str) -> str:
+    """A package's name as pip compares names: Jinja2 and jinja_2 are not the same, typing_extensions and typing-extensions are."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def lock_of_report(report: Mapping[str, Any]) -> Lock:
+    """From what `pip install --dry-run --report` writes. Raises ValueError for an entry without a hash, or that is no wheel."""
+    packages = []
+    for entry in report["install"]:
+        info = entry["download_info"]
+        hashes = (info.get("archive_info") or {}).get("hashes") or {}
+        wheel = str(info["url"]).partition("#")[0].rsplit("/", 1)[-1].replace("%2B", "+").replace("%21", "!")
+        name, version = normal(entry["metadata"]["name"]), entry["metadata"]["version"]
+        if "sha256" not in hashes:
+            raise ValueError(f"{name} {version} has no sha256 in the index that it comes from")
+        packages.append(Package(name=name, version=version, sha256=hashes["sha256"], wheel=wheel))
+    return Lock(packages=tuple(sorted(packages, key=lambda package: package.name)))
+
+
+def key_of(wanted: Iterable[str], platform: str) -> str:
+    """The name under which the controller keeps the lock of these requirement lines and this platform: 16 hex digits."""
+    return hashlib.sha256("\n".join([platform, *wanted]).encode()).hexdigest()[:16]

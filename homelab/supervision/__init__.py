@@ -1,0 +1,1 @@
+"""What a supervisor decides. Pure."""

@@ -1,0 +1,104 @@
+"""The file of measured speeds: what this node's ranks cost with one model and one method, for the next plan. JSON for people.
+
+One file per model and method in <workdir>/speeds/. It is rewritten at checkpoints and at the end of a run; deleting it only means
+that speeds are measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from homelab.protocol import files, layout
+from homelab.worker.balancing.balancer import Report
+from homelab.worker.runtime.task import Task
+
+_QUANTILES = 32
+LEAST_STEPS = 5  # fewer say little
+
+
+def path_of(task: Task) -> Path:
+    """Where this run's model and method keep their speeds on this node."""
+    return task.run_dir.parent.parent / layout.SPEEDS / layout.speeds_name(task.model.name, task.method.kind)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data.
+
+    `beside_torch_bytes` was measured on the card of the node's first rank (`card_memory`), and holds for its other cards of the same kind.
+    """
+
+    steps: int
+    sync_s: Sequence[float]
+    row_tokens: Sequence[int]
+    save_s: float | None
+    evaluate_s: float | None
+    torch_version: str
+    beside_torch_bytes: int | None = None
+
+
+def content(task: Task, reports: Sequence[Report | None], measured: Measurements) -> dict[str, Any] | None:
+    """The content of this node's file; None while too little is measured."""
+    own = [rank for rank in task.ranks if rank.node == task.node]
+    own_reports = [(rank, reports[rank.rank]) for rank in own]
+    if measured.steps < LEAST_STEPS or any(report is None for _, report in own_reports):
+        return None
+    method, train = task.method, task.train
+    return {
+        "schema": 1,
+        "model": task.model.name,
+        "method": {"kind": method.kind, "rank": method.rank, "targets": method.targets},
+        "precision": task.precision,
+        "device": task.device,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "fused_loss": bool(train.fused_loss),
+        "backend": "unsloth" if method.backend == "unsloth" else "transformers",
+        "compress": task.parallel.compress,
+        "torch": measured.torch_version,
+        "measured_at": time.time(),
+        "run": task.run_dir.name,
+        "world_size": task.world_size,
+        "sync_s": statistics.median(measured.sync_s) if measured.sync_s else None,
+        "save_s": measured.save_s,
+        "evaluate_s": measured.evaluate_s,
+        "rows": len(measured.row_tokens),
+        "row_tokens_mean": statistics.fmean(measured.row_tokens),
+        "row_tokens_quantiles": _quantiles(measured.row_tokens),
+        "data_sha256": task.run["data"]["train"].get("sha256"),
+        "seq_len": train.seq_len,
+        "ranks": [
+            {
+                "local_rank": rank.local_rank, "device_name": rank.device_name, "steps": measured.steps, **asdict(report.speed),
+                "beside_torch_bytes": measured.beside_torch_bytes if rank.device_name == own[0].device_name else None,
+            }
+            for rank, report in own_reports
+            if report is not None
+        ],
+    }  # fmt: skip
+
+
+def save_s_of(task: Task) -> float | None:
+    """How long a save halted this run on this node, as it wrote down in an earlier attempt; None where it did not."""
+    try:
+        profile = json.loads(path_of(task).read_text(encoding="utf-8"))
+        return float(profile["save_s"]) if profile["run"] == task.run_dir.name else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _quantiles(lengths: Sequence[int]) -> list[int]:
+    """Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out."""
+    ordered = sorted(lengths)
+    return [ordered[round(part * (len(ordered) - 1) / _QUANTILES)] for part in range(_QUANTILES + 1)]
+
+
+def write(path: Path, speeds: dict[str, Any]) -> None:
+    """Replace the file in one piece. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, (json.dumps(speeds, indent=2) + "\n").encode())

@@ -1,0 +1,1 @@
+"""Save a training and go on from it."""

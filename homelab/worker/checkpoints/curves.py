@@ -1,0 +1,117 @@
+"""The run's curves up to now, as every checkpoint carries them (curves.jsonl): an attempt that resumes from it has the earlier steps.
+
+One line per step and one per evaluation, in the words of metrics.jsonl. The figures that a rank measures of itself (seconds, tokens per
+second) are those of rank 0, so that the file is the same on every node.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from homelab.worker.runtime.metrics_recorder import perplexity
+from homelab.worker.runtime.task import Task
+
+FILE = "curves.jsonl"
+_FIGURES = ("time", "loss", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
+_MEASURED = {"grad_norm", "tokens_per_s", "step_s", "communication_s"}  # six digits are more than the measurement has
+_TRAIN, _EVAL = 0.0, 1.0
+
+
+class Curves:
+    """What a run has shown so far. `before` holds the lines of earlier attempts, oldest first."""
+
+    def __init__(self, task: Task, lines: list[dict[str, Any]] | None = None) -> None:
+        self.before = lines or []
+        self.eval_losses = {line["step"]: line["eval_loss"] for line in self.before if line["kind"] == "eval"}
+        steps = [(line["step"], line["loss"]) for line in self.before if line["kind"] == "train"]
+        self.first: tuple[int, float] | None = steps[0] if steps else None
+        self.last: tuple[int, float] | None = steps[-1] if steps else None
+        self.is_whole = [step for step, _ in steps] == list(range(1, task.resume_step + 1))
+        self._settled = [json.dumps(line) + "\n" for line in self.before]
+        self._open: list[list[float]] = []
+        self._same = {"attempt": task.attempt, "rank": 0, "node": task.nodes[0]}
+
+    @classmethod
+    def carried_by(cls, folder: Path | None, task: Task) -> Curves:
+        """The curves in a checkpoint; empty for a start from nothing, and for a checkpoint of an older version without them."""
+        return cls(task, _read(folder / FILE, task.resume_step) if folder is not None else [])
+
+    def train(self, line: Mapping[str, Any], time_s: float) -> None:
+        """Add a finished step; `line` as in metrics.jsonl."""
+        figures = {**line, "time": time_s}
+        self._open.append([_TRAIN, float(line["step"]), *(_number(figures[name]) for name in _FIGURES)])
+        self.last = (line["step"], line["loss"])
+        self.first = self.first or self.last
+
+    def evaluation(self, step: int, loss: float, time_s: float) -> None:
+        """The loss over the held-out rows after this step."""
+        figures = {"time": time_s, "loss": loss}
+        self._open.append([_EVAL, float(step), *(_number(figures.get(name)) for name in _FIGURES)])
+        self.eval_losses[step] = loss
+
+    def agree(self) -> None:
+        """Take rank 0's figures for what came since the last call. Every rank calls it, after the same step."""
+        from homelab.worker.runtime import process_group  # it imports torch, which some environments must import later
+
+        everyone = process_group.gather([figure for row in self._open for figure in row]) if self._open else [[]]
+        width = 2 + len(_FIGURES)
+        rows = [everyone[0][start : start + width] for start in range(0, len(everyone[0]), width)]
+        self._settled += [json.dumps(self._line(row)) + "\n" for row in rows]
+        self._open = []
+
+    def text(self) -> str:
+        """The file, as of the last `agree`."""
+        return "".join(self._settled)
+
+    def _line(self, row: list[float]) -> dict[str, Any]:
+        kind, step, *figures = row
+        value_of = {name: None if math.isnan(value) else value for name, value in zip(_FIGURES, figures, strict=True)}
+        where = {"time": round(figures[0], 3), **self._same, "step": int(step)}
+        if kind == _EVAL:
+            return {"kind": "eval", **where, "eval_loss": value_of["loss"], "eval_perplexity": perplexity(figures[1])}
+        return {"kind": "train", **where} | {
+            name: float(f"{value:.6g}") if value is not None and name in _MEASURED else value
+            for name, value in value_of.items()
+            if name != "time"
+        }
+
+
+def keep_before(task: Task, curves: Curves) -> None:
+    """Write the earlier steps beside this attempt's own metrics: the checkpoint may be gone when a reader asks for them."""
+    path = task.rank_dir / FILE
+    if task.rank != 0 or not curves.before:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{FILE}.partial")
+    partial.write_text(curves.text(), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _read(path: Path, most: int) -> list[dict[str, Any]]:
+    """The lines up to step `most`, each step once: of a step that was done twice the later line counts."""
+    try:
+        lines = list(_objects(path.read_text(encoding="utf-8")))
+    except OSError:
+        return []
+    kept = {(line["kind"], line["step"]): line for line in lines if line["step"] <= most}
+    return sorted(kept.values(), key=lambda line: (line["step"], line["kind"] == "eval"))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    for part in text.splitlines():
+        try:
+            line = json.loads(part)
+        except ValueError:
+            continue
+        loss = {"train": "loss", "eval": "eval_loss"}.get(line.get("kind", "")) if isinstance(line, dict) else None
+        if loss and isinstance(line.get("step"), int) and isinstance(line.get(loss), int | float):
+            yield line

@@ -1,0 +1,57 @@
+"""Room for one more checkpoint: checked before the write, and made by removing old checkpoints where that is allowed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from homelab.protocol import manifest
+from homelab.worker.checkpoints import checkpoint_folder
+
+# Bytes beside the tensors: the headers of the archive, the manifest, the folder.
+MARGIN_BYTES = 1 << 20
+
+
+def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
+    """Make sure that the checkpoint of `step` with `needed_bytes` fits on the disk of `root`; `keep` is [checkpoint] keep.
+
+    Where it does not, evidence goes first, then, oldest first, what retention would remove once it is written; the newest whole one
+    stays. Raises WorkerError with needed and free bytes, in the words of a full disk, where that is not enough.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    needed_bytes += MARGIN_BYTES
+    if _free_bytes(root) >= needed_bytes:
+        return
+    manifest.clear_corrupt(root)
+    # A checkpoint that is being replaced stays until its successor is whole.
+    others = sum(saved_step < step for saved_step in checkpoint_folder.complete_steps(root))
+    for left in range(others - 1, max(keep - 1, 1) - 1, -1):
+        if _free_bytes(root) >= needed_bytes:
+            return
+        checkpoint_folder.retain(root, left, newest=step - 1)
+    free_bytes = _free_bytes(root)
+    if free_bytes < needed_bytes:
+        why = f"{os.strerror(errno.ENOSPC)} (it takes {words(needed_bytes)}, {words(free_bytes)} are free)"
+        raise checkpoint_folder.unwritable(root, step, why)
+
+
+def of_training(trainer: Any) -> int:
+    """Bytes that a checkpoint of a Trainer's state takes: the trained weights, and what the optimizer keeps for them."""
+    trained = sum(parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
+    states = (value for state in trainer.optimizer.state.values() for value in state.values())
+    return int(trained + sum(getattr(value, "nbytes", 0) for value in states))
+
+
+def words(size_bytes: int) -> str:
+    """1.3 GB, 20.1 MB: decimal, as `df -H` and disks count."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def _free_bytes(root: Path) -> int:
+    return shutil.disk_usage(root).free

@@ -1,0 +1,99 @@
+"""The model card: what this model is, from what, how, and how good it became."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.runtime.metrics_recorder import perplexity
+from homelab.worker.runtime.recipe import Data, Method
+from homelab.worker.runtime.task import Task
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+
+
+def model_card(task: Task, curves: Curves) -> str:
+    """README.md with the front matter that the hub reads (base model, library), losses before and after, recipe, data, cluster, versions.
+
+    People publish it: it names no folder of a node, which tells who has an account there.
+    """
+    method, model = task.method, _shown(task.model.name)
+    library = "transformers" if method.kind == "full" else "peft"
+    front = [f"base_model: {json.dumps(model)}", f"library_name: {library}", "pipeline_tag: text-generation"]
+    name = task.run.get("name", task.run_dir.name)
+    parts = [
+        "---\n" + "\n".join(front) + "\n---",
+        f"# {name}",
+        f"`{model}` fine-tuned with {_method(method)}, on {_cluster(task)}.",
+        "## Result",
+        _results(curves, int(curves.last[0]) if curves.last else 0),
+        "## Data",
+        "\n".join(_data(role, source, task.data) for role, source in task.run["data"].items() if source),
+        "## Recipe",
+        "```json\n" + json.dumps(_shown(task.run["recipe"]), indent=2) + "\n```",
+        f"Fingerprint of recipe and data: `{task.recipe_hash}`. The recipe alone decides the training: shares and nodes do not change it.",
+        "## Versions",
+        "\n".join(f"- {package} {version}" for package, version in _versions().items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _method(method: Method) -> str:
+    if method.kind == "full":
+        return "all its weights trained"
+    base = "4-bit NF4 base, " if method.kind == "qlora" else ""
+    return f"{method.kind} ({base}rank {method.rank}, alpha {method.alpha}, targets {method.targets})"
+
+
+def _cluster(task: Task) -> str:
+    shares = ", ".join(f"{rank.node} {rank.share}" for rank in task.ranks)
+    return f"{task.world_size} process(es) in {task.precision}; rows of each global batch: {shares}"
+
+
+def _results(curves: Curves, steps: int) -> str:
+    """Losses of the whole run, all attempts together: before and after, and the best between."""
+    lines = ["| | loss per token | perplexity |", "|---|---|---|"]
+    losses = curves.eval_losses
+    best = min(losses, key=lambda step: (losses[step], -step), default=None)
+    for step in sorted({*([min(losses), max(losses)] if losses else []), *([best] if best is not None else [])}):
+        labels = [word for word, holds in (("before training", step == 0), ("the best", step == best), ("the end", step == steps)) if holds]
+        lines.append(_row(f"held-out rows, step {step}{' (' + ', '.join(labels) + ')' if labels else ''}", losses[step]))
+    for title, entry in (("first", curves.first), ("last", curves.last)):
+        lines += [_row(f"training, {title} step ({entry[0]})", entry[1])] if entry else []
+    return "\n".join(lines)
+
+
+def _row(title: str, loss: float) -> str:
+    return f"| {title} | {loss:.4f} | {_number(perplexity(loss))} |"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _data(role: str, source: dict[str, Any], spelled: Data) -> str:
+    """One line about a data source as the recipe spells it, without the folder of a node."""
+    digest = f", sha256 `{source['sha256']}`" if source.get("sha256") else ""
+    return f"- {role}: `{_shown(getattr(spelled, role) or PurePosixPath(source['path']).name)}`{digest}"
+
+
+def _shown(value: Any) -> Any:
+    """The value, with paths of a machine shortened to their last name."""
+    if isinstance(value, dict):
+        return {key: _shown(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_shown(entry) for entry in value]
+    return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) and len(value) > 1 else value
+
+
+def _versions() -> dict[str, str]:
+    version_of = {}
+    for package in PACKAGES:
+        try:
+            version_of[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return version_of

@@ -1,0 +1,135 @@
+"""The weights of a run on disk: what a checkpoint holds, loading it back, and the final model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_map_only
+
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints.curves import FILE, Curves
+from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.data.row_agreement import LAW
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.build import DTYPES
+from homelab.worker.runtime.task import Task
+
+if TYPE_CHECKING:
+    from homelab.worker.training.trainer import ShareTrainer
+
+WEIGHTS = "trainable.safetensors"
+OPTIMIZER = "optimizer.pt"
+
+
+def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
+
+    The Trainer reads all but the weights under these names.
+    """
+    law = {
+        "recipe_hash": task.recipe_hash,
+        "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()},
+        "rows": rows,
+    }
+    state = {
+        **trainer.strategy.state(trainer),
+        "scheduler.pt": trainer.lr_scheduler.state_dict(),
+        "trainer_state.json": trainer.state,
+        LAW: law,
+        FILE: curves.text(),
+    }
+    if trainer.accelerator.scaler is not None:
+        state["scaler.pt"] = trainer.accelerator.scaler.state_dict()
+    return state
+
+
+def trained(model: Any) -> dict[str, torch.Tensor]:
+    """The weights that are trained, by name."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def copy_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The same content in host memory, which no later step touches."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # an optimizer's pages may be read from here while the card still writes them
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to("cpu", copy=True)
+
+    return {
+        name: tree_map_only(torch.Tensor, copied, content) if isinstance(content, dict) else copy.deepcopy(content)
+        for name, content in state.items()
+    }
+
+
+def writers_of(state: dict[str, Any]) -> dict[str, Callable[[Path], None]]:
+    """File name -> function that writes it."""
+    return {name: functools.partial(_write, content) for name, content in state.items()}
+
+
+def _write(content: Any, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
+        save_file(tensors, str(path), metadata={"format": "pt"})
+    elif path.suffix == ".pt":
+        torch.save(content, path)
+    elif isinstance(content, str):
+        path.write_text(content, encoding="utf-8")
+    elif isinstance(content, dict):
+        path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    else:
+        content.save_to_json(str(path))
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
+    saved = load_file(str(folder / WEIGHTS))
+    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
+        odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
+        raise WorkerError(
+            f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
+            where=str(folder / WEIGHTS),
+            hint="the base model on this node is another one: copy the same model folder to every node",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves) -> None:
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
+
+    Raises WorkerError when the disk does not take it.
+    """
+    partial = task.run_dir / ".final.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
+    try:
+        if task.method.kind == "full":
+            model.to(DTYPES[task.precision]).save_pretrained(partial)
+        else:
+            model.save_pretrained(partial, save_embedding_layers=False)
+        tokenizer.save_pretrained(partial)
+        (partial / "README.md").write_text(model_card(task, curves), encoding="utf-8")
+        shutil.rmtree(task.final_dir, ignore_errors=True)
+        os.replace(partial, task.final_dir)
+    except Exception as error:  # the libraries that write have errors of their own
+        why = checkpoint_folder.disk_fault(error, task.run_dir)
+        if why is None:
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        raise WorkerError(
+            f"the final model cannot be written: {why}",
+            where=str(task.final_dir),
+            hint="make room on that disk (`df -h` shows it), then `homelab recover`; the last checkpoint holds all that was trained",
+        ) from error

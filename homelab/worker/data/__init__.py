@@ -1,0 +1,1 @@
+"""From a data file to the rows of tokens of a step."""

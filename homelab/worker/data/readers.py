@@ -1,0 +1,165 @@
+"""Reads training data from files: one record per row, with the place of the row for error messages.
+
+JSONL, JSON, CSV, Parquet and plain text are read here with the standard library (pyarrow only for Parquet); only data from the
+hub needs `datasets`, whose import alone costs about a second (hub.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homelab.worker.data import file_kind
+from homelab.worker.errors import WorkerError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of the data. `index` counts rows from 0: it is the sample id everywhere. `where` is for error messages."""
+
+    index: int
+    where: str
+    fields: dict[str, Any]
+
+
+def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -> list[Record]:
+    """All rows of a data file, an entry of run.json's "data": {"path", "kind": "file", "sha256"}. (Data from the hub: `homelab.worker.data.hub`.)
+
+    The fix of an error names `node` and `run`. Raises WorkerError naming file and line when a row cannot be read, and when the
+    file is not the one that was launched: two nodes with different data would break the training without an error.
+    """
+    path = Path(source["path"]).expanduser()
+    again = f"homelab recover {run} brings it to {node} again as it was at the launch" if source.get("sent") == "shipped" else ""
+    if not path.is_file():
+        hint = again or "put the file there on every node, or name it relative to the recipe: then it is shipped"
+        raise WorkerError("the data file is not on this node", where=str(path), hint=hint)
+    with path.open("rb") as file:
+        disguised = file_kind.unmask(path, file.read(16))
+    if disguised is not None:
+        kind, fix = disguised
+        raise WorkerError(f"the data file is {kind}", where=str(path), hint=fix)
+    if path.suffix not in SUFFIXES:
+        raise WorkerError(
+            f'data files end in {", ".join(SUFFIXES)}; this one ends in "{path.suffix}"',
+            where=f"{path}, key [data] train",
+            hint="rename the file after what it holds, or convert it to JSONL",
+        )
+    if source.get("sha256"):
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != source["sha256"]:
+            fix = again or f"copy the same file to every node: {path} on {node} is another one"
+            raise WorkerError(
+                f"the data file differs from the one this run was launched with (sha256 {sha256[:12]}, not {source['sha256'][:12]})",
+                where=str(path),
+                hint=f"{fix}; changed data is a new training: launch it as a new run",
+            )
+    rows = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet, ".txt": _text}[path.suffix](path)
+    try:
+        records = [Record(index, where, fields) for index, (where, fields) in enumerate(rows)]
+    except UnicodeDecodeError as error:
+        hint = f"convert it: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}"
+        raise WorkerError(
+            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=hint
+        ) from error
+    if not records:
+        raise WorkerError("the data file has no rows", where=str(path), hint="each row is one sample")
+    return records
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                hint = "every line is one JSON object, and no line break stands inside it"
+                raise WorkerError(f"this line is not JSON: {error}", where=where, hint=hint) from error
+            yield where, _object(fields, where)
+
+
+def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        hint = "a .json file is one list of objects; with one object per line, call it .jsonl"
+        raise WorkerError(f"this file is not JSON: {error}", where=str(path), hint=hint) from error
+    if not isinstance(rows, list):
+        raise WorkerError(
+            "a .json data file is one list of objects", where=str(path), hint='write [{"messages": ...}, ...]'
+        )
+    for number, fields in enumerate(rows, start=1):
+        where = f"{path}, row {number}"
+        yield where, _object(fields, where)
+
+
+def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    csv.field_size_limit(1 << 30)  # the default of 128 KiB is too small for a long document
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for fields in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in fields or None in fields.values():
+                    hint = (
+                        'put double quotes around fields that hold commas or line breaks, and write " inside them as ""'
+                    )
+                    raise WorkerError("this row has another number of columns than the header", where=where, hint=hint)
+                yield where, fields
+        except csv.Error as error:
+            hint = "close every double quote on the row where it was opened"
+            raise WorkerError(
+                f"this is not CSV: {error}", where=f"{path}, line {reader.line_num}", hint=hint
+            ) from error
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        hint = "pip install pyarrow in the node's environment, or convert the data to JSONL"
+        raise WorkerError("reading Parquet needs pyarrow", where=str(path), hint=hint) from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+        number = 0
+        for batch in table.iter_batches():
+            for fields in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", fields
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        hint = "write the file again; a cut-short copy is the usual cause"
+        raise WorkerError(f"this is not a readable Parquet file: {error}", where=str(path), hint=hint) from error
+
+
+def _text(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Plain text: every paragraph is a sample; empty lines separate paragraphs."""
+    paragraph: list[str] = []
+    start = 1
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate([*file, "\n"], start=1):
+            if line.strip():
+                start = start if paragraph else number
+                paragraph.append(line)
+            elif paragraph:
+                yield f"{path}, line {start}", {"text": "".join(paragraph).rstrip("\n")}
+                paragraph = []
+
+
+def _object(fields: Any, where: str) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        hint = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
+        raise WorkerError(f"a row is a JSON object, this one is {type(fields).__name__}", where=where, hint=hint)
+    return fields

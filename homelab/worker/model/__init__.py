@@ -1,0 +1,1 @@
+"""The model that is trained, and what it computes with."""

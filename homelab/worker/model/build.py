@@ -1,0 +1,216 @@
+"""The model that is trained: tokenizer, base weights, and the method (full, lora, qlora) on top."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import fused_loss, grouped_queries, quantised_cache
+from homelab.worker.runtime.recipe import Method
+from homelab.worker.runtime.task import Task
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Note = Callable[[str], None]
+
+
+def model_path(run: dict[str, Any]) -> str:
+    """The base model's folder (with ~ expanded) or hub id. Raises WorkerError for a folder that holds no model."""
+    name = str(run["recipe"]["model"]["name"])
+    if not name.startswith(("/", "~")):
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
+        raise WorkerError(
+            f"the model folder {folder} {fault}",
+            where="[model] name in the recipe",
+            hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
+        )
+    return str(folder)
+
+
+def load_tokenizer(run: dict[str, Any], path: str) -> Any:
+    """The model's own tokenizer; one without a padding token pads with its end token (padding never carries loss)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(task: Task, path: str, note: Note) -> Any:
+    """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision (NF4 for qlora).
+
+    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks.
+    """
+    method, train = task.method, task.train
+    note(f"precision: {task.precision}, on {task.device}")
+    if task.device == "cuda":
+        grouped_queries.repeat_keys(task.precision, torch.cuda.get_device_capability())
+    if method.backend == "unsloth":
+        from homelab.worker.model import unsloth
+
+        return _told(unsloth.load(task, path, note), task, note)
+    model = _load_base(task, path, method.kind, note)
+    if train.gradient_checkpointing:
+        enable_checkpointing(model)
+    if train.fused_loss:
+        _fuse_loss(model, task, note)
+    if method.kind != "full":
+        model = add_adapters(model, method, task.train.seed)
+    return _told(model, task, note)
+
+
+def _told(model: Any, task: Task, note: Note) -> Any:
+    """The model, after a note about the trained weights. Raises WorkerError where no weight is trained."""
+    method = task.method
+    if method.kind != "full" and method.dropout > 0:
+        remedy = "; [parallel] micro_batch = 1 makes them independent of the cluster"
+        if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors
+            remedy = " and on the model of the card; dropout = 0 makes the curve independent of the cluster"
+        note(f"dropout: draws depend on which rows share a micro-batch{remedy}")
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trainable == 0:
+        raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"', needs_launch=True)
+    note(f"method: {method.kind}, {trainable} trainable parameters")
+    return model
+
+
+def _fuse_loss(model: Any, task: Task, note: Note) -> None:
+    """Use the loss in chunks of tokens. A model with another kind of loss keeps its own where the recipe leaves the choice open."""
+    plain, switches = model.forward, task.switches
+    try:
+        fused_loss.check(
+            model,
+            fused_loss.install(model, labelled_only=switches.labelled_only, gradient_at_once=switches.gradient_at_once),
+        )
+    except WorkerError as error:
+        if task.train.fused_loss != "auto":
+            raise
+        model.forward, model.takes_labelled = plain, False
+        note(f"loss: all logits at once, as {error.message}; [train] fused_loss = false makes the plan count them")
+    else:
+        note("loss: in chunks of tokens, without ever building all logits")
+
+
+def _load_base(task: Task, path: str, kind: str, note: Note) -> Any:
+    card = task.local_rank if task.device == "cuda" else None
+    dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
+    where = f"node {task.node}"
+    stored = quantised_cache.folder_of(task, path, dtype) if kind == "qlora" else None
+    model = quantised_cache.load(stored, lambda: load_base(str(stored), None, kind, dtype, card, where), note) if stored else None
+    if model is None:
+        model = load_base(path, task.model.revision, kind, dtype, card, where)
+        if stored:
+            quantised_cache.keep(model, stored, task, note)
+    # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
+    model.config.use_cache = False
+    return model
+
+
+def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int | None, where: str) -> Any:
+    """The base model as it is trained on, and asked afterwards: NF4 for qlora, in `dtype` otherwise ("auto": as it is stored).
+
+    `card` None: on the CPU. `where` is named when bitsandbytes is not installed. Raises WorkerError for what cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    options: dict[str, Any] = {"revision": revision, "dtype": dtype}
+    if kind == "qlora":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora"'
+            raise WorkerError("qlora needs the package bitsandbytes", where=where, hint=hint)
+        if not quantised_cache.is_stored(path):
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype,
+            )
+    if card is not None:  # directly to the GPU: the host may have less memory than the model needs
+        options["device_map"] = {"": card}
+    elif kind == "qlora":
+        options["device_map"] = {"": "cpu"}
+    model = from_pretrained(AutoModelForCausalLM, path, **options)
+    if kind == "qlora" and card is None:
+        keep_trainable_on_cpu(model)
+    return model
+
+
+def keep_trainable_on_cpu(model: Any) -> None:
+    """Forbid bitsandbytes to repack 4-bit weights for inference.
+
+    On a CPU with AVX512-BF16, the first forward pass in eval mode repacks them for a kernel that has no gradient, and stays so:
+    every later backward pass silently stops there (bitsandbytes 0.50, nn/modules.py Linear4bit.forward; measured).
+    """
+    for part in model.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
+
+
+def from_pretrained(auto: Any, path: str, **options: Any) -> Any:
+    """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
+    from safetensors import SafetensorError
+
+    try:
+        return auto.from_pretrained(path, trust_remote_code=False, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        raise WorkerError(
+            f"the model cannot be loaded: {lines[0]}",
+            where=f"[model] name = {path!r}",
+            hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN",
+        ) from error
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute activations in the backward pass. Non-reentrant: the reentrant kind breaks under DDP and with frozen inputs."""
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+
+
+def unfit_adapters(error: ValueError, linear: list[str]) -> WorkerError:
+    """The error for [method] targets that the model, with linear layers of these names, does not have."""
+    return WorkerError(
+        f"the adapters do not fit this model: {str(error).splitlines()[0]}",
+        where="[method] targets in the recipe",
+        hint=f'this model has {", ".join(linear)}; or set targets = "all-linear"',
+        needs_launch=True,
+    )
+
+
+def add_adapters(model: Any, method: Method, seed: int) -> Any:
+    """LoRA adapters on a base model, trainable in fp32, started from `seed`.
+
+    Not `prepare_model_for_kbit_training`: it casts embeddings, head and norms to fp32 (2.1 GB more at 8B). Freezing is PEFT's own
+    work, and non-reentrant checkpointing needs no gradient at the inputs.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = method.targets if isinstance(method.targets, str) else list(method.targets)
+    config = LoraConfig(
+        r=method.rank,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(seed)
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        linear = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        raise unfit_adapters(error, sorted(linear)) from error
+    for parameter in adapted.parameters():
+        assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
+    return adapted

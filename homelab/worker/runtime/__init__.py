@@ -1,0 +1,1 @@
+"""The process of a rank: its task, its process group, its records."""

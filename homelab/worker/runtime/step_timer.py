@@ -1,0 +1,88 @@
+"""Where the time of a step goes: computing, or waiting for the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from homelab.worker.runtime import process_group
+
+
+class StepTimer:
+    """Where the time of one optimizer step goes, in seconds: all of it, each forward and backward pass, and the part in which this
+    rank waits for the others.
+
+    The gradient all-reduce overlaps the backward pass; what counts as communication is what the backward pass still waits
+    for after this rank's last gradient is ready. On CUDA that is measured with events, as kernels run later than Python.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.begin()
+
+    def begin(self) -> None:
+        """A new step starts now."""
+        self.started = time.perf_counter()
+        self.communication_s = 0.0
+        self._ready: Any = None
+        self._passes: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Around one forward and backward pass. It ends with the last gradient, not with the exchange that follows in the last one."""
+        self._ready = None
+        start = self._now()
+        yield
+        self._passes.append((start, self._now() if self._ready is None else self._ready))
+
+    def keep_up(self) -> None:
+        """On CUDA, Python can be a whole step ahead of the card: wait until the pass before the last one is done.
+
+        A heartbeat after each pass then tells what the card does. One pass stays queued, so the card does not idle.
+        """
+        if self.cuda and len(self._passes) > 1:
+            self._passes[-2][1].synchronize()
+
+    @property
+    def passes_s(self) -> list[float]:
+        """Seconds of each pass of this step. On CUDA it waits for the last pass: there is no wait after the losses were read."""
+        if not self.cuda:
+            return [end - start for start, end in self._passes]
+        if self._passes:
+            self._passes[-1][1].synchronize()  # not the whole card: the optimizer's step may still run while Python continues
+        return [start.elapsed_time(end) / 1000 for start, end in self._passes]
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """`process_group.gather`, timed."""
+        before = time.perf_counter()
+        everyone = process_group.gather(values)
+        self.communication_s += time.perf_counter() - before
+        return everyone
+
+    def gradients_ready(self) -> None:
+        """This rank's last gradient of the step is computed."""
+        self._ready = self._now()
+
+    def gradients_reduced(self) -> None:
+        """The averaged gradients are here."""
+        if self._ready is None:
+            return
+        reduced = self._now()
+        if self.cuda:
+            reduced.synchronize()
+            self.communication_s += self._ready.elapsed_time(reduced) / 1000
+        else:
+            self.communication_s += reduced - self._ready
+        self._ready = None
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        # `blocking`: the wait sleeps. NCCL needs the core that a busy wait would use.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
+        return event

@@ -1,0 +1,1 @@
+"""Programs beside the training: chat, tests and dry runs."""

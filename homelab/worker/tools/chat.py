@@ -1,0 +1,183 @@
+"""python -m homelab.worker.tools.chat: ask the trained model one thing, on the node where it is.
+
+Reads one JSON object from standard input, {"run_dir", "prompt", "base": bool, "max_new_tokens"}, and prints {"answer"} as JSON,
+with {"notes"} on how it was computed where there are any. `base` asks the model as it was before training. Uses final/, or
+the newest complete checkpoint while there is no final/.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from homelab.protocol import manifest
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.errors import WorkerError
+from homelab.worker.runtime import imports
+from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.tools import footprint
+from homelab.worker.tools.footprint import Card
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """The model's greedy answer, and notes on how it was computed.
+
+    Raises WorkerError when there is nothing trained yet, nothing readable, or no memory for the model.
+    """
+    run_dir = Path(question["run_dir"]).expanduser()
+    try:
+        run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkerError(
+            f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs"
+        ) from error
+    # Before anything is loaded, so that "nothing is trained yet" is reported at once.
+    trained = None if question.get("base", False) else _trained(run, run_dir)
+    imports.prepare(run, bitsandbytes=run["recipe"]["method"]["kind"] == "qlora")
+
+    import torch
+
+    from homelab.worker.model.build import load_tokenizer, model_path
+
+    imports.quiet()
+    path = model_path(run)
+    tokenizer = load_tokenizer(run, path)
+    tokens = encode(run, tokenizer, question["prompt"])
+    longest = tokens["input_ids"].shape[1] + int(question.get("max_new_tokens", 128))
+    place = _place(run, run_dir, path, trained, longest)
+    try:
+        model = load(run, run_dir, path, trained, place.card).eval()
+        tokens = tokens.to(next(model.parameters()).device)
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=tokens["input_ids"],
+                attention_mask=tokens["attention_mask"],
+                max_new_tokens=int(question.get("max_new_tokens", 128)),
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+    except torch.OutOfMemoryError as error:
+        first = str(error).strip().splitlines()[0]
+        hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
+        raise WorkerError(f"the card has not enough memory for the answer: {first}", where=path, hint=hint) from error
+    text = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    return {"answer": text} | ({"notes": [place.note]} if place.note else {})
+
+
+def encode(run: dict[str, Any], tokenizer: Any, prompt: str) -> Any:
+    """The question as the run was trained on questions: in the chat template where the model has one, unless [data] template is "none"."""
+    if not tokenizer.chat_template or run["recipe"]["data"].get("template") == "none":  # a run of an older version does not say
+        return tokenizer(prompt, return_tensors="pt")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt")
+
+
+def _trained(run: dict[str, Any], run_dir: Path) -> Path:
+    """The folder with the newest trained model. Raises WorkerError when there is none, or when a checkpoint is damaged."""
+    final = run_dir / "final"
+    if final.is_dir():
+        return final
+    steps = checkpoint_folder.complete_steps(run_dir / "checkpoints")
+    if not steps:
+        hint = "wait for the first checkpoint (`homelab status`), or ask the base model"
+        raise WorkerError("this run has no checkpoint yet on this node", where=str(run_dir / "checkpoints"), hint=hint)
+    folder = Path(manifest.folder_of(run_dir, steps[-1]))
+    checkpoint_folder.verify(folder, run["recipe_hash"])
+    return folder
+
+
+def _place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
+    """The device for the model, by the free memory. Raises WorkerError when it fits nowhere."""
+    import torch
+
+    from homelab.worker.checkpoints.async_save import available_bytes
+    from homelab.worker.model.build import DTYPES
+
+    method, revision = run["recipe"]["method"], run["recipe"]["model"].get("revision")
+    source, revision = (str(trained), None) if _is_whole(method, trained) else (path, revision)
+    dtype = None if method["kind"] == "full" else DTYPES[_precision(run_dir)]
+    added = sum(file.stat().st_size for file in trained.glob("*.safetensors")) if trained and method["kind"] != "full" else 0
+    needed = footprint.answer_bytes(source, revision, kind=method["kind"], dtype=dtype, tokens=tokens, added_bytes=added)
+    busy = _training_cards(run, run_dir)
+    cards = [
+        Card(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+    return footprint.choose(needed, cards, available_bytes(), run=str(run.get("name") or "RUN"), model=path)
+
+
+def _is_whole(method: dict[str, Any], trained: Path | None) -> bool:
+    """Whether the folder is a whole model: final/ of a full fine-tuning."""
+    return trained is not None and trained.name == "final" and method["kind"] == "full"
+
+
+def _newest_attempt(run_dir: Path) -> Path | None:
+    attempts = [folder for folder in (run_dir / "attempts").glob("*") if folder.name.isdigit()]
+    return max(attempts, key=lambda folder: int(folder.name), default=None)
+
+
+def _precision(run_dir: Path) -> str:
+    """The precision of the newest attempt on this node's kind of device; fp32 without its plan."""
+    attempt = _newest_attempt(run_dir)
+    try:
+        return str(json.loads((attempt / "plan.json").read_text(encoding="utf-8"))["precision"]) if attempt else "fp32"
+    except (OSError, ValueError, KeyError):
+        return "fp32"
+
+
+def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
+    """Numbers of the cards on which this run's ranks compute at this moment, on this node."""
+    attempt = _newest_attempt(run_dir)
+    cards: set[int] = set()
+    for beat in attempt.glob("ranks/*/heartbeat.json") if attempt else ():
+        try:
+            plan = json.loads((attempt / "plan.json").read_text(encoding="utf-8"))  # type: ignore[operator]
+            if plan["device"] != "cuda":
+                continue
+            environment = Path(f"/proc/{int(json.loads(beat.read_text(encoding='utf-8'))['pid'])}/environ").read_bytes()
+            if f"HOMELAB_RUN={run.get('name')}".encode() in environment.split(b"\0"):  # not another process under an old number
+                cards |= {int(rank["local_rank"]) for rank in plan["ranks"] if str(rank["rank"]) == beat.parent.name}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return cards
+
+
+def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None) -> Any:
+    """The model at `path` as it was trained on, NF4 for qlora, with what `_trained` found. `card` None: on the CPU."""
+    from homelab.worker.checkpoints.weights import load_weights
+    from homelab.worker.model.build import DTYPES, add_adapters, load_base
+
+    method = run["recipe"]["method"]
+    if trained is not None and _is_whole(method, trained):
+        return load_base(str(trained), None, "full", "auto", card, "this node")
+    dtype = "auto" if method["kind"] == "full" else DTYPES[_precision(run_dir)]
+    model = load_base(path, run["recipe"]["model"].get("revision"), method["kind"], dtype, card, "this node")
+    if trained is None:
+        return model
+    if trained.name == "final":
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(trained))
+    if method["kind"] != "full":
+        model = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
+    load_weights(model, trained)
+    return model
+
+
+def main() -> int:
+    """Read the question, print the answer. Returns 0, or 2 with one clear message on standard error."""
+    try:
+        print(json.dumps(answer(json.load(sys.stdin))))
+    except WorkerError as error:
+        print(error.text, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""python -m homelab.worker.tools.data_sample: would the worker take these rows, and how long are they? The worker's own reading and rendering,
+without a model and without torch. Reads one JSON object from standard input:
+
+    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
+     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
+
+`longest` has rows from behind the part that lies in `path` (`homelab.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
+"split", "revision"}, "shown"} instead: then it is a data set of the hub (`homelab.worker.data.hub`).
+
+and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
+`homelab.facts.data_sample.FileSample`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homelab.worker.data import hub
+from homelab.worker.data import readers as reading
+from homelab.worker.data.chat_templates import Renderer, detect_format
+from homelab.worker.errors import WorkerError
+
+if TYPE_CHECKING:
+    from homelab.worker.data.readers import Record
+
+MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub
+MOST_BAD = 3
+_MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
+MOST_LONGEST = 3  # rows that are tokenized because they are the longest
+_LONGEST_CHARACTERS = 5_000_000  # of such a row
+_LONGEST_S = 10.0
+_NO_LIMIT = 1 << 30
+
+
+class _AnyTemplate:
+    """Replaces the tokenizer where only the form of the rows is checked."""
+
+    chat_template = "any"
+    eos_token = ""
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return ""
+
+
+def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The contents of each file. With `tokenizer` None, rows are read and their form is checked, and tokens are not counted."""
+    files = {}
+    for role, file in question["files"].items():
+        files[role] = _look_into(file, question["data"], int(question["seq_len"]), tokenizer)
+    return files
+
+
+def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any) -> dict[str, Any]:
+    bad: list[dict[str, str]] = []
+    if file.get("hub"):
+        try:
+            rows, is_whole, commit = hub.first_rows(file["hub"], MOST_ROWS)
+        except WorkerError as error:
+            return {"rows_bad": [_plain(error)]}
+        reading = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
+        return reading | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
+    if file["path"] is None:
+        return {
+            "unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"
+        }
+    rows = read_rows(Path(file["path"]), bad)
+    figures: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
+    figures |= _of_all(rows, file, settings, seq_len, tokenizer, bad)
+    if figures.get("mute_at"):
+        figures["mute_at"] = figures["mute_at"].replace(file["path"], file["shown"])
+    figures["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
+    return figures
+
+
+def _of_all(
+    rows: Sequence[Record], file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
+) -> dict[str, Any]:
+    """The figures of the readable rows; the errors of the first unreadable rows go to `bad`."""
+    if not rows:
+        return {}
+    try:
+        form = settings["format"]
+        form = detect_format(rows[0], settings["text_column"]) if form == "auto" else form
+    except WorkerError as error:
+        bad.append(_plain(error))
+        return {}
+    figures = _of_rows(rows, form, settings, seq_len, tokenizer, bad)
+    if figures.get("tokens_sampled"):
+        figures |= _longest(rows, file, {**settings, "format": form}, tokenizer, figures)
+        figures.pop("_tokens_per_character")
+    return figures
+
+
+def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
+    """The readable rows; the errors of the first unreadable ones go to `bad`.
+
+    It changes the file: an unreadable line is removed, so that the lines after it can be read."""
+    for _ in range(MOST_BAD):
+        try:
+            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}))
+        except WorkerError as error:
+            bad.append(_plain(error))
+            line = re.search(r", line (\d+)$", error.where)
+            if path.suffix != ".jsonl" or line is None:
+                return []
+            lines = path.read_bytes().split(b"\n")
+            number = int(line[1]) - 1
+            if len(bad) == MOST_BAD:
+                lines = lines[:number]
+            else:
+                lines[number] = b""
+            path.write_bytes(b"\n".join(lines))
+    try:
+        return reading.read({"kind": "file", "path": str(path), "sha256": None})
+    except WorkerError:  # no row is left
+        return []
+
+
+def _of_rows(
+    rows: Sequence[Record], form: str, settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
+) -> dict[str, Any]:
+    """The form of all rows, and the tokens of some."""
+    needed = form == "chat" or (
+        form == "prompt-completion"
+        and any(isinstance(row.fields.get(key), list) for row in rows for key in ("prompt", "completion"))
+    )
+    figures: dict[str, Any] = {"form": form, "needs_chat_template": needed}
+    form_only = _render(Renderer(_AnyTemplate(), {**settings, "completion_only": False}), form)
+    good = _without_bad(rows, form_only, bad)
+    if tokenizer is None or not good or (needed and not tokenizer.chat_template):
+        return figures
+    from homelab.worker.data.encoding import Encoder, special_ids, teaches_nothing
+
+    settings = {**settings, "format": form}
+    sampled = _spread(good)
+    try:
+        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(sampled, "train")
+    except WorkerError:  # a template may refuse a row of the right form
+        sampled = _without_bad(sampled, _render(Renderer(tokenizer, settings), form), bad)
+        if not sampled:
+            return figures
+        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(sampled, "train")
+    lengths = [len(row.tokens) for row in encoded]
+    marks = special_ids(tokenizer)
+    mute = [row for row in encoded if any(row.trained) and teaches_nothing(row, tokenizer, marks)]
+    where = {row.index: row.where for row in sampled}
+    return figures | {
+        "tokens_sampled": len(lengths),
+        "rows_longer": sum(length > seq_len for length in lengths),
+        "rows_silent": sum(not any(row.trained[:seq_len]) for row in encoded),
+        "longest_tokens": max(lengths),
+        "median_tokens": round(statistics.median(lengths)),
+        "kept_tokens": sum(min(length, seq_len) for length in lengths),
+        "rows_mute": len(mute),
+        "mute_at": where[mute[0].sources[0]] if mute else "",
+        "_tokens_per_character": sum(lengths) / max(1, sum(_size(row) for row in sampled)),
+    }
+
+
+def _longest(
+    rows: Sequence[Record], file: dict[str, Any], settings: dict[str, Any], tokenizer: Any, figures: dict[str, Any]
+) -> dict[str, Any]:
+    """The longest sample of all rows, not only of those that were tokenized: {"longest_tokens", "longest_at"}.
+
+    The rows with the most characters are tokenized one by one until `_LONGEST_S` seconds are over; the tokens of the others are estimated from their size.
+    """
+    from homelab.worker.data.encoding import Encoder
+
+    far = [entry for entry in file.get("longest") or () if isinstance(entry.get("bytes"), int)]
+    candidates = [(_size(row), row) for row in heapq.nlargest(MOST_LONGEST, rows, key=_size)]
+    candidates += [(entry["bytes"], _far_row(file["path"], entry)) for entry in far]
+    longest, at = figures["longest_tokens"], ""
+    until = time.perf_counter() + _LONGEST_S
+    encoder = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None)
+    for size, row in sorted(candidates, key=lambda entry: -entry[0]):
+        tokens = round(size * figures["_tokens_per_character"])
+        if row.fields and size <= _LONGEST_CHARACTERS and time.perf_counter() < until:
+            try:
+                tokens = len(encoder.encode([row], "train")[0].tokens)
+            except WorkerError:  # a row that the worker refuses is reported elsewhere
+                continue
+        if tokens >= longest:
+            longest, at = tokens, row.where
+    return {"longest_tokens": longest, "longest_at": at.replace(file.get("path") or file["shown"], file["shown"])}
+
+
+def _far_row(path: str, entry: dict[str, Any]) -> Record:
+    """A row after the part that is read; without fields where it was too long to send, or is not a row."""
+    try:
+        fields = json.loads(entry.get("text") or "null")
+    except ValueError:
+        fields = None
+    return reading.Record(-1, f"{path}, line {entry['line']}", fields if isinstance(fields, dict) else {})
+
+
+def _size(row: Record) -> int:
+    """Characters of its text, about: a cheap measure of its length."""
+    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in row.fields.values())
+
+
+def _render(renderer: Renderer, form: str) -> Callable[[Record], Any]:
+    return {"chat": renderer.chat, "prompt-completion": renderer.prompt_completion, "text": renderer.text}[form]
+
+
+def _without_bad(rows: Sequence[Record], render: Callable[[Record], Any], bad: list[dict[str, str]]) -> list[Record]:
+    good = []
+    for row in rows:
+        try:
+            render(row)
+            good.append(row)
+        except WorkerError as error:
+            if len(bad) < MOST_BAD:
+                bad.append(_plain(error))
+    return good
+
+
+def _spread(rows: Sequence[Record]) -> list[Record]:
+    """At most `MOST_ROWS` rows from the whole file, fewer where they are long."""
+    count = min(len(rows), MOST_ROWS)
+    sizes = [len(str(row.fields)) for row in rows[:: max(1, len(rows) // 200)]]
+    count = max(1, min(count, int(_MOST_CHARACTERS / max(1.0, statistics.mean(sizes)))))
+    return [rows[place * len(rows) // count] for place in range(count)]
+
+
+def _plain(error: WorkerError) -> dict[str, str]:
+    return {key: text[:1000] for key, text in error.as_dict().items()}
+
+
+def load(folder: str, revision: str | None) -> Any:
+    """The tokenizer as the worker loads it. Raises WorkerError when it cannot be loaded, or gives no offsets."""
+    from transformers import AutoTokenizer
+
+    from homelab.worker.data.encoding import Encoder
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    except Exception as error:  # `tokenizers` raises plain Exception for a file that it cannot read
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        hint = "copy the model's folder again, or install what its tokenizer needs on the node"
+        raise WorkerError(f"the tokenizer cannot be loaded: {first}", where=folder, hint=hint) from error
+    Encoder(tokenizer, {}, 8, lambda note: None)
+    return tokenizer
+
+
+def main() -> int:
+    """Read the question, print the answer."""
+    began = time.perf_counter()
+    question = json.load(sys.stdin)
+    os.environ |= {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    }
+    of_hub = any(file.get("hub") for file in question["files"].values())
+    if not of_hub:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    with_torch = bool(question.get("with_torch"))
+    if not with_torch:
+        os.nice(10)
+        # A tokenizer does without torch, whose import takes three of four seconds. None is Python's own way to say "not installed".
+        sys.modules.update({"torch": None} | ({} if of_hub else {"datasets": None}))  # type: ignore[arg-type]
+    tokenizer, problem = None, None
+    if question.get("model"):
+        try:
+            tokenizer = load(question["model"], question.get("revision"))
+        except WorkerError as error:
+            if not with_torch:  # perhaps because torch is missing
+                again = json.dumps({**question, "with_torch": True})
+                return subprocess.run(
+                    [sys.executable, "-m", "homelab.worker.tools.data_sample"], input=again.encode(), check=False
+                ).returncode
+            problem = _plain(error)
+    if of_hub:
+        hub.import_without_torch()
+    files = look(question, tokenizer)
+    print(json.dumps({"tokenizer": problem, "files": files, "seconds": round(time.perf_counter() - began, 3)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Chooses the device for a chat with a trained model: its bytes against the free memory of the cards and of the machine.
+
+Sizes of 4-bit weights: bitsandbytes, functional.py (quantize_4bit with double quantisation: half a byte, one byte of scale per 64
+weights, one float per 256 scales).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homelab.worker.errors import WorkerError
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+_GAPS = 1.05  # between the allocator's blocks
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card of this machine. `is_training`: a rank of the run that is asked computes on it now."""
+
+    index: int
+    name: str
+    free_bytes: int
+    is_training: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the model is loaded: the number of a card, or None for the CPU; `note` is for the person who asks."""
+
+    card: int | None
+    note: str | None = None
+
+
+def choose(needed_bytes: int | None, cards: Sequence[Card], ram_bytes: int | None, *, run: str, model: str) -> Place:
+    """The card with the most free memory if the model fits there, else the CPU if it fits into RAM.
+
+    A size of None is unknown: then the model is tried. Raises WorkerError with both numbers when the model fits nowhere.
+    """
+    best = max(cards, key=lambda card: card.free_bytes, default=None)
+    training = f"; the run trains on it now (homelab status {run})" if best and best.is_training else ""
+    if best and (needed_bytes is None or needed_bytes <= best.free_bytes):
+        return Place(best.index, f"answered beside the training: the run trains on card {best.index} now" if training else None)
+    if needed_bytes is None:
+        return Place(None)
+    needs = f"the model needs about {_gb(needed_bytes)} to answer"
+    on_card = f"card {best.index} ({best.name}) has {_gb(best.free_bytes)} free{training}" if best else "there is no card"
+    if ram_bytes is None or needed_bytes <= ram_bytes:
+        return Place(None, f"answered on the CPU, slowly: {needs}, and {on_card}" if best else None)
+    if training:
+        hint = f"ask again when the run is done, or end it first: homelab stop {run}"
+    elif best:
+        hint = "free the card (nvidia-smi names who holds it) or RAM (ps aux --sort=-rss | head), then ask again"
+    else:
+        hint = "free RAM on this node (ps aux --sort=-rss | head names who holds it), then ask again"
+    raise WorkerError(f"{needs}: {on_card}, and RAM has {_gb(ram_bytes)} free", where=model, hint=hint)
+
+
+def answer_bytes(path: str, revision: str | None, *, kind: str, dtype: Any, tokens: int, added_bytes: int) -> int | None:
+    """Bytes of the model at `path` with its cache of `tokens` tokens, from its config alone; None where no model can be built of that.
+
+    `kind`: of the method; `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
+    weights more, as large as the largest, are under way while it is loaded.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        dtype = dtype or getattr(config, "dtype", None) or torch.float32
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        text = config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        cache = 2 * text.num_hidden_layers * heads * width * tokens * dtype.itemsize
+    except Exception:  # an unknown kind of model: transformers reports the error when it loads the weights
+        return None
+    largest = max((parameter.numel() for parameter in model.parameters()), default=0) * dtype.itemsize
+    return int(_GAPS * (weight_bytes(model, is_4bit=kind == "qlora") + cache + added_bytes + 2 * largest))
+
+
+def weight_bytes(model: Any, *, is_4bit: bool) -> float:
+    """Bytes of the weights; 4-bit ones are all linear layers but the head, as transformers quantises them."""
+    import torch
+
+    linear: set[int] = set()
+    if is_4bit:
+        head = model.get_output_embeddings()
+        linear = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head}
+    return sum(
+        float(parameter.numel()) * (NF4_BYTES if id(parameter) in linear else parameter.itemsize)
+        for parameter in model.parameters()
+    )
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

@@ -1,0 +1,61 @@
+"""The loss over held-out rows, split over the ranks by share and put together exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from homelab.worker.balancing.balancer import Balance
+from homelab.worker.data.batches import Form, copied, loss_tokens
+from homelab.worker.data.encoding import Row
+from homelab.worker.errors import TrainingError
+from homelab.worker.runtime import process_group
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, *, after_pass: Callable[[], None],
+    wait: Callable[[], None],
+) -> float:  # fmt: skip
+    """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
+
+    Collective: every rank calls it. A rank may have no row, because the forward pass waits for no other rank. `wait` is called when this
+    rank has finished: the first evaluation is assigned by estimated speeds, and no collective should stay open for minutes.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], rank)]
+    cuts = balance.passes_of([len(row.tokens) for row in own_rows], rank)
+    summed, counted = 0.0, 0
+    for cut in cuts:
+        batch = form.batch([own_rows[row] for row in cut], packed=False)
+        tokens = loss_tokens(batch)
+        if tokens == 0:
+            continue
+        (inputs,) = copied([batch], device, pin=device.type == "cuda")
+        # num_items_in_batch = 1 makes the model's loss a sum.
+        summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
+        counted += tokens
+        after_pass()
+    wait()
+    everyone = process_group.gather([summed, float(counted)])
+    total, count = (sum(values[part] for values in everyone) for part in (0, 1))
+    if count == 0:
+        raise TrainingError(
+            "no token of the held-out rows carries loss",
+            where="[data] eval",
+            hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
+            needs_launch=True,
+        )
+    if not math.isfinite(total):
+        bad = [rank for rank, values in enumerate(everyone) if not math.isfinite(values[0])]
+        raise TrainingError(
+            f"the loss over the held-out rows is not a number on ranks {bad}",
+            where="evaluation",
+            hint="lower [train] learning_rate, or train in fp32 or bf16; the last checkpoint is kept",
+            needs_launch=True,
+        )
+    return total / count

@@ -1,0 +1,282 @@
+"""The training of one rank: load, train, evaluate, save, finish."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from homelab.law import order
+from homelab.protocol import phases
+from homelab.worker.checkpoints import checkpoint_folder, fencing
+from homelab.worker.checkpoints.curves import Curves, keep_before
+from homelab.worker.runtime import imports
+from homelab.worker.runtime.metrics_recorder import Recorder, peak_memory_bytes, perplexity
+from homelab.worker.runtime.task import Task
+from homelab.worker.runtime.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from homelab.worker.checkpoints.checkpointing import Checkpointing
+    from homelab.worker.data.encoding import Data, Row
+    from homelab.worker.training.trainer import ShareTrainer
+
+
+class Run:
+    """The training of one rank, in the order in which it happens."""
+
+    def __init__(self, task: Task, recorder: Recorder) -> None:
+        self.task = task
+        self.recorder = recorder
+        self.balance = task.balance()
+        self.held_out: list[Row] = []
+        self.tokenizer: Any = None
+        self.tensorboard: TensorBoard | None = None
+        self.curves: Curves
+        self.checkpointing: Checkpointing
+        self.evaluate_s: float | None = None
+
+    def go(self) -> None:
+        """Load, train, write final/. Raises WorkerError for what a user can fix."""
+        task, recorder = self.task, self.recorder
+        recorder.heartbeat(phases.LOADING)
+        from homelab.worker.checkpoints import broadcast
+        from homelab.worker.checkpoints.checkpointing import Checkpointing
+        from homelab.worker.data import row_agreement
+        from homelab.worker.model import weight_digests
+        from homelab.worker.model.build import load_model, model_path
+        from homelab.worker.runtime import process_group
+
+        imports.quiet()
+        if task.local_rank == 0:
+            checkpoint_folder.clear_partial(task.checkpoints_dir)
+        fault = broadcast.verify_own(task)
+        path = model_path(task.run)
+        data = self._load_data(path)
+        process_group.claim_device(task)
+        with weight_digests.noting_sources():
+            model = load_model(task, path, recorder.note)
+        is_joined = self._connect(model)
+        resume = broadcast.fetch(task, fault, recorder)
+        rows = row_agreement.of(data)
+        row_agreement.refuse_other(rows, task, resume)
+        self.curves = Curves.carried_by(resume, task)
+        keep_before(task, self.curves)
+        self.checkpointing = Checkpointing(task, recorder, self.curves, rows)
+        if task.rank == 0 and task.tracking.tensorboard:
+            self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
+        trainer = self._trainer(model, data.train, is_joined)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        self._finish(trainer)
+        process_group.disconnect()
+
+    def _load_data(self, path: str) -> Data:
+        """Tokenizer and rows; the recorder knows the number of steps then."""
+        from homelab.worker.data.encoding import load_data
+        from homelab.worker.model.build import load_tokenizer
+
+        task, recorder = self.task, self.recorder
+        self.tokenizer = load_tokenizer(task.run, path)
+        data = load_data(task.run, self.tokenizer, task.node)
+        self.held_out = data.held_out
+        for note in data.notes:
+            recorder.note(note)
+        recorder.total_steps = total_steps(task, len(data.train))
+        per_epoch = order.steps_per_epoch(len(data.train), task.train.global_batch)
+        recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
+        return data
+
+    def _connect(self, model: Any) -> bool:
+        """Join the process group; whether the rows of a pass stand one after the other without padding. All ranks pad where one must."""
+        from homelab.worker.model import packed_attention
+        from homelab.worker.runtime import process_group
+
+        why_padded = _why_padded(self.task, model)
+        process_group.connect(self.task)
+        is_joined = not any(values[0] for values in process_group.gather([float(why_padded is not None)]))
+        if is_joined:
+            self.balance.join_rows()
+        elif why_padded is None:
+            packed_attention.leave(model)
+        else:
+            self.recorder.note(f"rows of different length are padded: {why_padded}")
+        return is_joined
+
+    def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
+        from homelab.worker.data.batches import Form, StepBatches
+        from homelab.worker.model import fused_loss
+        from homelab.worker.training.arguments import training_arguments
+        from homelab.worker.training.strategy import strategy_of
+        from homelab.worker.training.trainer import Hooks, ShareTrainer
+
+        task, steps = self.task, self.recorder.total_steps
+        strategy = strategy_of(task, steps)
+        batches = StepBatches(
+            rows,
+            seed=task.train.seed,
+            global_batch=task.train.global_batch,
+            steps=steps,
+            balance=self.balance,
+            rank=task.rank,
+            form=Form(self.tokenizer.pad_token_id or 0, is_joined, fused_loss.takes_labelled(model)),
+        )
+        return ShareTrainer(
+            model=model,
+            args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
+            batches=batches,
+            task=task,
+            strategy=strategy,
+            interval=self.checkpointing.interval,
+            hooks=Hooks(self._before_first, self.recorder.sign, self._after_step),
+        )
+
+    def _before_first(self, trainer: ShareTrainer) -> None:
+        """Everything is loaded and wrapped; no step is done yet in this attempt."""
+        from homelab.worker.runtime import process_group
+
+        # Disks of different speed deliver the optimizer's state, and the first collective is in the first step.
+        process_group.wait_for_all("prepared", self.task.world_size)
+        begin = self.task.resume_step
+        difference = trainer.strategy.check_start(trainer.model, f"step {begin}, seen on node {self.task.node}")
+        if difference:
+            self.recorder.note(difference)
+        # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
+        if begin not in self.curves.eval_losses and self._evaluates_after(begin):
+            self.evaluate_s = _timed(lambda: self._evaluate(trainer, begin))
+        self.checkpointing.interval.begin(time.perf_counter())
+        self.recorder.heartbeat(phases.TRAINING)
+
+    def _after_step(self, trainer: ShareTrainer) -> None:
+        """An optimizer step is done: write it down, then save and evaluate when it is time."""
+        step = trainer.state.global_step
+        self.recorder.step = step
+        self._record(trainer, step)
+        if trainer.change and self.task.rank == 0:
+            self.recorder.shares(step, trainer.change)
+        if self.checkpointing.after_step(trainer, step, last=step == self.recorder.total_steps):
+            self._keep_speeds(trainer)
+        if self._evaluates_after(step):
+            self.evaluate_s = _timed(lambda: self._evaluate(trainer, step))
+        self.recorder.heartbeat(phases.TRAINING)
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.task.tracking.eval_every_steps
+        return step in (0, self.recorder.total_steps) or (every > 0 and step % every == 0)
+
+    def _record(self, trainer: ShareTrainer, step: int) -> None:
+        item, clock, task = trainer.item, trainer.clock, self.task
+        assert item is not None and item.step == step - 1, "the order of the steps is the law"
+        step_s = trainer.step_s
+        per_epoch = order.steps_per_epoch(len(trainer.train_dataset.rows), trainer.train_dataset.global_batch)
+        line: dict[str, Any] = {
+            "rank": task.rank,
+            "node": task.node,
+            "step": step,
+            "epoch": item.epoch + (item.step % per_epoch + 1) / per_epoch,
+            "loss": trainer.step_loss,
+            "perplexity": perplexity(trainer.step_loss),
+            "learning_rate": trainer.learning_rate,
+            "grad_norm": trainer.grad_norm if math.isfinite(trainer.grad_norm) else None,
+            "tokens": item.input_tokens,
+            "samples": len(item.sources),
+            "tokens_per_s": item.input_tokens / step_s,
+            "compute_s": step_s - clock.communication_s,
+            "communication_s": clock.communication_s,
+            "step_s": step_s,
+            "memory_bytes": peak_memory_bytes(task.device),
+            "share": item.rows if self.balance.measured else task.shares[task.rank],
+            "sent_bytes": trainer.strategy.sent_bytes,
+        }
+        self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})
+        self.curves.train(line, time.time())
+        if self.tensorboard:
+            names = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
+            self.tensorboard.write(step, {f"train/{name}": line[name] for name in names})
+
+    def _keep_speeds(self, trainer: ShareTrainer) -> None:
+        """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
+        if self.task.local_rank != 0:
+            return
+        import torch
+
+        from homelab.worker.balancing import speed_profile
+        from homelab.worker.runtime import card_memory
+
+        profile = speed_profile.content(
+            self.task,
+            trainer.reports,
+            speed_profile.Measurements(
+                steps=self.recorder.step - self.task.resume_step,
+                sync_s=trainer.sync_s,
+                row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
+                save_s=self.checkpointing.interval.own_stall_s,
+                evaluate_s=self.evaluate_s if self.held_out else None,
+                torch_version=torch.__version__,
+                beside_torch_bytes=card_memory.beside_torch_bytes(self.task),
+            ),
+        )
+        if profile is None:
+            return
+        path = speed_profile.path_of(self.task)
+        try:
+            speed_profile.write(path, profile)
+        except OSError as error:
+            self.recorder.note(f"the measured speeds could not be kept in {path}: {error.strerror}")
+
+    def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
+        """The mean loss per token over the held-out rows, the same number on every rank."""
+        if not self.held_out:
+            return
+        self.recorder.heartbeat(phases.EVALUATING)
+        from homelab.worker.runtime import process_group
+        from homelab.worker.training.evaluate import held_out_loss
+
+        loss = held_out_loss(
+            trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form,
+            after_pass=self.recorder.sign, wait=lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size),
+        )  # fmt: skip
+        self.curves.evaluation(step, loss, time.time())
+        if self.task.rank == 0:
+            self.recorder.evaluation(step, loss)
+            if self.tensorboard:
+                self.tensorboard.write(step, {"eval/loss": loss, "eval/perplexity": perplexity(loss)})
+
+    def _finish(self, trainer: ShareTrainer) -> None:
+        """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
+        from homelab.worker.checkpoints.weights import write_final
+        from homelab.worker.runtime import process_group
+
+        self.recorder.heartbeat(phases.SAVING)
+        if self.tensorboard:
+            self.tensorboard.close()
+        if self.task.rank == 0:
+            fencing.check(self.task.run_dir, self.task.attempt)
+            write_final(trainer.model, self.tokenizer, self.task, self.curves)
+        process_group.wait_for_all("finished", self.task.world_size)
+        self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
+
+
+def _why_padded(task: Task, model: Any) -> str | None:
+    """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
+    if not task.switches.joined_rows:
+        return "the plan says so"
+    from homelab.worker.model import packed_attention
+    from homelab.worker.model.build import DTYPES
+
+    return packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
+
+
+def _timed(work: Callable[[], None]) -> float:
+    """Run it; the seconds that it took."""
+    before = time.perf_counter()
+    work()
+    return time.perf_counter() - before
+
+
+def total_steps(task: Task, rows: int) -> int:
+    """Optimizer steps of the whole run: [train] steps, or epochs times the steps of one."""
+    train = task.train
+    if train.steps:
+        return train.steps
+    assert train.epochs is not None, "a recipe has steps or epochs"
+    return train.epochs * order.steps_per_epoch(rows, train.global_batch)

@@ -1,0 +1,82 @@
+"""How a training is spread over the ranks: the plan names the strategy, and one module implements it.
+
+Another strategy is one module with a function `make(task, steps) -> Strategy`, and its line in `_MODULES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from homelab.worker.errors import WorkerError
+from homelab.worker.runtime.step_timer import StepTimer
+from homelab.worker.runtime.task import Task
+
+_MODULES = {"ddp": "homelab.worker.training.ddp"}
+
+
+class Strategy(Protocol):
+    """What the trainer asks of a strategy, in the order of a training."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank put into collectives for gradients in the current step so far."""
+        ...
+
+    def arguments(self) -> dict[str, Any]:
+        """The strategy's part of transformers' TrainingArguments."""
+        ...
+
+    def configure(self, accelerator: Any) -> None:
+        """Set up accelerate before the model is wrapped."""
+        ...
+
+    def before_wrap(self, model: Any) -> None:
+        """Prepare the plain model."""
+        ...
+
+    def after_wrap(self, wrapped: Any) -> None:
+        """Prepare the wrapped model. With one rank it is the plain one."""
+        ...
+
+    def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
+        """Install the reduction of gradients, which tells `timer` when this rank's last gradient is ready."""
+        ...
+
+    def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
+        """Around every pass of a step but the last."""
+        ...
+
+    def state(self, trainer: Any) -> dict[str, Any]:
+        """Weights and optimizer as the first rank of a node saves them: file name -> content."""
+        ...
+
+    def load_weights(self, model: Any, checkpoint: Path) -> None:
+        """Put the saved weights into the model. Raises WorkerError where they do not fit."""
+        ...
+
+    def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
+        """Put the saved state into the optimizer."""
+        ...
+
+    def check_start(self, model: Any, where: str) -> str | None:
+        """What a person should know of the weights at the start. Collective. Raises TrainingError where ranks cannot train together."""
+        ...
+
+    def check_weights(self, model: Any, step: int) -> str | None:
+        """What a person should know of the weights after `step`; None where there is nothing new. Collective."""
+        ...
+
+
+def strategy_of(task: Task, steps: int) -> Strategy:
+    """The strategy of the plan, for a run of `steps` optimizer steps. Raises WorkerError for one that this worker does not have."""
+    if task.strategy not in _MODULES:
+        raise WorkerError(
+            f"this worker has no strategy {task.strategy!r}; it has {', '.join(_MODULES)}",
+            where="[parallel] strategy in the recipe",
+            hint='set [parallel] strategy = "auto" and launch again',
+        )
+    strategy: Strategy = importlib.import_module(_MODULES[task.strategy]).make(task, steps)
+    return strategy

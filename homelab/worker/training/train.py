@@ -1,0 +1,48 @@
+"""The worker's entry: read the task, train, and turn what goes wrong into one clear message."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+
+from homelab.protocol import phases
+from homelab.protocol.errors import EXIT_FAILED
+from homelab.worker.errors import WorkerError, first_words
+from homelab.worker.model import unsloth
+from homelab.worker.runtime import imports
+from homelab.worker.runtime.metrics_recorder import Recorder
+from homelab.worker.runtime.task import load_task
+from homelab.worker.training.run import Run
+
+
+def main() -> int:
+    """Entry of `python -m homelab.worker`. Returns 0 when the run is done, 1 when training went wrong, 2 for wrong input."""
+    try:
+        task = load_task(os.environ)
+    except WorkerError as error:
+        print(error.text, file=sys.stderr, flush=True)
+        return error.exit_code
+    recorder = Recorder(task)
+    stacks = (task.rank_dir / "stacks.txt").open("w", encoding="utf-8")  # never closed: the signal may come at any time
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    try:
+        recorder.heartbeat(phases.STARTING)
+        eight_bit = task.train.optimizer != "adamw"
+        by_unsloth = task.method.backend == "unsloth"  # which imports both by itself
+        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.kind == "qlora", datasets=by_unsloth)
+        if by_unsloth:
+            unsloth.begin(task)
+        Run(task, recorder).go()
+    except WorkerError as error:
+        recorder.error({**error.as_dict(), **({"needs_launch": True} if error.needs_launch else {})})
+        print(error.text, file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:  # not a mistake of the user: a lost peer, no memory left, or an error of homelab
+        where = f"step {recorder.step + 1}, rank {task.rank} on {task.node}"
+        recorder.error({"message": first_words(error), "where": where, "hint": ""})
+        traceback.print_exc()
+        return EXIT_FAILED
+    return 0

@@ -1,0 +1,242 @@
+"""The Hugging Face Trainer, taught uneven shares. What it changes, and why the result is the same on any cluster:
+
+    get_train_dataloader  one item = this rank's micro-batches of one optimizer step; never prepared by accelerate, which would
+                          shard it again. The run is one Trainer epoch of max_steps items, so resuming is skipping items.
+    get_batch_samples     the tokens that carry loss over all micro-batches and all ranks, which every rank can count by itself
+    training_step         all micro-batches, gradients synchronised only in the last; one more collective for losses, counts and speeds
+
+The model divides each micro-batch's summed cross entropy by that global count (`num_items_in_batch`), `compute_loss` multiplies by
+the number of ranks (`average_tokens_across_devices`), the strategy averages over ranks: the gradient is the sum over all tokens divided by
+their number, whichever rank computed them. transformers/trainer.py and loss/loss_utils.py of 5.23 are the source; assertions check what
+this relies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from homelab.law.checkpoint_interval import NUMBERS, Interval
+from homelab.worker.balancing.balancer import Change, Report
+from homelab.worker.balancing.speed_meter import SpeedMeter
+from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens
+from homelab.worker.errors import TrainingError, WorkerError
+from homelab.worker.runtime.step_timer import StepTimer
+from homelab.worker.runtime.task import Task
+from homelab.worker.training import gradient_norm
+from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
+from homelab.worker.training.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called around the work of a trainer: before the first step, after each forward and backward pass, after each optimizer step."""
+
+    before_first: Callable[[ShareTrainer], None]
+    after_pass: Callable[[], None]
+    after_step: Callable[[ShareTrainer], None]
+
+
+class ShareTrainer(Trainer):
+    """Trains this rank's share of every global batch."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        args: TrainingArguments,
+        batches: StepBatches,
+        task: Task,
+        strategy: Strategy,
+        interval: Interval,
+        hooks: Hooks,
+    ) -> None:
+        self.task = task
+        self.strategy = strategy
+        self.interval = interval
+        self.hooks = hooks
+        self.clock = StepTimer(task.device)
+        self.item: StepItem | None = None
+        self.meter = SpeedMeter(None if batches.balance.is_estimated else batches.balance.speeds[task.rank])
+        self.reports: list[Report | None] = []
+        self.change: Change | None = None
+        self.sync_s: deque[float] = deque(maxlen=100)
+        self._waited_s = 0.0
+        self.step_s = math.nan
+        self.step_loss = math.nan
+        self.grad_norm = math.nan
+        self.learning_rate = math.nan
+        for name in (
+            "_clip_grad_norm", "_load_from_checkpoint", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
+        ):  # fmt: skip
+            assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
+        super().__init__(model=model, args=args, train_dataset=batches, callbacks=[_Steps(self)])
+        self.remove_callback(PrinterCallback)
+        if not self.model_accepts_loss_kwargs:
+            raise WorkerError(
+                f"{type(model).__name__} does not take num_items_in_batch: its loss would be averaged per rank, not per token",
+                where="[model] name in the recipe",
+                hint="train it on one node, or use a model class of transformers whose forward takes loss kwargs",
+            )
+        assert self.args.world_size == task.world_size, (self.args.world_size, task.world_size)
+        assert self.args.average_tokens_across_devices or task.world_size == 1
+        assert self.args.n_gpu <= 1 and self.args.gradient_accumulation_steps == 1
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.strategy.configure(self.accelerator)
+
+    def get_train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train_dataset, batch_size=1, shuffle=False, collate_fn=_single, num_workers=0)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[StepItem], num_batches: int, device: torch.device
+    ) -> tuple[list[StepItem], torch.Tensor]:
+        assert num_batches == 1
+        self.clock.begin()
+        item = next(epoch_iterator)
+        self.item = item
+        # Every rank has all rows and counts the whole batch by itself. The ranks exchange the counts with the losses and compare them
+        # before they change the weights. A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
+        count = torch.tensor(max(item.loss_tokens, 1), device=device)
+        if device.type == "cuda" and self.task.switches.copy_ahead:
+            item = dataclasses.replace(item, micro_batches=copied(item.micro_batches, device, pin=True))
+        return [item], count
+
+    def training_step(
+        self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
+        last = len(inputs.micro_batches) - 1
+        for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
+            torch.manual_seed(seed)
+            sync = contextlib.nullcontext() if index == last else self.strategy.without_reduction(self.accelerator, model)
+            with self.clock.one_pass(), sync:
+                loss = super().training_step(model, batch, num_items_in_batch)
+            summed += loss.detach()
+            self.clock.keep_up()
+            self.hooks.after_pass()
+        self.clock.gradients_reduced()
+        # Each loss was multiplied by the number of ranks, which the average over ranks divides again.
+        assert self.item is not None
+        counted = sum(loss_tokens(batch) for batch in self.item.micro_batches)  # on the CPU, because a tensor on a card would need a wait
+        own_figures = [float(summed) / self.accelerator.num_processes, counted, inputs.loss_tokens, self._waited_s]
+        since_save = self.interval.numbers(time.perf_counter(), self.step_s)
+        everyone = self.clock.gather([*own_figures, *since_save, *self._report(inputs)])
+        self._check_batch([int(values[1]) for values in everyone], [int(values[2]) for values in everyone])
+        losses = [values[0] for values in everyone]
+        self.interval.update([values[4 : 4 + NUMBERS] for values in everyone])
+        self.reports = [Report.of(values[4 + NUMBERS :]) for values in everyone]
+        self.change = self.train_dataset.balance.update(self.reports)
+        if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
+            self.sync_s.append(min(values[3] for values in everyone))
+        self.step_loss = sum(losses)
+        bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
+        if bad:
+            raise self.not_a_number("the loss", bad)
+        return summed.to(torch.float32)
+
+    def _check_batch(self, counted: list[int], expected: list[int]) -> None:
+        """All ranks must have made the same global batch, and their parts must be the whole of it."""
+        if set(expected) != {sum(counted)}:
+            assert self.item is not None
+            expected_counts = ", ".join(str(tokens) for tokens in sorted(set(expected)))
+            raise TrainingError(
+                f"the ranks do not train on the same global batch: {sum(counted)} tokens with loss instead of {expected_counts}",
+                where=f"step {self.item.step + 1}, rank {self.task.rank}",
+                hint="the nodes hold different data or tokenizers: compare the files named in run.json, then launch again",
+            )
+
+    def _report(self, item: StepItem) -> list[float]:
+        """This rank's speed and how this step compares with what was believed of it, for the others."""
+        speed = self.meter.speed
+        if speed is None:
+            return [0.0] * 7
+        tokens = item.pass_tokens or [batch["input_ids"].numel() for batch in item.micro_batches]
+        announced = self.train_dataset.balance.announced[self.task.rank]
+        return Report(speed, sum(tokens), announced.seconds(tokens), speed.seconds(tokens), self.meter.noise).numbers()
+
+    def step_done(self) -> None:
+        """The optimizer has stepped: what this step cost, for the next one's report."""
+        assert self.item is not None
+        passes_s = self.clock.passes_s
+        self.step_s = time.perf_counter() - self.clock.started
+        self._waited_s = self.clock.communication_s
+        tokens = self.item.pass_tokens
+        rest_s = self.step_s - self.clock.communication_s - sum(passes_s)
+        self.meter.observe(list(zip(tokens, passes_s, strict=True)) if tokens else [], rest_s)
+
+    def _clip_grad_norm(self, model: Any) -> float:
+        self.accelerator.unscale_gradients()
+        self.grad_norm = gradient_norm.clip(model.parameters(), self.args.max_grad_norm)
+        # With fp16 infinities are normal: the scaler skips those steps.
+        if not math.isfinite(self.grad_norm) and self.task.precision != "fp16":
+            raise self.not_a_number("the gradient", list(range(self.task.world_size)))
+        return self.grad_norm
+
+    def not_a_number(self, quantity: str, bad: list[int]) -> TrainingError:
+        """The error for a loss or gradient that is NaN or infinite on the ranks `bad`. Raised before the weights are touched."""
+        assert self.item is not None
+        places = self.task.named(*bad)
+        own_rows = f"; this rank's rows: {sorted(self.item.sources)[:20]}" if self.task.rank in bad else ""
+        return TrainingError(
+            f"{quantity} is not a number in step {self.item.step + 1} on {places}",
+            where=f"step {self.item.step + 1}, {places}{own_rows}",
+            hint="lower [train] learning_rate, add warmup_steps, or look at those rows; the last checkpoint is kept",
+            needs_launch=True,
+        )
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, DataLoader]:
+        self.strategy.before_wrap(self.model)
+        wrapped, batches = super()._prepare_for_training(*args, **kwargs)
+        self.strategy.after_wrap(wrapped)
+        return wrapped, batches
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.strategy.load_optimizer(self.optimizer.optimizer, Path(checkpoint), self.args.device)
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0  # the Trainer would look for input_ids in these items; nothing uses the figure
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.strategy.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+
+class _Steps(TrainerCallback):
+    """The Trainer's public hooks for what happens around a step."""
+
+    def __init__(self, trainer: ShareTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *_args: Any, **_kwargs: Any) -> None:
+        self.trainer.strategy.reduce_gradients(self.trainer.model_wrapped, self.trainer.clock)
+        check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
+        if self.trainer.train_dataset.packed and not self.trainer.train_dataset.form.joined:
+            check_samples_stay_apart(self.trainer.model, self.trainer.args.device)
+        self.trainer.hooks.before_first(self.trainer)
+
+    def on_pre_optimizer_step(self, *_args: Any, **_kwargs: Any) -> None:
+        self.trainer.learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+
+    def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+        self.trainer.step_done()
+        self.trainer.hooks.after_step(self.trainer)
+
+
+def _single(items: list[StepItem]) -> StepItem:
+    (item,) = items
+    return item

@@ -1,0 +1,124 @@
+"""`homelab` commands without the half second that Python takes to start: a parent that has imported the packages forks one after another.
+
+Every command is a process with its own environment, folder and output, runs the package's `__main__`, and ends as Python
+ends. `Desk.spawn` starts commands that get signals or begin at a terminal.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_MOST_BYTES = 1 << 18
+# Other people's packages, and of ours only what looks at no environment.
+IMPORTED = (
+    "fabric", "humanize", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions",
+    "homelab.checks.evidence", "homelab.remote.fanout", "homelab.runs.poll_reply",
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """`python -m homelab ARGUMENTS`, to its end. Raises subprocess.TimeoutExpired, and then it has been killed."""
+    request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}).encode()
+    assert len(request) < _MOST_BYTES
+    here, there = socket.socketpair()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, here:
+        with there:
+            socket.send_fds(_parent(), [request], [out.fileno(), err.fileno(), there.fileno()])
+
+        def said() -> list[str]:
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode("utf-8"))
+            return texts
+
+        with here.makefile("r") as answers:
+            here.settimeout(60)
+            pid = int(answers.readline())
+            here.settimeout(timeout_s)
+            try:
+                code = int(answers.readline())
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(arguments), timeout_s, *said()) from None
+        return subprocess.CompletedProcess(list(arguments), code, *said())
+
+
+@functools.cache
+def _parent() -> socket.socket:
+    """Where requests for the parent go. It ends with this process."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "scripts.practice.prepared_commands", str(there.fileno())], cwd=REPOSITORY, env=outside | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL, pass_fds=[there.fileno()],
+    )  # fmt: skip
+    there.close()
+
+    def end() -> None:
+        here.close()
+        process.wait(20)
+
+    atexit.register(end)
+    return here
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Returns in every process that is to be a command, with its request, and in the parent when nobody asks any more: None."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not message:
+            return None
+        if os.fork() == 0:
+            requests.close()
+            return _become(json.loads(message), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become(request: dict[str, Any], out: int, err: int, answers: int) -> dict[str, Any]:
+    """The command's own process; the one that came here waits for its end, and tells it."""
+    pid = os.fork()
+    if pid:
+        os.write(answers, b"%d\n" % pid)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            os.write(answers, b"%d\n" % code)
+        os._exit(0)
+    for descriptor, target in ((out, 1), (err, 2)):
+        os.dup2(descriptor, target)
+    for descriptor in (out, err, answers):
+        os.close(descriptor)
+    return request
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if asked is not None:
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        sys.argv[1:] = asked["arguments"]
+        sys.path[0] = asked["cwd"]
+        runpy.run_module("homelab", run_name="__main__", alter_sys=True)

@@ -1,0 +1,58 @@
+"""The next attempt: of the training that began, on the nodes that are well, with what memory allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.config.recipe import Recipe
+from homelab.control.claims import Claim, ClaimedRun
+from homelab.control.recovery import resume
+from homelab.control.recovery.examine import Examination
+from homelab.control.recovery.halt import Halted, ResumePoint
+from homelab.control.recovery.resume import NextAttempt
+from tests import builders
+from tests.fakes import FakeFleet
+
+HALTED = Halted(["tower", "laptop"], {"oldtower": "no route to host"}, ResumePoint(40, ["tower"], "ab12", notes=("checkpoint 50 is not used",)))
+
+
+class Asked(Exception):
+    """The nodes were asked; what follows is of no interest."""
+
+
+@pytest.mark.parametrize(("begun", "precision"), [("auto", "bf16"), ("fp32", "fp32")])
+def test_it_goes_on_as_the_training_that_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str, precision: str) -> None:
+    """What "auto" came to in the first attempt stays, whatever the nodes of this one could do."""
+    recipe = builders.recipe(train={**builders.SECTIONS["train"], "precision": begun})
+    paths = builders.run_folder(tmp_path, recipe=recipe, plan=builders.plan(precision="bf16"))
+    fleet = FakeFleet(tmp_path / "nodes")
+    asked: list[Recipe] = []
+
+    def evidence(*_: Any, recipe: Recipe, **__: Any) -> Any:
+        asked.append(recipe)
+        raise Asked
+
+    monkeypatch.setattr(resume.gather, "evidence", evidence)
+    run = ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)
+    with pytest.raises(Asked):
+        resume.resume(run, Examination(1, "failed", None, {}), HALTED, NextAttempt(["tower", "laptop"], ()))
+    assert asked[0].train is not None and asked[0].train.precision == precision
+
+
+def test_a_node_whose_memory_ran_out_takes_fewer_rows_at_a_time() -> None:
+    ranks = [builders.rank_plan(0, "tower", micro_batch=8, token_cap=1000), builders.rank_plan(1, "laptop", micro_batch=8, token_cap=1000)]
+    adjusted = resume.adjusted(builders.plan(ranks), builders.plan(), HALTED, {}, {"laptop": 2})
+    assert [(rank.micro_batch, rank.token_cap) for rank in adjusted.ranks] == [(8, 1000), (2, 250)]
+    assert [rank.share for rank in adjusted.ranks] == [rank.share for rank in ranks], "the gradient is the same"
+
+
+def test_the_plan_says_who_is_left_out_and_why() -> None:
+    absent = {"oldtower": "no route to host", "stranger": "--nodes does not name it"}
+    adjusted = resume.adjusted(builders.plan(), builders.plan(), HALTED, absent, {})
+    assert adjusted.left_out == ("oldtower",), "the stranger took no part before"
+    assert adjusted.left_out_because == absent
+    assert adjusted.resume_digest == "ab12"
+    assert adjusted.warnings[-2:] == ("checkpoint 50 is not used", "oldtower is left out: no route to host")

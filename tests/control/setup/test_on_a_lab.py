@@ -1,0 +1,148 @@
+"""Setup on real nodes with bare homes: real pip here, real uv there, and no way out of the node where the namespaces backend is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.lab import Lab
+from tests.lab.conftest import namespaces_missing
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
+REQUIREMENTS = "humanize\nidna\n"
+
+
+class Bench:
+    """A lab of one node whose environment is still to be made, and the command with a cache of its own."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.home = Path(lab.nodes[0].home)
+        self.wheels = folder / "cache/homelab/setup/wheels"
+        lines = lab.cluster_file.read_text().splitlines()
+        bare = lab.folder / "bare.toml"
+        bare.write_text("\n".join('python = "~/.homelab/env/bin/python"' if line.startswith("python =") else line for line in lines) + "\n")
+        self.requirements = folder / "requirements.txt"
+        self.requirements.write_text(REQUIREMENTS)
+        outside = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
+        self.environment = {**outside, "XDG_CACHE_HOME": str(folder / "cache"), "HOMELAB_CLUSTER": str(bare)}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "homelab", *arguments]
+
+    def homelab(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def setup(self, *options: str, code: int = 0) -> dict[str, Any]:
+        """The node's entry of `homelab setup --json`."""
+        done = subprocess.run(
+            self.command("setup", "--requirements", str(self.requirements), "--json", *options), env=self.environment, capture_output=True, text=True,
+            timeout=500, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        entry: dict[str, Any] = json.loads(done.stdout)["nodes"]["node1"]
+        return entry
+
+    def on_node(self, command: str) -> str:
+        done = subprocess.run([*self.lab.ssh_command("node1"), command], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def files(self) -> set[str]:
+        """All of the home but the workdir, which belongs to runs."""
+        return {str(path.relative_to(self.home)) for path in self.home.rglob("*") if "homelab" not in path.relative_to(self.home).parts[:1]}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("setup")
+    backend: Any = "loopback" if namespaces_missing() else "namespaces"
+    with Lab.up(folder / "lab", nodes=1, backend=backend) as lab:
+        yield Bench(lab, folder)
+
+
+def test_cut_off_while_it_sends_it_goes_on_at_the_next_call(bench: Bench) -> None:
+    """kill -9 of the command while uv is on its way; the next call sends only what is missing, and installs."""
+    before = bench.files()
+    assert bench.setup("--check", code=1)["difference"] == "install humanize, idna" and bench.files() == before
+    process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
+    partial = bench.home / ".homelab/setup/partial"
+    deadline_s = time.monotonic() + 300
+    while not any(path.stat().st_size > 2_000_000 for path in partial.glob("*")) and process.poll() is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    said = process.communicate()[1]
+    assert process.returncode == -signal.SIGKILL, said
+    done = bench.setup()
+    whole = sum(path.stat().st_size for path in (bench.home / ".homelab/setup").rglob("*.whl"))
+    assert done["changed"] and 0 < done["sent_bytes"] < whole - 1_000_000
+    assert bench.on_node('.homelab/env/bin/python -c "import humanize, idna; print(humanize.naturalsize(2e6))"') == "2.0 MB"
+
+
+def test_a_second_call_changes_nothing_and_says_so(bench: Bench) -> None:
+    before = {name: (bench.home / name).lstat().st_mtime_ns for name in bench.files()}
+    assert "Nothing was changed." in bench.homelab("setup", "--requirements", str(bench.requirements))
+    assert "Nothing to do." in bench.homelab("setup", "--check", "--requirements", str(bench.requirements))
+    assert {name: (bench.home / name).lstat().st_mtime_ns for name in bench.files()} == before
+
+
+def test_a_damaged_wheel_is_sent_again(bench: Bench) -> None:
+    """On the node and here: neither is installed, both are replaced. A package that somebody removed by hand comes back."""
+    name = next(path.name for path in bench.wheels.glob("idna-*.whl"))
+    size = (bench.wheels / name).stat().st_size
+    (bench.home / ".homelab/setup/wheels" / name).write_bytes(b"damaged")
+    (bench.wheels / name).write_bytes(b"damaged")
+    for path in (bench.home / ".homelab/env/lib").rglob("idna-*.dist-info/METADATA"):
+        path.unlink()
+    done = bench.setup()
+    assert done["difference"] == "install idna" and done["sent_bytes"] == size
+    assert bench.on_node('.homelab/env/bin/python -c "import idna; print(idna.encode(chr(252)).decode())"') == "xn--tda"
+
+
+def test_an_installation_that_was_cut_off_is_made_anew(bench: Bench) -> None:
+    """As kill -9 on the node leaves it: the record says that nothing is installed whole, and a module is missing."""
+    path = bench.home / ".homelab/setup.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "lock": ""}))
+    for module in (bench.home / ".homelab/env/lib").rglob("humanize/__init__.py"):
+        module.unlink()
+    done = bench.setup()
+    assert done["changed"] and done["sent_bytes"] == 0
+    assert bench.on_node('.homelab/env/bin/python -c "import humanize; print(1)"') == "1"
+
+
+def test_other_requirements_change_only_what_differs(bench: Bench) -> None:
+    untouched = next((bench.home / ".homelab/env/lib").rglob("humanize/__init__.py")).stat().st_ino
+    bench.requirements.write_text("humanize\nsix\n")
+    done = bench.setup()
+    assert done["difference"] == "install six; remove idna"
+    assert next((bench.home / ".homelab/env/lib").rglob("humanize/__init__.py")).stat().st_ino == untouched
+
+
+def test_teardown_leaves_the_home_as_it_was(bench: Bench) -> None:
+    mine = bench.home / "notes.txt"
+    mine.write_text("mine")
+    assert "there is nobody to ask" in bench.homelab("teardown", code=2)
+    assert "Removed from 1 node." in bench.homelab("teardown", "--yes")
+    left = {name for name in bench.files() if not name.startswith(".ssh")}
+    assert left == {"notes.txt"}
+    assert "Nothing to remove." in bench.homelab("teardown", "--yes")
+
+
+def test_an_environment_of_somebody_else_stays(bench: Bench) -> None:
+    foreign = bench.home / ".homelab/env/pyvenv.cfg"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("home = /usr/bin\n")
+    said = bench.homelab("setup", "--requirements", str(bench.requirements), code=1)
+    assert "there is an environment that homelab setup has not made" in said and "fix: " in said and foreign.exists()

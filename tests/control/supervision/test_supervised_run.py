@@ -1,0 +1,182 @@
+"""The whole supervisor of a run, over nodes that are folders: it hears their streams, asks their verbs, and writes down what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.control.recovery import halt
+from homelab.control.supervision import attempt_watch, status_streams, supervisor
+from homelab.errors import StoppedError
+from homelab.runs import event_log, store, supervisor_lock
+from homelab.runs.paths import RunPaths
+from homelab.supervision import step, watchdog
+from tests import builders
+from tests.fakes import FakeFleet
+
+pytestmark = pytest.mark.timeout(60)
+NAMES = ("tower", "laptop")
+PLAN = builders.plan([builders.rank_plan(number, name) for number, name in enumerate(NAMES)])
+HOLDER = {"run": builders.RUN, "token": "t", "by": "me", "doing": "recovered", "age_s": 1.0, "process": {}, "is_started": False}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
+    """Two nodes that train, and nothing is waited for."""
+    monkeypatch.setattr(status_streams, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(attempt_watch, "SETTLE_S", 0.01)
+    monkeypatch.setattr(step, "RETRY_S", (0.01,))
+    monkeypatch.setattr(halt.resume_guards, "refuse_edited_recipe", lambda *_: None)
+    fleet = FakeFleet(tmp_path / "nodes", NAMES).answer("free-port", {"port": builders.PORT})
+    fleet.answer("checkpoints", {"good": [], "bad": {}, "run_known": True})
+    for rank, name in enumerate(NAMES):
+        fleet.nodes[name].streams["follow"] = [builders.raw_status(rank=rank)]
+        fleet.answer("poll", builders.raw_reply(name, rank=rank, step=1, started_at=900.0), [name])
+    return fleet.replace_connections(monkeypatch)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run that is not recovered: it gives up after its first failure, when all is stopped."""
+    return builders.run_folder(tmp_path / "runs", recipe=builders.recipe(recovery={"auto": False}), plan=PLAN)
+
+
+def ends(fleet: FakeFleet, returncode: int) -> None:
+    """From now on torchrun has ended so on both nodes."""
+    for rank, name in enumerate(NAMES):
+        over = builders.raw_end(returncode, rank=rank)
+        fleet.nodes[name].streams["follow"] = [builders.raw_status(rank=rank), over]
+        phase = over["ranks"][str(rank)]["phase"]
+        ended = {"exit": {"returncode": returncode, "ended_at": 999.0}, "agent_alive": False, "torchrun_alive": False, "started_at": 900.0}
+        fleet.answer("poll", builders.raw_reply(name, rank=rank, step=1, phase=phase, **ended), [name])
+
+
+def supervise(fleet: FakeFleet, paths: RunPaths, said: list[str] | None = None) -> str | None:
+    return supervisor.supervise(fleet.cluster, paths, (lambda text: None) if said is None else said.append)
+
+
+def begun(fleet: FakeFleet, paths: RunPaths) -> Future[str | None]:
+    """A supervisor at work, beside the test."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(supervise, fleet, paths)
+    pool.shutdown(wait=False)
+    return future
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline, "it never comes"
+        time.sleep(0.01)
+
+
+def events(paths: RunPaths, kind: str) -> list[dict[str, Any]]:
+    return [line for line in event_log.lines(paths) if line["event"] == kind]
+
+
+def written(paths: RunPaths) -> tuple[Any, Any]:
+    return store.read_object(paths.supervisor_json).get("doing"), store.read_object(paths.state_json).get("state")
+
+
+def test_a_run_that_ends_well(fleet: FakeFleet, paths: RunPaths) -> None:
+    ends(fleet, 0)
+    assert supervise(fleet, paths) == "done"
+    assert written(paths) == ("ended", "done")
+    assert events(paths, "trouble") == []
+    assert fleet.verbs("stop", "claim") == []
+
+
+def test_a_failure_is_examined_and_stopped_before_anything_is_decided(fleet: FakeFleet, paths: RunPaths) -> None:
+    ends(fleet, 1)
+    assert supervise(fleet, paths) == "given up"
+    assert written(paths) == ("given up", "failed")
+    assert [line["kind"] for line in events(paths, "trouble")] == ["exit"]
+    assert "[recovery] auto is off" in events(paths, "given-up")[0]["because"]
+    acts = [verb for _, verb in fleet.asked if verb in ("claim", "stop", "release")]
+    assert acts == ["claim"] * 2 + ["stop"] * 2 + ["release"] * 2
+    assert all(entry["token"] for node in fleet.nodes.values() for entry in node.requests if entry["verb"] == "stop"), "in the name of the claim"
+
+
+def test_a_stop_by_hand_is_the_end(fleet: FakeFleet, paths: RunPaths) -> None:
+    store.set_state(paths, "stopping", 1, intent="stopping")
+    assert supervise(fleet, paths) == "stopped"
+    assert written(paths)[0] == "ended"
+    assert fleet.verbs("stop") == [], "whoever stops it does that"
+
+
+def test_a_run_that_another_controller_has_recovered_is_left_alone(fleet: FakeFleet, paths: RunPaths) -> None:
+    fleet.nodes["laptop"].streams["follow"] = [builders.raw_status(newest=2)]
+    assert supervise(fleet, paths) == "superseded"
+    assert fleet.verbs("stop", "claim") == []
+
+
+def test_what_is_in_the_way_is_said_once_and_tried_again(fleet: FakeFleet, paths: RunPaths) -> None:
+    holders = [HOLDER, HOLDER, HOLDER]
+    ends(fleet, 1)
+    fleet.answer("claim", lambda request: {"holder": holders.pop() if holders else None, "newest": 1}, ["laptop"])  # the first by name
+    assert supervise(fleet, paths) == "given up"
+    assert fleet.verbs("claim").count("laptop") == 4
+    assert [line["message"] for line in events(paths, "waiting")] == ["this run is being recovered already"]
+    assert len(events(paths, "trouble")) == 1, "it is one recovery"
+
+
+def test_a_stop_on_another_machine_during_the_recovery(fleet: FakeFleet, paths: RunPaths) -> None:
+    ends(fleet, 1)
+    fleet.answer("claim", StoppedError("this run was stopped by hand", where="node laptop", hint="-"))
+    assert supervise(fleet, paths) == "stopped"
+    assert written(paths)[1] == "stopped"
+    assert store.intent_of(paths, 1) == "stopped"
+
+
+def test_a_node_that_is_cut_off_and_comes_back_changes_nothing(fleet: FakeFleet, paths: RunPaths) -> None:
+    future = begun(fleet, paths)
+    laptop = fleet.nodes["laptop"]
+    until(lambda: bool(laptop.opened and fleet.nodes["tower"].opened))
+    laptop.cut()
+    ends(fleet, 0)
+    laptop.is_off = False
+    fleet.nodes["tower"].say(builders.raw_end(0))
+    assert future.result(timeout=40) == "done"
+    assert len(laptop.opened) == 2
+    assert events(paths, "trouble") == []
+
+
+def test_a_node_that_nobody_reaches_any_more_is_trouble(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "UNHEARD_S", 0.5)
+    future = begun(fleet, paths)
+    tower, laptop = fleet.nodes["tower"], fleet.nodes["laptop"]
+    until(lambda: bool(laptop.opened and tower.opened))
+    time.sleep(0.1)  # both have said their first word
+    laptop.cut()
+
+    def is_over() -> bool:
+        tower.say(builders.raw_status(missing_s={"laptop": 30.0}))
+        return future.done()
+
+    until(is_over)
+    assert future.result() == "given up"
+    assert [(line["kind"], line["nodes"]) for line in events(paths, "trouble")] == [("silent-node", ["laptop"])]
+    assert fleet.verbs("stop") == ["tower"]
+
+
+def test_a_look_that_fails_does_not_end_the_supervision(fleet: FakeFleet, paths: RunPaths) -> None:
+    def breaks(request: dict[str, Any]) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    ends(fleet, 0)
+    fleet.answer("poll", breaks)
+    said: list[str] = []
+    assert supervise(fleet, paths, said) == "done"
+    assert any("looking failed: a fault of ours" in line for line in said)
+
+
+def test_a_run_has_one_supervisor(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_LOCK_S", 0.1)
+    with supervisor_lock.held(paths):
+        assert supervise(fleet, paths) is None
+    assert fleet.asked == []

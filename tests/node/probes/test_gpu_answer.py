@@ -1,0 +1,127 @@
+"""torch is asked about the cards once: a second context on a card that trains would take its memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.checks.gpu import torch_build
+from homelab.facts.node import Facts
+from homelab.node.probes import gpu, gpu_answer
+from homelab.node.system import processes
+from tests.checks import fake_gpu, healthy
+
+MIB = 1 << 20
+
+
+class Torch:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.works = True
+
+    def __call__(self, with_four_bit: bool) -> Any:
+        self.asked.append(with_four_bit)
+        return {"devices": [{"name": "A", "matmul_ok": self.works, "four_bit_ok": True if with_four_bit else None}]}
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> dict[str, Any]:
+    return {"workdir": str(tmp_path / "w"), "node": "n", "method": {"kind": "lora"}}
+
+
+TOLD: dict[str, Any] = {"driver_version": "575", "cards": [{"uuid": "GPU-1", "holders": [], "memory_used_bytes": 9 * MIB}]}
+QLORA = {"method": {"kind": "qlora"}}
+
+
+def test_it_is_asked_once(request_: dict[str, Any]) -> None:
+    torch = Torch()
+    first = gpu_answer.answer(request_, TOLD, "?", torch)
+    assert gpu_answer.answer(request_, TOLD, "?", torch) == first and torch.asked == [False]
+    gpu_answer.answer({**request_, **QLORA}, TOLD, "?", torch)
+    assert torch.asked == [False, True], "whether 4-bit layers work was not asked"
+    gpu_answer.answer({**request_, **QLORA}, TOLD, "?", torch)
+    gpu_answer.answer(request_, TOLD, "?", torch)
+    assert torch.asked == [False, True]
+
+
+@pytest.mark.parametrize(
+    "what", ["driver", "cards", "question", "boot", "torch", "hiding", "damaged", "failed"]
+)
+def test_it_is_asked_again_when_something_has_changed(
+    request_: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('nobody imports it here')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    torch, told, question = Torch(), copy.deepcopy(TOLD), "?"
+    torch.works = what != "failed"
+    gpu_answer.answer(request_, told, question, torch)
+    if what == "driver":
+        told["driver_version"] = "580"
+    elif what == "cards":
+        told["cards"][0]["uuid"] = "GPU-2"
+    elif what == "question":
+        question = "another"
+    elif what == "boot":
+        (tmp_path / "boot").write_text("of today\n")
+        monkeypatch.setattr(gpu_answer, "_BOOT", str(tmp_path / "boot"))
+    elif what == "torch":
+        (package / "__init__.py").write_text("raise ImportError('another one')")
+    elif what == "hiding":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    elif what == "damaged":
+        (tmp_path / "w" / "gpu.json").write_text("[1")
+    gpu_answer.answer(request_, told, question, torch)
+    assert len(torch.asked) == 2
+
+
+def test_nobody_asks_where_a_run_of_ours_computes(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, busy = Torch(), copy.deepcopy(TOLD)
+    busy["cards"][0]["holders"] = [{"pid": 7, "run": "r-1"}, {"pid": 8, "run": None}]
+    assert gpu_answer.answer(request_, busy, "?", torch) == {"not_asked": ["r-1"]} and torch.asked == []
+    known = gpu_answer.answer(request_, TOLD, "?", torch)
+    assert gpu_answer.answer(request_, busy, "?", torch) == known, "what was said before still holds"
+
+    unnamed = copy.deepcopy(TOLD)  # a container: nvidia-smi names no process
+    unnamed["cards"][0].update(memory_used_bytes=5000 * MIB, uuid="GPU-2")
+    monkeypatch.setattr(processes, "of_runs", lambda workdir, node: {"r-2": [9]})
+    assert gpu_answer.answer(request_, unnamed, "?", torch) == {"not_asked": ["r-2"]} and len(torch.asked) == 1
+    unnamed["cards"][0]["memory_used_bytes"] = 9 * MIB
+    assert "devices" in gpu_answer.answer(request_, unnamed, "?", torch), "an idle card may be asked"
+
+
+def test_a_folder_that_cannot_be_written_costs_a_question(request_: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("a file")
+    torch = Torch()
+    for _ in range(2):
+        assert gpu_answer.answer(request_, TOLD, "?", torch)["devices"]
+    assert len(torch.asked) == 2
+
+
+def test_the_facts_come_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    fake_gpu.nvidia_smi(tmp_path / "bin", fake_gpu.reply("nvidia-smi-575-rtx5070ti.xml"))
+    calls = []
+
+    def asked(cards: list[dict[str, Any]], with_four_bit: bool) -> Any:
+        calls.append(with_four_bit)
+        return {"cuda_available": True, "devices": [{"name": "A", "capability": [12, 0], "matmul_ok": True}]}
+
+    monkeypatch.setattr(gpu, "_gpu_probe", asked)
+    answers = [gpu.read({"workdir": str(tmp_path), "node": "n"}) for _ in range(2)]
+    assert len(calls) == 1 and answers[0] == answers[1]
+    assert answers[1]["cards"][0]["compute_capability"] == "12.0"
+
+
+def test_cards_that_are_not_asked_are_no_finding() -> None:
+    evidence = healthy.with_facts(healthy.gpu(), "tower", gpu={"torch": {"not_asked": ["r-1"]}})
+    facts: Facts = evidence.facts["tower"]
+    assert list(torch_build.first_cause(evidence.recipe, evidence.cluster.node("tower"), facts)) == []
+    facts = healthy.changed(facts, gpu={"torch": None})
+    assert list(torch_build.first_cause(evidence.recipe, evidence.cluster.node("tower"), facts))

@@ -1,0 +1,91 @@
+"""Secrets of a run that is over are taken from the disk when the node is seen again; those of a run that begins or lives are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homelab.control.stopping import leftovers as told
+from homelab.node import paths
+from homelab.node.probes import runs
+from homelab.node.run import leftovers, poll
+from homelab.protocol import files
+from homelab.runs import event_log, store
+from homelab.runs.paths import RunPaths
+
+pytestmark = pytest.mark.timeout(30)
+RUN = "2026-01-01-0000-power-cut"
+
+
+def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int, ...] = (1,), node: str = "laptop", run: str = RUN) -> Path:
+    """A node's folder of a run as a power cut leaves it: the attempts `planned` have come here, torchrun was started in those `begun`."""
+    folder = paths.run_dir(str(workdir), run)
+    files.write_json(f"{folder}/run.json", {"name": run, "created_at": 1.0})
+    for number in planned:
+        files.write_json(f"{folder}/attempts/{number}/plan.json", {"run": run, "attempt": number, "ranks": []})
+    for number in begun:
+        files.write_json(f"{folder}/attempts/{number}/nodes/{node}/agent.json", {"pid": 2**22 + 7, "torchrun_pid": 2**22 + 8, "started_at": 1.0})
+    files.write_json(f"{folder}/secrets.json", {"HF_TOKEN": "hf_secret"}, mode=0o600)
+    return Path(folder) / "secrets.json"
+
+
+def of_runs(workdir: Path) -> list[str]:
+    return list(poll.runs({"workdir": str(workdir), "node": "laptop"})["secrets_removed"])
+
+
+def of_facts(workdir: Path) -> list[str]:
+    return list(runs.read({"workdir": str(workdir), "node": "laptop"})["secrets_removed"])
+
+
+def of_status(workdir: Path) -> list[str]:
+    said = poll.poll({"workdir": str(workdir), "node": "laptop", "run": RUN})["run"]
+    return [RUN] if said["secrets_removed"] else []
+
+
+@pytest.mark.parametrize("look", [of_runs, of_facts, of_status])
+def test_secrets_of_a_run_that_is_over_are_removed_by_the_next_look(tmp_path: Path, look: Callable[[Path], list[str]]) -> None:
+    secrets = left_by(tmp_path)
+    assert look(tmp_path) == [RUN]
+    assert not secrets.exists()
+    assert look(tmp_path) == [], "said once"
+
+
+def test_of_a_node_that_was_called_otherwise_then_too(tmp_path: Path) -> None:
+    secrets = left_by(tmp_path, node="notebook")
+    assert of_runs(tmp_path) == [RUN] and not secrets.exists()
+
+
+@pytest.mark.parametrize(("planned", "begun"), [((1,), ()), ((1, 2), (1,)), ((), ())])
+def test_a_start_that_is_under_way_keeps_them(tmp_path: Path, planned: tuple[int, ...], begun: tuple[int, ...]) -> None:
+    secrets = left_by(tmp_path, planned=planned, begun=begun)
+    assert of_runs(tmp_path) == [] and of_facts(tmp_path) == [] and of_status(tmp_path) == []
+    assert secrets.exists(), "its agent has not read them yet"
+
+
+def test_a_run_that_lives_keeps_them(tmp_path: Path) -> None:
+    secrets = left_by(tmp_path)
+    environment = {**os.environ, "HOMELAB_RUN_DIR": str(secrets.parent)}
+    living = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert living.stdout is not None and living.stdout.readline()
+        assert leftovers.remove_secrets(str(tmp_path)) == [] and secrets.exists()
+    finally:
+        living.kill()
+        living.communicate()
+    assert leftovers.remove_secrets(str(tmp_path)) == [RUN]
+
+
+def test_it_is_said_and_written_down(tmp_path: Path) -> None:
+    known = RunPaths(tmp_path / RUN)
+    store.write_json(known.run_json, {"name": RUN})
+    assert told.tell(tmp_path, {"laptop": {"secrets_removed": [RUN, "2026-01-01-0001-of-another-desk"]}, "tower": {}}) == [
+        f"{RUN} is over: the token that laptop had kept was removed: it was switched off in the middle of this run",
+        "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: it was switched off in the middle of this run",
+    ]
+    assert [line["what"] for line in event_log.lines(known)] == ["the token that laptop had kept was removed: it was switched off in the middle of this run"]
+    assert [path.name for path in tmp_path.iterdir()] == [RUN], "no folder is made for a run that is not known here"

@@ -1,0 +1,134 @@
+"""Counts from the config alone against transformers and peft, module by module, on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.errors import InputError
+from homelab.planning.memory.architecture import Architecture, from_config, known, lora_parameters
+
+# Totals as their model cards and safetensors headers give them.
+TOTALS = {
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+}
+
+
+def shape(name: str) -> Architecture:
+    architecture = known(name)
+    assert architecture is not None
+    return architecture
+
+
+@pytest.mark.parametrize(("name", "total"), TOTALS.items())
+def test_totals(name: str, total: int) -> None:
+    assert shape(name).total == total
+
+
+def test_adapters() -> None:
+    assert lora_parameters(shape("meta-llama/Llama-2-7b-hf"), 16, ("q_proj", "v_proj")) == 8_388_608
+    assert lora_parameters(shape("meta-llama/Llama-3.1-8B"), 16) == 41_943_040
+    assert lora_parameters(shape("HuggingFaceTB/SmolLM2-135M"), 16) == 4_884_480
+    assert lora_parameters(shape("HuggingFaceTB/SmolLM2-135M"), 16, ("self_attn.q_proj",)) == 16 * 30 * (576 + 576)
+
+
+def test_an_unknown_target_is_the_users_fault() -> None:
+    with pytest.raises(InputError) as caught:
+        lora_parameters(shape("TinyLlama/TinyLlama-1.1B-Chat-v1.0"), 16, ("q_proj", "v_porj"))
+    assert 'Did you mean "v_proj"' in caught.value.message and "targets" in caught.value.where
+    assert "up_proj" in caught.value.hint
+
+
+def test_unknown_models_and_broken_configs_are_none() -> None:
+    assert known("someone/else") is None
+    assert known("TINYLLAMA/tinyllama-1.1b-chat-v1.0") is not None
+    assert from_config({"model_type": "mamba", "hidden_size": 8}) is None
+    assert from_config({}) is None
+    good = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    good |= {"intermediate_size": 16, "vocab_size": 32}
+    assert from_config(good) is not None
+    for key in good:
+        assert from_config({other: value for other, value in good.items() if other != key}) is None
+        assert from_config({**good, key: None}) is None
+
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32}),
+        ("mistral", {"head_dim": 32}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("qwen3", {"attention_bias": True, "head_dim": 16}),
+        ("smollm3", {}),
+        ("gemma", {}),
+        ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("phi3", {}),
+    ],
+)
+@pytest.mark.parametrize("written", ["whole", "as-saved"])
+def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, Any], written: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    config = transformers.AutoConfig.for_model(kind, **SMALL, **extra)
+    architecture = from_config(config.to_dict() if written == "whole" else config.to_diff_dict())
+    assert architecture is not None
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert architecture.total == sum(parameter.numel() for parameter in model.parameters())
+    blocks = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    blocks.pop("lm_head")
+    assert architecture.linear_parameters == sum(module.weight.numel() for module in blocks.values())
+    assert {name.rsplit(".", 1)[-1] for name in blocks} == {linear.name for linear in architecture.block}
+    some = ("o_proj", "down_proj")
+    for targets in ("all-linear", some):
+        modules = targets if isinstance(targets, str) else list(targets)
+        with torch.device("meta"):
+            base = transformers.AutoModelForCausalLM.from_config(config)
+            adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=modules, task_type="CAUSAL_LM"))
+        trainable = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+        assert lora_parameters(architecture, 4, targets) == trainable
+
+
+@pytest.mark.timeout(120)
+def test_a_real_size_on_the_meta_device() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    assert from_config(config.to_dict()) == shape("meta-llama/Llama-2-7b-hf")
+    assert sum(parameter.numel() for parameter in model.parameters()) == TOTALS["meta-llama/Llama-2-7b-hf"]

@@ -1,0 +1,49 @@
+"""What the controller reads of a message is what the node declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from homelab.facts import node as facts
+from homelab.node.facts import PROBES
+from homelab.protocol import machine_messages, messages
+from homelab.provision import node_state
+from homelab.remote import answers
+from homelab.runs import poll_reply
+from homelab.supervision import node_status
+
+READ_AS: list[tuple[type[BaseModel], Any]] = [
+    (node_status.NodeStatus, messages.NodeStatus), (node_status.RankStatus, messages.RankStatus),
+    (poll_reply.Reply, messages.PollReply), (poll_reply.RunReply, messages.RunReply), (poll_reply.RankReply, messages.RankReply),
+    (poll_reply.Exit, messages.Exit), (poll_reply.SupervisorReply, messages.SupervisorReply),
+    (answers.Runs, messages.Runs), (answers.KnownRun, messages.KnownRun), (answers.Described, messages.Described),
+    (answers.Stopped, messages.Stopped), (answers.Holder, messages.Holder), (answers.Claimed, messages.Claimed),
+    (answers.HasFile, messages.HasFile), (answers.Checkpoints, messages.Checkpoints), (answers.Shards, messages.Shards), (answers.Manifest, messages.Manifest),
+    (answers.Stacks, messages.Stacks), (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port),
+    (answers.Dials, machine_messages.Dials), (answers.Dial, machine_messages.Dial), (answers.CollectiveLine, machine_messages.CollectiveLine),
+    (answers.CollectiveLook, machine_messages.CollectiveLook), (answers.CollectiveRank, machine_messages.CollectiveRank),
+    (answers.CollectiveEnded, machine_messages.CollectiveEnded), (answers.SupervisorNeeds, messages.SupervisorNeeds),
+    (answers.SupervisorReach, messages.SupervisorReach), (answers.Barrier, messages.Barrier), (answers.SupervisorStarted, messages.SupervisorStarted),
+    (answers.SupervisorLook, messages.SupervisorLook), (answers.SupervisorEnded, messages.SupervisorEnded),
+    (node_state.NodeState, messages.SetupState), (node_state.Received, messages.SetupReceived),
+    (node_state.Made, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
+]  # fmt: skip
+OF_THE_WORKER = {"chat", "dry-run", "sample-data"}  # its own programs answer; the node passes their words on
+OF_THE_CONTROLLER = {"heard_s"}  # set when the line arrives
+
+
+@pytest.mark.parametrize(("model", "message"), READ_AS, ids=lambda value: value.__name__)
+def test_every_field_that_is_read_is_declared(model: type[BaseModel], message: Any) -> None:
+    assert set(model.model_fields) - OF_THE_CONTROLLER <= set(message.__annotations__)
+
+
+def test_every_answer_of_the_node_program_is_declared() -> None:
+    read = {model for model, _ in READ_AS}
+    assert [verb for verb, model in answers.SHAPES.items() if model not in read] == [verb for verb in answers.SHAPES if verb in OF_THE_WORKER]
+
+
+def test_the_facts_have_one_key_for_each_probe() -> None:
+    assert set(machine_messages.Facts.__annotations__) == {"node", "broken", *PROBES}

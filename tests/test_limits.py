@@ -1,0 +1,56 @@
+"""The shape of the house: each limit is one test, and `scripts/test` prints what is reached."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import limits
+
+
+@pytest.mark.parametrize("limit", limits.LIMITS, ids=lambda limit: limit.__name__)
+def test_the_house_keeps_its_limits(limit: Callable[[], list[limits.Breach]]) -> None:
+    assert not limit(), "\n".join(map(str, limit()))
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    assert {limits.room_of(path) for path in limits.trees()} - {"__init__"} <= set(limits.ROOMS)
+
+
+def test_shared_names_are_shared() -> None:
+    stems = [path.stem for path in limits.trees()]
+    assert [name for name in limits.SHARED_NAMES if stems.count(name) < 2] == []
+
+
+SAMPLE = """
+from typing import Any
+from homelab.cli.common import print_json
+from homelab.runs.store import give
+
+def wide(a, b, c, d, e, f, g, h): ...
+
+def give() -> dict[str, Any]:
+{body}
+"""
+
+
+def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "\n".join("    x = 1" for _ in range(400))
+    tree = ast.parse(SAMPLE.format(body=body))
+    file = limits.ROOT / "planning" / "sample.py"
+    monkeypatch.setattr(limits, "trees", lambda: {file: tree, limits.ROOT / "runs" / "store.py": tree, limits.ROOT / "runs" / "sample.py": tree})
+    monkeypatch.setattr(limits, "READS_JSON", ())
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: "\n" * 400)
+    expected = {
+        limits.too_many_parameters: "wide has 8 parameters",
+        limits.too_long_functions: "give has 401 lines",
+        limits.too_long_modules: "400 lines",
+        limits.names_with_two_meanings: "one name",
+        limits.against_the_arrows: "planning imports homelab.cli.common",
+        limits.untyped_between_rooms: "give gives or takes dict[str, Any], used by planning/sample.py",
+    }
+    for limit, words in expected.items():
+        assert words in [breach.what for breach in limit()], limit.__name__

@@ -1,0 +1,19 @@
+"""Names of files in commands that are printed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from homelab.diagnose import shipped
+from homelab.shell import file_word
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("-rf.toml", "./-rf.toml"), ("--help", "./--help"), ("a b.toml", "'a b.toml'"), ("- x.toml", "'./- x.toml'"), ("r/-x.toml", "r/-x.toml")]
+)
+def test_no_file_is_taken_for_an_option(name: str, word: str) -> None:
+    assert file_word(name) == word
+    assert not shlex.split(word)[0].startswith("-")
+    assert shipped.recipe_file({"recipe_file": name}) == word

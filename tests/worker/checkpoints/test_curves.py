@@ -1,0 +1,137 @@
+"""What a run has shown goes with its checkpoint: whoever is the head later tells all of it, every step once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.runtime.task import Task
+from homelab.worker.training.replica_check import apart
+from tests.worker import harness
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def task(tmp_path: Path, resume_step: int = 0, **recipe: Any) -> Task:
+    sections: dict[str, Any] = {
+        "model": {"name": "/home/anna/models/tiny"}, "data": {"train": "chats.jsonl"}, "method": {"kind": "full"}, **recipe,
+    }  # fmt: skip
+    run = {
+        "name": "a-run", "recipe": sections, "recipe_hash": "r1",
+        "data": {"train": {"path": "/home/anna/homelab/data/0123/chats.jsonl", "sha256": "ab"}, "eval": None},
+    }  # fmt: skip
+    plan = {"resume_step": resume_step, "precision": "fp32", "ranks": [{"rank": 0, "node": "node1", "share": 12}]}
+    return Task(tmp_path, 2, "node1", 0, 0, 1, run, plan)
+
+
+def step(number: int, loss: float) -> dict[str, Any]:
+    return {
+        "step": number, "loss": loss, "learning_rate": 1e-3, "grad_norm": None, "tokens_per_s": 123.456789, "step_s": 0.5, "communication_s": 0.1,
+    }  # fmt: skip
+
+
+def after(tmp_path: Path, steps: int, **recipe: Any) -> Curves:
+    curves = Curves(task(tmp_path, **recipe))
+    curves.evaluation(0, 5.5, 10.0)
+    for number in range(1, steps + 1):
+        curves.train(step(number, 5.0 - number / 10), 10.0 + number)
+        if number % 2 == 0:
+            curves.evaluation(number, 5.0 - number / 10 if number != 4 else 4.0, 10.0 + number)
+    curves.agree()
+    return curves
+
+
+def test_what_a_checkpoint_carries_is_what_the_next_head_knows(tmp_path: Path) -> None:
+    before = after(tmp_path, 8)
+    (tmp_path / "curves.jsonl").write_text(before.text() + '{"kind": "train", "step": 3\n[]\n{"kind": "note"}\n')
+    again = Curves.carried_by(tmp_path, task(tmp_path, resume_step=6))
+    assert [line["step"] for line in again.before if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6], "no more than the checkpoint's"
+    assert again.is_whole and again.eval_losses == {0: 5.5, 2: 4.8, 4: 4.0, 6: 4.4}
+    assert again.first == (1, 4.9) and again.before[1]["tokens_per_s"] == 123.457 and again.before[1]["grad_norm"] is None
+    again.train(step(7, 4.2), 30.0)
+    assert again.last == (7, 4.2)
+    again.agree()
+    assert [json.loads(line)["step"] for line in again.text().splitlines()] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7]
+
+
+def test_a_checkpoint_of_before_has_no_curves_and_says_so(tmp_path: Path) -> None:
+    assert not Curves.carried_by(tmp_path, task(tmp_path, resume_step=6)).is_whole
+    assert Curves.carried_by(None, task(tmp_path)).is_whole, "nothing came before"
+
+
+def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machine(tmp_path: Path) -> None:
+    curves = after(tmp_path, 100, tracking={"eval_every_steps": 2})
+    card = model_card(task(tmp_path), curves)
+    rows = [line for line in card.splitlines() if line.startswith("| ") and "loss per token" not in line]
+    assert rows == [
+        "| held-out rows, step 0 (before training) | 5.5000 | 244.69 |",
+        "| held-out rows, step 100 (the best, the end) | -5.0000 | 0.01 |",
+        "| training, first step (1) | 4.9000 | 134.29 |",
+        "| training, last step (100) | -5.0000 | 0.01 |",
+    ]
+    assert "| held-out rows, step 4 (the best) | 4.0000 |" in model_card(task(tmp_path), after(tmp_path, 8))
+    assert "anna" not in card and "- train: `chats.jsonl`, sha256 `ab`" in card and 'base_model: "tiny"' in card
+
+
+def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> None:
+    torch = pytest.importorskip("torch")
+    from homelab.worker.model.weight_digests import trained as digest
+    from homelab.worker.training.replica_check import marks
+
+    model = torch.nn.Linear(300, 200)
+    other = torch.nn.Linear(300, 200)
+    other.load_state_dict(model.state_dict())
+    same = [marks(model), marks(other), marks(other)]
+    assert apart(same) == (0.0, []) and digest(model) == digest(other)
+    with torch.no_grad():
+        first, second = other.weight[0, 0].item(), other.weight[0, 1].item()
+        other.weight[0, 0], other.weight[0, 1] = second, first
+    assert digest(model) != digest(other)
+    size = sum(float((weight.detach().double() ** 2).sum()) for weight in model.parameters()) ** 0.5
+    moved = abs(first - second) * 2**0.5 / size
+    far, odd = apart([marks(model), marks(other), marks(model)])
+    assert moved / 4 < far < moved * 4 and odd == [1]
+    assert apart([marks(model), marks(other)])[1] == [0, 1], "of two nobody knows which is right"
+
+
+@pytest.mark.thorough
+def test_with_a_moved_head_tensorboards_own_reader_and_the_card_hold_every_step_once(
+    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
+    recipe = {"train__steps": 8, "train__epochs": None, "tracking__tensorboard": True, "tracking__eval_every_steps": 2, "data__eval_fraction": 0.2}
+    run = harness.make_run(tmp_path / "run", model, data, **recipe)
+    forks.train(run, 1, [12], micro_batch=4)
+    moved = tmp_path / "moved"  # another machine's disk: it has received the checkpoint, and nothing else
+    shutil.copytree(run / "checkpoints/step-00000004", moved / "checkpoints/step-00000004")
+    shutil.copy(run / "run.json", moved)
+    forks.train(moved, 2, [12], micro_batch=4, resume_step=4)
+    assert told(moved) == told(run)
+    forks.train(moved, 3, [12], micro_batch=4, resume_step=6)  # and the same head once more
+    forks.train(moved, 4, [12], micro_batch=4, resume_step=8)  # killed before it wrote final/
+    assert told(moved) == told(run)
+    before = [json.loads(line) for line in (moved / "attempts/4/ranks/0/curves.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in before if line["kind"] == "train"] == list(range(1, 9))
+    assert [line["attempt"] for line in before if line["kind"] == "train"] == [1] * 4 + [2] * 2 + [3] * 2
+
+
+def told(run: Path) -> dict[str, Any]:
+    """Tag -> (steps, values) as TensorBoard shows them, and the rows of the model card."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(run / "tensorboard"))
+    reader.Reload()
+    found: dict[str, Any] = {
+        tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)] for tag in ("train/loss", "train/learning_rate", "eval/loss")
+    }
+    assert [number for number, _ in found["train/loss"]] == list(range(1, 9))
+    assert [number for number, _ in found["eval/loss"]] == [0, 2, 4, 6, 8]
+    card = (run / "final/README.md").read_text()
+    found["card"] = [line for line in card.splitlines() if line.startswith("| ")]
+    assert "step 0 (before training)" in card and "first step (1)" in card and "last step (8)" in card
+    return found

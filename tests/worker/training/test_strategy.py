@@ -1,0 +1,37 @@
+"""A strategy is one module of the worker; the plan names it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import homelab.worker
+from homelab.worker.errors import WorkerError
+
+pytest.importorskip("torch")
+from homelab.worker.training import strategy
+
+
+def test_a_strategy_that_the_worker_lacks_is_one_clear_error() -> None:
+    task: Any = SimpleNamespace(strategy="rings")
+    with pytest.raises(WorkerError, match="no strategy 'rings'; it has ddp") as caught:
+        strategy.strategy_of(task, steps=1)
+    assert "[parallel] strategy" in caught.value.where
+    assert 'strategy = "auto"' in caught.value.hint
+
+
+def test_only_one_file_names_torchs_class() -> None:
+    """The docstrings of other files may explain it; their code may not know it."""
+    root = Path(homelab.worker.__file__).parent
+    users = set()
+    for path in root.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        if {"DistributedDataParallel", "gradient_buffers", "gradient_compression"} & names:
+            users.add(path.relative_to(root).as_posix())
+    assert users == {"training/ddp.py"}
