@@ -37,6 +37,8 @@ VERBS = {
     "manifest": ("storage.transfer", "checkpoint_manifest", ""),
     "mark-stop": ("run.torchrun", "mark_stop", ""),
     "meet": ("network.connectivity", "meet", ""),
+    "model-look": ("setup.model_folder", "look", ""),
+    "model-receive": ("setup.model_folder", "receive", "stdin"),
     "poll": ("run.poll", "poll", ""),
     "receive-checkpoint": ("storage.transfer", "receive_checkpoint", "stdin"),
     "receive-file": ("storage.transfer", "receive_file", "stdin"),

@@ -260,8 +260,18 @@ class SetupState(TypedDict):
     folders: list[str]
 
 
+class ModelState(TypedDict):
+    """The answer of `model-look`: which files of the model are in its folder, which differ that setup has not brought, and how many bytes of others."""
+
+    folder: str
+    good: list[str]
+    others: list[str]
+    partial: dict[str, int]
+    disk_free: int
+
+
 class SetupReceived(TypedDict):
-    """The answer of `setup-receive`: how many bytes of the file are there."""
+    """The answer of `setup-receive` and `model-receive`: how many bytes of the file are there."""
 
     have: int
 

@@ -29,8 +29,18 @@ class NodeState(WireModel):
     folders: tuple[Text, ...] = ()
 
 
+class ModelState(WireModel):
+    """`model-look`. `folder`: where the model lies on the node; of the files that were asked for, `others` are there with another content, and not by setup."""
+
+    folder: Text
+    good: tuple[Text, ...]
+    others: tuple[Text, ...]
+    partial: dict[Text, Bytes]
+    disk_free: Bytes
+
+
 class Received(WireModel):
-    """`setup-receive`."""
+    """`setup-receive` and `model-receive`."""
 
     have: Bytes
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 
 from homelab.errors import HomelabError
 from homelab.models import Value
@@ -13,6 +14,7 @@ from homelab.text.hint import Hint, homelab
 # manylinux_2_17 is the oldest that uv and torch have wheels for; older names of the same (PEP 599) are still in use.
 _OLDEST_GLIBC = 17
 _MACHINES = ("x86_64", "aarch64")
+SENT_PYTHON = "3.12"  # where no node has one that is new enough
 
 
 class Platform(Value):
@@ -34,29 +36,21 @@ class Platform(Value):
         return f"{self.machine}-glibc2.{self.glibc}-python{self.python}"
 
 
-def common_python(states: Mapping[str, NodeState]) -> str | None:
-    """The newest Python that all of these nodes have; None where they have none in common."""
-    shared = set.intersection(*(set(state.pythons) for state in states.values())) if states else set()
-    return newest(shared)
+def fleet_python(states: Mapping[str, NodeState]) -> str:
+    """The Python of all of these nodes: the newest that all have, else the newest of those that most have, else one that is sent.
+
+    One for all, because each Python has wheels of its own, and so a lock of its own.
+    """
+    holders = Counter(version for state in states.values() for version in state.pythons)
+    return max(holders, key=lambda version: (holders[version], int(version.partition(".")[2])), default=SENT_PYTHON)
 
 
-def newest(versions: Iterable[str]) -> str | None:
-    """3.12 of 3.9, 3.12 and 3.11."""
-    return max(versions, key=lambda version: int(version.partition(".")[2]), default=None)
-
-
-def platform_of(node: str, state: NodeState, python: str | None) -> Platform:
-    """The node's platform with this Python, or with its newest where it has not got this one. Raises HomelabError where setup can do nothing."""
-    chosen = python if python in state.pythons else newest(state.pythons)
-    if chosen is None:
-        raise HomelabError(
-            "there is no Python 3.11 or newer on this node", where=f"node {node}, its PATH",
-            hint=Hint("install Python 3.11 or newer there (with its system's package manager), then: {}", homelab("setup", node)),
-        )  # fmt: skip
+def platform_of(node: str, state: NodeState, python: str) -> Platform:
+    """The node's platform with this Python. Raises HomelabError where torch has no wheels for the node."""
     glibc = re.match(r"glibc 2\.(\d{1,4})", state.libc)
     if state.machine not in _MACHINES or glibc is None or int(glibc[1]) < _OLDEST_GLIBC:
         raise HomelabError(
             f"torch has no wheels for {state.machine} with {state.libc or 'a C library that is not glibc'}", where=f"node {node}",
             hint=Hint("leave it out: {}", homelab("setup --help")),
         )  # fmt: skip
-    return Platform(machine=state.machine, glibc=int(glibc[1]), python=chosen)
+    return Platform(machine=state.machine, glibc=int(glibc[1]), python=python)

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from pydantic import Field
 
@@ -19,11 +20,17 @@ class Package(WireModel):
     version: Annotated[str, Field(pattern=r"^[\w.+!-]+\z")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
     wheel: Annotated[str, Field(pattern=r"^\w[\w.+!-]*\.whl\z")]
+    url: Annotated[str, Field(pattern=r"^(https?|file)://\S+\z")]
 
     @property
     def line(self) -> str:
         """Its line of requirements.txt."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+    @property
+    def download_line(self) -> str:
+        """The same for pip on the controller: from where it was resolved, so that no index is asked again."""
+        return f"{self.name} @ {self.url} --hash=sha256:{self.sha256}"
 
 
 class Lock(WireModel):
@@ -58,11 +65,12 @@ def lock_of_report(report: Mapping[str, Any]) -> Lock:
     for entry in report["install"]:
         info = entry["download_info"]
         hashes = (info.get("archive_info") or {}).get("hashes") or {}
-        wheel = str(info["url"]).partition("#")[0].rsplit("/", 1)[-1].replace("%2B", "+").replace("%21", "!")
+        url = str(info["url"]).partition("#")[0]
+        wheel = unquote(url.rsplit("/", 1)[-1])
         name, version = normal(entry["metadata"]["name"]), entry["metadata"]["version"]
         if "sha256" not in hashes:
             raise ValueError(f"{name} {version} has no sha256 in the index that it comes from")
-        packages.append(Package(name=name, version=version, sha256=hashes["sha256"], wheel=wheel))
+        packages.append(Package(name=name, version=version, sha256=hashes["sha256"], wheel=wheel, url=url))
     return Lock(packages=tuple(sorted(packages, key=lambda package: package.name)))
 
 

@@ -12,6 +12,7 @@ from homelab.text.hint import Hint, homelab
 from homelab.text.units import decimal_size
 
 _SPARE_BYTES = 200_000_000  # for what else writes to that disk meanwhile
+_MOST_NAMED = 6
 
 
 class Part(Value):
@@ -37,8 +38,14 @@ class Difference(Value):
         missing = [name for name, (old, _) in self.packages.items() if not old]
         other = [f"{name} {old} -> {new}" for name, (old, new) in self.packages.items() if old and new]
         extra = [name for name, (_, new) in self.packages.items() if not new]
-        parts = [f"{words} {', '.join(names)}" for words, names in (("install", missing), ("exchange", other), ("remove", extra)) if names]
+        parts = [f"{words} {_some(names)}" for words, names in (("install", missing), ("exchange", other), ("remove", extra)) if names]
         return "; ".join(parts) or "make it anew: it is not whole, or has another Python"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first six names; a whole environment has sixty."""
+    shown, more = names[:_MOST_NAMED], len(names) - _MOST_NAMED
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 class SetupPlan(Value):
@@ -82,11 +89,3 @@ def check_room(node: str, state: NodeState, steps: SetupPlan) -> None:
             f"the disk has {decimal_size(state.disk_free)} free, and the environment needs {decimal_size(needed)}", where=f"node {node}",
             hint=Hint("make room there, or edit cluster.toml, node {}: python = a folder on another disk; then: {}", node, homelab("setup", node)),
         )  # fmt: skip
-
-
-def line_of(node: str, difference_there: Difference, steps: SetupPlan | None) -> str:
-    """What is to be done on a node, in one line for a person."""
-    sizes = f" ({decimal_size(steps.send_bytes)} to send)" if steps and not difference_there.is_whole else ""
-    return f"{node}: {difference_there.text}{sizes}"
-
-

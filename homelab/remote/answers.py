@@ -10,7 +10,7 @@ from homelab.facts.data_sample import SampleResult
 from homelab.facts.node import Facts
 from homelab.models import WireModel
 from homelab.protocol.layout import USABLE_NAME
-from homelab.provision.node_state import Made, NodeState, Received, Removed
+from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed
 from homelab.runs.poll_reply import ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
@@ -253,7 +253,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
-    "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
+    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 
 

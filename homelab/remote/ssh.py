@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -192,12 +193,10 @@ def _feed(channel: paramiko.Channel, head: bytes, stdin: bytes | BinaryIO) -> No
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         if head:
             channel.sendall(head)
-        if isinstance(stdin, bytes):
-            if stdin:
-                channel.sendall(stdin)
-        else:
-            while block := stdin.read(_BLOCK):
-                channel.sendall(block)
+        body = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+        # In blocks: sendall copies all that is left after every packet (paramiko/channel.py), which is quadratic in the length.
+        while block := body.read(_BLOCK):
+            channel.sendall(block)
         channel.shutdown_write()
 
 

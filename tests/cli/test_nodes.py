@@ -158,7 +158,7 @@ def test_a_node_without_the_python_of_cluster_toml(desk: Desk) -> None:
     edit(desk, "node2", python="~/.homelab/env/bin/python")
     (found,) = findings(desk, code=1)
     assert found["check"] == "python.interpreter" and "there is no Python at ~/.homelab/env/bin/python" in found["message"]
-    assert "-m venv" in found["hint"]
+    assert "homelab setup" in found["hint"] and "node2" in found["hint"]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers.CollectiveEnded, machine_messages.CollectiveEnded), (answers.SupervisorNeeds, messages.SupervisorNeeds),
     (answers.SupervisorReach, messages.SupervisorReach), (answers.Barrier, messages.Barrier), (answers.SupervisorStarted, messages.SupervisorStarted),
     (answers.SupervisorLook, messages.SupervisorLook), (answers.SupervisorEnded, messages.SupervisorEnded),
-    (node_state.NodeState, messages.SetupState), (node_state.Received, messages.SetupReceived),
+    (node_state.NodeState, messages.SetupState), (node_state.ModelState, messages.ModelState), (node_state.Received, messages.SetupReceived),
     (node_state.Made, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
 ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data"}  # its own programs answer; the node passes their words on

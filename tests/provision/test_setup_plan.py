@@ -9,11 +9,12 @@ import pytest
 from homelab.errors import HomelabError
 from homelab.provision import setup_plan
 from homelab.provision.node_state import NodeState
-from homelab.provision.platform import common_python, platform_of
+from homelab.provision.platform import SENT_PYTHON, fleet_python, platform_of
 from homelab.provision.requirements import Lock, Package, lock_of_report
 from homelab.provision.setup_plan import Part
 
-LOCK = Lock(packages=tuple(Package(name=name, version="1.0", sha256="ab" * 32, wheel=f"{name}-1.0-py3-none-any.whl") for name in ("a", "b")))
+WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
+LOCK = Lock(packages=tuple(Package(name=name, version="1.0", sha256="ab" * 32, wheel=wheel, url=f"https://x/{wheel}") for name, wheel in WHEELS.items()))
 PARTS = [Part(name="uv.whl", sha256="01" * 32, size_bytes=100), Part(name="wheels/a.whl", sha256="02" * 32, size_bytes=50, unpacked_bytes=500)]
 
 
@@ -30,6 +31,7 @@ def state(**changes: Any) -> NodeState:
         ({}, "nothing to do"),
         ({"packages": {}, "lock": ""}, "install a, b"),
         ({"packages": {"a": "0.9", "b": "1.0", "c": "2"}}, "exchange a 0.9 -> 1.0; remove c"),
+        ({"packages": {f"p{number}": "1" for number in range(9)}}, "install a, b; remove p0, p1, p2, p3, p4, p5 and 3 more"),
         ({"lock": ""}, "make it anew: it is not whole, or has another Python"),
         ({"environment_python": "3.12.1"}, "make it anew: it is not whole, or has another Python"),
         ({"environment_is_ours": False}, "install a, b"),
@@ -57,15 +59,17 @@ def test_an_environment_of_somebody_else_is_left_alone() -> None:
         setup_plan.check_environment("n", "~/env", state(environment_is_ours=False))
 
 
-def test_the_nodes_get_one_python_where_they_can() -> None:
-    older, newer = state(pythons={"3.11": "/a", "3.9": "/old"}), state(pythons={"3.13": "/c", "3.11": "/b"})
-    assert common_python({"x": older, "y": newer}) == "3.11" and common_python({"y": newer}) == "3.13" and common_python({}) is None
-    assert platform_of("y", newer, "3.12").python == "3.13"
+def test_the_nodes_get_one_python() -> None:
+    older, newer = state(pythons={"3.11": "/a"}), state(pythons={"3.13": "/c", "3.11": "/b"})
+    assert fleet_python({"x": older, "y": newer}) == "3.11", "the one that both have"
+    assert fleet_python({"y": newer}) == "3.13" and fleet_python({"y": newer, "bare": state(pythons={})}) == "3.13"
+    assert fleet_python({"x": older, "z": older, "y": state(pythons={"3.13": "/c"})}) == "3.11", "fewer nodes need one to be sent"
+    assert fleet_python({"bare": state(pythons={})}) == fleet_python({}) == SENT_PYTHON
     tags = platform_of("x", older, "3.11").tags
     assert tags[0] == "manylinux_2_36_x86_64" and "manylinux_2_17_x86_64" in tags and "manylinux2014_x86_64" in tags
 
 
-@pytest.mark.parametrize("changes", [{"pythons": {}}, {"libc": ""}, {"libc": "glibc 2.12"}, {"machine": "riscv64"}])
+@pytest.mark.parametrize("changes", [{"libc": ""}, {"libc": "glibc 2.12"}, {"machine": "riscv64"}])
 def test_a_node_that_setup_can_do_nothing_for(changes: dict[str, Any]) -> None:
     with pytest.raises(HomelabError) as caught:
         platform_of("n", state(**changes), "3.11")
@@ -77,5 +81,6 @@ def test_the_lock_is_what_pip_has_resolved() -> None:
     entry["download_info"]["archive_info"] = {"hashes": {"sha256": "ab" * 32}}  # type: ignore[assignment]
     lock = lock_of_report({"install": [entry]})
     assert lock.text == f"foo-bar==1.0+cpu --hash=sha256:{'ab' * 32}\n" and lock.packages[0].wheel == "Foo_Bar-1.0+cpu-py3-none-any.whl"
+    assert lock.packages[0].download_line == f"foo-bar @ https://x/Foo_Bar-1.0%2Bcpu-py3-none-any.whl --hash=sha256:{'ab' * 32}"
     with pytest.raises(ValueError, match="no sha256"):
         lock_of_report({"install": [{**entry, "download_info": {"url": "https://x/y.whl"}}]})

@@ -15,8 +15,14 @@ PIP_TIMEOUT_S = 3600.0  # some gigabytes over a home line
 
 
 def folder() -> Path:
-    """The cache; its folders are made where they are needed."""
+    """The place of the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homelab" / "setup"
+
+
+def made_folder() -> Path:
+    """The cache, made where it was not there."""
+    folder().mkdir(parents=True, exist_ok=True)
+    return folder()
 
 
 def pip(arguments: Iterable[str], what: str) -> None:

@@ -16,14 +16,14 @@ _REMOVE_TIMEOUT_S = 600.0
 
 def made(fleet: Fleet, names: Iterable[str]) -> Outcome[tuple[str, ...]]:
     """The folders that setup has made, by node."""
-    return on_all(names, lambda name: setup_nodes.look(fleet, name, {}).folders)
+    return on_all(names, lambda name: setup_nodes.look(fleet.agent(name), {}).folders)
 
 
 def remove(fleet: Fleet, names: Iterable[str]) -> Outcome[Removed]:
     """Remove them. A node where a run lives keeps its environment."""
 
     def one(name: str) -> Removed:
-        setup_nodes.refuse_while_runs_live(fleet, name)
+        setup_nodes.refuse_while_runs_live(fleet.agent(name))
         removed = Removed.model_validate(fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S))
         if removed.left:
             raise HomelabError(f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from homelab.control.setup import cache, send, uv_program, wheelhouse
+from homelab.control.setup import cache, python_archive, send, uv_program, wheelhouse
+from homelab.control.setup.transfer_progress import TransferProgress
 from homelab.control.setup.wanted import Wanted
 from homelab.errors import HomelabError
 from homelab.models import DisplayValue
@@ -14,16 +15,18 @@ from homelab.protocol import files
 from homelab.protocol.digest import file_sha256
 from homelab.provision import setup_plan
 from homelab.provision.node_state import NodeState
-from homelab.provision.platform import Platform, common_python, platform_of
+from homelab.provision.platform import Platform, fleet_python, platform_of
 from homelab.provision.requirements import Lock
 from homelab.provision.setup_plan import Part
+from homelab.remote.agent import Agent
 from homelab.remote.fanout import Fleet, Outcome, on_all
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
-from homelab.text.units import decimal_size, listed
+from homelab.text.units import listed
 
 _LOOK_TIMEOUT_S = 300.0  # some gigabytes are read to their ends
 _MAKE_TIMEOUT_S = 3600.0
+_TARGET = send.Target("setup-receive", {})
 
 
 class NodeDone(DisplayValue):
@@ -41,8 +44,8 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     """Bring these nodes to what is wanted, or with `check` only compare. One node's error does not stop the others."""
     names = list(names)
     say(f"looking at the environment of {listed(names)}")
-    states, errors = on_all(names, lambda name: look(fleet, name, {}))
-    python = common_python(states)
+    states, errors = on_all(names, lambda name: look(fleet.agent(name), {}))
+    python = fleet_python(states)
     platforms, refused = on_all(states, lambda name: _usable(fleet, name, states[name], python))
     errors |= refused
     locks = {}
@@ -54,12 +57,14 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     if not check:
         for platform in dict.fromkeys(platforms[name] for name, found in todo.items() if not found.is_whole):
             say(f"fetching the packages for {platform.name}")
-            sources[platform] = _sources(locks[platform], wanted.index, platform)
+            lacks_python = any(platforms[name] == platform and platform.python not in states[name].pythons for name in platforms)
+            sources[platform] = _sources(locks[platform], platform, with_python=lacks_python)
+    progress = TransferProgress(say)
 
     def one(name: str) -> NodeDone:
         platform, found = platforms[name], todo[name]
         lock = locks[platform]
-        sent = 0 if check or found.is_whole else _bring(fleet, name, states[name], platform, lock, sources[platform], say)
+        sent = 0 if check or found.is_whole else _bring(fleet.agent(name), states[name], platform, lock, sources[platform], progress)
         return NodeDone(
             difference=found.text, is_whole=found.is_whole, changed=not check and not found.is_whole, python=platform.python,
             packages=len(lock.packages), sent_bytes=sent,
@@ -69,59 +74,64 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     return done, errors | failed
 
 
-def look(fleet: Fleet, name: str, wanted_files: Mapping[str, str]) -> NodeState:
+def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
     """What of an environment is on a node; the files named (place -> sha256) are read there. Raises HomelabError."""
-    node = fleet.cluster.node(name)
+    node = agent.node
     environment = environment_of(node)
     if environment is None:
         raise HomelabError(
-            f"setup makes environments, and {node.python} is in none", where=f"cluster.toml, node {name}: python",
-            hint=Hint("edit cluster.toml, node {}: python = \"~/.homelab/env/bin/python\"; then: {}", name, homelab("setup", name)),
+            f"setup makes environments, and {node.python} is in none", where=f"cluster.toml, node {node.name}: python",
+            hint=Hint("edit cluster.toml, node {}: python = \"~/.homelab/env/bin/python\"; then: {}", node.name, homelab("setup", node.name)),
         )  # fmt: skip
     request = {"environment": environment, "files": dict(wanted_files)}
-    return NodeState.model_validate(fleet.agent(name).ask("setup-look", request, timeout_s=_LOOK_TIMEOUT_S))
+    return NodeState.model_validate(agent.ask("setup-look", request, timeout_s=_LOOK_TIMEOUT_S))
 
 
-def refuse_while_runs_live(fleet: Fleet, name: str) -> None:
+def refuse_while_runs_live(agent: Agent) -> None:
     """Raises HomelabError where a run uses the environment now."""
-    alive = [run["name"] for run in fleet.agent(name).ask("runs")["runs"] if run["alive"]]
+    alive = [run["name"] for run in agent.ask("runs")["runs"] if run["alive"]]
     if alive:
         raise HomelabError(
-            f"run {listed(alive)} uses the environment of this node now", where=f"node {name}", hint=Hint("{}, or wait for its end", homelab("stop", alive[0]))
+            f"run {listed(alive)} uses the environment of this node now", where=f"node {agent.node.name}", hint=Hint("{}, or wait for its end", homelab("stop", alive[0]))
         )
 
 
-def _usable(fleet: Fleet, name: str, state: NodeState, python: str | None) -> Platform:
+def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
     setup_plan.check_environment(name, environment_of(fleet.cluster.node(name)) or "", state)
     return platform_of(name, state, python)
 
 
-def _sources(lock: Lock, index: str | None, platform: Platform) -> dict[Part, Path]:
+def _sources(lock: Lock, platform: Platform, *, with_python: bool) -> dict[Part, Path]:
     """The files that a node of this platform needs, and where they are here."""
-    wheelhouse.fetch(lock, index, platform)
+    wheelhouse.fetch(lock, platform)
     text = cache.folder() / "requirements" / f"{lock.digest}.txt"
     files.write_atomic(text, lock.text.encode())
     uv = uv_program.fetch(platform.machine)
+    python = dict([python_archive.fetch(platform.machine, platform.python)]) if with_python else {}
     wheels = {part: cache.folder() / part.name for part in wheelhouse.parts(lock)}
-    return {_part("uv.whl", uv): uv, **wheels, _part("requirements.txt", text): text}
+    return {_part("uv.whl", uv): uv, **python, **wheels, _part("requirements.txt", text): text}
 
 
 def _part(name: str, path: Path) -> Part:
     return Part(name=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
 
 
-def _bring(fleet: Fleet, name: str, state: NodeState, platform: Platform, lock: Lock, sources: Mapping[Part, Path], say: Say) -> int:
+def _bring(
+    agent: Agent, state: NodeState, platform: Platform, lock: Lock, sources: Mapping[Part, Path], progress: TransferProgress
+) -> int:
     """Send what the node lacks and install it; how many bytes were sent."""
-    agent = fleet.agent(name)
-    refuse_while_runs_live(fleet, name)
-    state = look(fleet, name, {part.name: part.sha256 for part in sources})
-    steps = setup_plan.plan(state, list(sources))
+    name = agent.node.name
+    refuse_while_runs_live(agent)
+    python = state.pythons.get(platform.python, "")
+    needed = [part for part in sources if not (python and part.name == python_archive.NAME)]
+    state = look(agent, {part.name: part.sha256 for part in needed})
+    steps = setup_plan.plan(state, needed)
     setup_plan.check_room(name, state, steps)
-    for number, part in enumerate(steps.parts, 1):
-        say(f"{name}: sending {part.name.rpartition('/')[2]} ({decimal_size(part.size_bytes)}, file {number} of {len(steps.parts)})")
-        send.file(agent, part, sources[part], state.partial.get(part.name, 0))
-    say(f"{name}: installing {len(lock.packages)} packages")
-    request = {"environment": environment_of(agent.node), "python": state.pythons[platform.python], "version": platform.python, "lock": lock.digest}
+    progress.begin(name, steps.send_bytes)
+    for part in steps.parts:
+        send.file(agent, _TARGET, part, sources[part], state.partial.get(part.name, 0), lambda count: progress.add(name, count))
+    progress.end(name, f"installing {len(lock.packages)} packages")
+    request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest}
     made = agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S)
     if made["packages"] != lock.versions:
         raise HomelabError(

@@ -42,7 +42,7 @@ def lock(wanted: Sequence[str], index: str | None, platform: Platform) -> Lock:
     return resolved
 
 
-def fetch(resolved: Lock, index: str | None, platform: Platform) -> None:
+def fetch(resolved: Lock, platform: Platform) -> None:
     """Have every wheel of the lock here, with the content that the lock names. Raises HomelabError."""
     wheels = cache.folder() / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,8 @@ def fetch(resolved: Lock, index: str | None, platform: Platform) -> None:
         (wheels / package.wheel).unlink(missing_ok=True)  # a damaged one, which pip would take for the right one
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=wheels) as folder:
         lines = Path(folder, "requirements.txt")
-        lines.write_text("".join(f"{package.line}\n" for package in lacking), encoding="utf-8")
-        arguments = ["download", "-q", "--no-deps", "--require-hashes", "-d", folder, *_for(platform), *_index(index), "-r", str(lines)]
+        lines.write_text("".join(f"{package.download_line}\n" for package in lacking), encoding="utf-8")
+        arguments = ["download", "-q", "--no-deps", "--require-hashes", "-d", folder, *_for(platform), "-r", str(lines)]
         cache.pip(arguments, "the packages cannot be fetched")
         for package in lacking:
             Path(folder, package.wheel).replace(wheels / package.wheel)

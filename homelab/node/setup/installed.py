@@ -38,7 +38,7 @@ def look(request: JsonObject) -> SetupState:
         "lock": made["lock"] if there else "",
         "good": sorted(name for name, sha256 in wanted.items() if _is_good(pieces.place(name), sha256)),
         "partial": {name: size for name, sha256 in wanted.items() if (size := pieces.partial_size(sha256))},
-        "disk_free": _disk_free(environment),
+        "disk_free": min(disk_free(record.folder()), disk_free(environment)),  # they may lie on two disks
         "folders": made["folders"],
     }
 
@@ -94,12 +94,8 @@ def _packages(environment: str) -> dict[str, str]:
     return versions
 
 
-def _disk_free(environment: str) -> int:
-    """Bytes that are free where setup writes: the smaller one, where the environment lies on another disk than the home."""
-    return min(_free(record.folder()), _free(environment))
-
-
-def _free(path: str) -> int:
+def disk_free(path: str) -> int:
+    """Bytes that are free where this path is, or will be."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return shutil.disk_usage(path).free

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
     from homelab.protocol.messages import SetupReceived
 
-_NAMES = re.compile(r"uv\.whl|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
+_NAMES = re.compile(r"uv\.whl|python\.tar\.gz|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,10 +27,16 @@ def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
     No lock is held: a sender that has lost its network would hold it for hours. Two senders write the same bytes to the same places.
     """
     record.note(record.folder())
-    target, partial = place(request["name"]), _partial(request["sha256"])
+    target = place(request["name"])
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    return receive_into(record.folder(), os.path.relpath(target, record.folder()), request, stream)
+
+
+def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) -> SetupReceived:
+    """The same for a file of this name in a folder of this node; partial files lie in the folder, so that a rename is enough in the end."""
+    target, partial = os.path.join(folder, name), _partial(request["sha256"], folder)
     os.makedirs(os.path.dirname(partial), exist_ok=True)
-    have = partial_size(request["sha256"])
+    have = partial_size(request["sha256"], folder)
     if have < request["offset"]:
         return {"have": have}
     with open(partial, "r+b" if os.path.exists(partial) else "wb") as out:
@@ -59,15 +65,14 @@ def place(name: str) -> str:
     return os.path.join(record.folder(), name)
 
 
-def partial_size(sha256: str) -> int:
+def partial_size(sha256: str, folder: str = "") -> int:
     """How many bytes of a file have come that is not whole yet. Raises ValueError for what is no sha256."""
-    path = _partial(sha256)
+    path = _partial(sha256, folder or record.folder())
     return os.path.getsize(path) if os.path.isfile(path) else 0
 
 
-def _partial(sha256: str) -> str:
+def _partial(sha256: str, folder: str) -> str:
     """Named by the content: a piece of another version of the file is never continued."""
     if not _SHA256.fullmatch(sha256):
         raise ValueError(f"not a sha256: {sha256!r}")
-    return os.path.join(record.folder(), "partial", sha256)
-
+    return os.path.join(folder, "partial", sha256)

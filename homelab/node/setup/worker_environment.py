@@ -8,8 +8,9 @@ import subprocess
 import zipfile
 from typing import TYPE_CHECKING
 
-from homelab.node.setup import installed, pieces, record
+from homelab.node.setup import installed, pieces, record, sent_python
 from homelab.protocol import files
+from homelab.protocol.digest import file_sha256
 from homelab.protocol.errors import Refusal
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ _UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
 
 
 def make(request: JsonObject) -> SetupMade:
-    """Install exactly what requirements.txt says. `request`: environment (folder), python and version (to make it with: a path, "3.12"), lock (digest of requirements.txt).
+    """Install exactly what requirements.txt says.
+
+    `request`: environment (folder), python and version (to make it with: a path, or "" for the one that was sent, and "3.12"), lock (digest
+    of requirements.txt).
 
     An environment whose installation was cut off, that was changed since, or that has another Python, is made anew: half a package can look
     like a whole one. uv changes only one that holds another lock whole.
@@ -37,7 +41,7 @@ def make(request: JsonObject) -> SetupMade:
         made = record.note(environment)
         record.write({**made, "lock": ""})
         if not keeps:
-            _uv(lock, "venv", "--clear", "--python", request["python"], environment)
+            _uv(lock, "venv", "--clear", "--python", request["python"] or sent_python.unpack(request["version"]), environment)
         wheels = os.path.join(record.folder(), "wheels")
         os.makedirs(wheels, exist_ok=True)
         python = os.path.join(environment, "bin", "python")
@@ -46,6 +50,7 @@ def make(request: JsonObject) -> SetupMade:
             pieces.place("requirements.txt"),
         )  # fmt: skip
         said += _uv(lock, "pip", "check", "--python", python)
+        _remove_other_wheels(wheels)
         shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
         record.write({**made, "lock": request["lock"]})
     return {"packages": installed.look({"environment": environment})["packages"], "said": said[-20:]}
@@ -74,6 +79,16 @@ def remove(request: JsonObject) -> SetupRemoved:
             if os.path.isdir(path) and not os.listdir(path):
                 os.rmdir(path)
     return {"removed": removed, "left": left}
+
+
+def _remove_other_wheels(wheels: str) -> None:
+    """Wheels of an earlier lock: a torch alone is gigabytes. The lines of requirements.txt are name==version --hash=sha256:..."""
+    with open(pieces.place("requirements.txt"), encoding="utf-8") as lines:
+        hashes = {line.strip().rpartition("sha256:")[2] for line in lines}
+    for name in os.listdir(wheels):
+        path = os.path.join(wheels, name)
+        if os.path.isfile(path) and file_sha256(path) not in hashes:
+            os.unlink(path)
 
 
 def _program() -> str:

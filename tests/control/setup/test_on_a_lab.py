@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,17 @@ from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 REQUIREMENTS = "humanize\nidna\n"
+RECIPE = """
+[model]
+name = "~/models/tiny"
+[data]
+train = "chats.jsonl"
+[method]
+kind = "lora"
+[train]
+steps = 1
+global_batch = 1
+"""
 
 
 class Bench:
@@ -44,14 +56,14 @@ class Bench:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def setup(self, *options: str, code: int = 0) -> dict[str, Any]:
-        """The node's entry of `homelab setup --json`."""
+    def setup(self, *options: str, code: int = 0, part: str = "nodes") -> dict[str, Any]:
+        """The node's entry of `homelab setup --json`; `part`: of its packages ("nodes") or its model ("models")."""
         done = subprocess.run(
             self.command("setup", "--requirements", str(self.requirements), "--json", *options), env=self.environment, capture_output=True, text=True,
             timeout=500, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
-        entry: dict[str, Any] = json.loads(done.stdout)["nodes"]["node1"]
+        entry: dict[str, Any] = json.loads(done.stdout)[part]["node1"]
         return entry
 
     def on_node(self, command: str) -> str:
@@ -128,6 +140,41 @@ def test_other_requirements_change_only_what_differs(bench: Bench) -> None:
     done = bench.setup()
     assert done["difference"] == "install six; remove idna"
     assert next((bench.home / ".homelab/env/lib").rglob("humanize/__init__.py")).stat().st_ino == untouched
+
+
+def test_the_model_of_a_recipe_comes_along(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From this machine's folder into the node's; once; what is damaged there comes again; pickles and other things of the folder stay here."""
+    monkeypatch.setitem(bench.environment, "HOME", str(tmp_path))
+    here, there = tmp_path / "models/tiny", bench.home / "models/tiny"
+    here.mkdir(parents=True)
+    content = {"config.json": b"{}", "model.safetensors": os.urandom(40_000_000), "tokenizer.json": b"[]"}
+    for name, data in {**content, "pytorch_model.bin": b"pickle", "training.log": b"mine"}.items():
+        (here / name).write_bytes(data)
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE)
+    options = ("--recipe", str(recipe))
+    assert bench.setup("--check", *options, code=1, part="models")["missing_bytes"] == sum(map(len, content.values())) and not there.exists()
+    assert bench.setup(*options, part="models")["sent_bytes"] == sum(map(len, content.values()))
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == content
+    assert "Nothing to do." in bench.homelab("setup", "--check", "--requirements", str(bench.requirements), *options)
+    (there / "tokenizer.json").write_bytes(b"damaged")
+    assert bench.setup(*options, part="models")["missing"] == ["tokenizer.json"]
+    assert (there / "tokenizer.json").read_bytes() == b"[]"
+
+
+def test_another_model_in_the_folder_of_the_recipe_stays(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.environment, "HOME", str(tmp_path))
+    (tmp_path / "models/mine").mkdir(parents=True)
+    (bench.home / "models/mine").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "models/mine" / name).write_text("of this machine")
+        (bench.home / "models/mine" / name).write_text("of the node")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(RECIPE.replace("tiny", "mine"))
+    said = bench.homelab("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1)
+    assert "config.json and model.safetensors of another model are there" in said and "fix: " in said
+    assert (bench.home / "models/mine/model.safetensors").read_text() == "of the node"
+    shutil.rmtree(bench.home / "models/mine")
 
 
 def test_teardown_leaves_the_home_as_it_was(bench: Bench) -> None:

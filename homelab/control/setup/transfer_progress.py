@@ -1,0 +1,44 @@
+"""How far the transfer to each node is, as one line for all nodes: several threads send at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from homelab.provision.transfer_state import TransferState, line_of
+from homelab.text.say import Say
+
+_INTERVAL_S = 2.0  # where output is not a terminal, each is a line
+
+
+class TransferProgress:
+    """Collects what the senders report, and says it every two seconds."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._nodes: dict[str, TransferState] = {}
+        self._said_s = 0.0
+
+    def begin(self, node: str, total_bytes: int) -> None:
+        """So many bytes go to this node."""
+        with self._lock:
+            self._nodes[node] = TransferState(total_bytes=total_bytes, began_s=time.monotonic())
+            self._tell()
+
+    def add(self, node: str, count_bytes: int) -> None:
+        """The node has so many bytes more; fewer where a file begins anew."""
+        with self._lock:
+            self._nodes[node] = self._nodes[node].with_more(count_bytes)
+            if time.monotonic() - self._said_s >= _INTERVAL_S:
+                self._tell()
+
+    def end(self, node: str, next_work: str) -> None:
+        """The node has everything, and does `next_work` now."""
+        with self._lock:
+            self._nodes[node] = self._nodes[node].done(next_work)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._said_s = time.monotonic()
+        self._say(line_of(self._nodes, self._said_s))

@@ -1,0 +1,83 @@
+"""The base model of a recipe on this node: which of its files are there, and receiving those that are not.
+
+A model by its path lies there; one of the hub in the hub's cache, as plain files (models--ORG--NAME/snapshots/COMMIT, refs/main), which the hub's library
+takes without a network (huggingface_hub 2.4, `_snapshot_download.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING
+
+from homelab.node.setup import installed, pieces, record
+from homelab.node.storage import digests
+from homelab.node.system import hub
+from homelab.protocol import files
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.messages import ModelState, SetupReceived
+
+_FILE = re.compile(r"\w[\w.+-]{0,200}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LIMIT_S = 3000.0  # a large model is read to its end once; afterwards its digest is kept
+
+
+def look(request: JsonObject) -> ModelState:
+    """`request`: model (path or hub name), commit ("" for a path), workdir, files ({name: sha256})."""
+    folder = place(request["model"], request["commit"])
+    kept = digests.Kept(request["workdir"], _LIMIT_S)
+    good = []
+    for name, sha256 in request["files"].items():
+        path = os.path.join(folder, name)
+        try:
+            if _FILE.fullmatch(name) and os.path.isfile(path) and kept.of(path, deep=True)["sha256"] == sha256:
+                good.append(name)
+        except OSError:  # it cannot be read, and is sent again
+            continue
+    kept.save()
+    is_ours = bool(request["commit"]) or folder in record.read()["folders"]
+    others = [] if is_ours else [name for name in request["files"] if name not in good and os.path.lexists(os.path.join(folder, name))]
+    partial = {name: size for name, sha256 in request["files"].items() if (size := pieces.partial_size(sha256, folder))}
+    return {"folder": folder, "good": sorted(good), "others": sorted(others), "partial": partial, "disk_free": installed.disk_free(folder)}
+
+
+def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
+    """The next bytes of one file, as `pieces.receive`. `request`: model and commit, and what is said there.
+
+    A folder that was not there before is written down for teardown. Raises ValueError for a name that is no plain file name.
+    """
+    if not _FILE.fullmatch(request["name"]):
+        raise ValueError(f"not a file of a model: {request['name']!r}")
+    folder = place(request["model"], request["commit"])
+    if not os.path.isdir(folder):
+        record.note(folder)
+    answer = pieces.receive_into(folder, request["name"], request, stream)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.join(folder, "partial"))  # unless a file is still coming
+    if request["commit"]:
+        _name_commit(os.path.dirname(os.path.dirname(folder)), request["commit"])
+    return answer
+
+
+def place(model: str, commit: str) -> str:
+    """The folder of the model's files. Raises ValueError for a commit that is none."""
+    if not commit:
+        return os.path.expanduser(model)
+    if not _COMMIT.fullmatch(commit) or ".." in model:
+        raise ValueError(f"not a model of the hub: {model!r} at {commit!r}")
+    return os.path.join(hub.cache(), "models--" + model.replace("/", "--"), "snapshots", commit)
+
+
+def _name_commit(repository: str, commit: str) -> None:
+    """refs/main says which commit is meant by a recipe without `revision`. One that is there already stays."""
+    name = os.path.join(repository, "refs", "main")
+    if os.path.lexists(name):
+        return
+    if not os.path.isdir(os.path.dirname(name)):
+        record.note(os.path.dirname(name))
+    files.write_atomic(name, commit.encode())
