@@ -30,6 +30,7 @@ kind = "lora"
 [train]
 steps = 1
 global_batch = 1
+learning_rate = 1e-4
 """
 
 
