@@ -1,4 +1,4 @@
-"""A hub on loopback: the answers of huggingface.co to `datasets` and huggingface_hub, for data sets whose files are given here.
+"""A hub on loopback: the answers of huggingface.co to `datasets` and huggingface_hub, for data sets and models whose files are given here.
 
 Whoever uses it is a process of its own with `HF_ENDPOINT`: both libraries read that when they are imported.
 """
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Hub:
-    """Serves until `close`. `commits` of a data set, oldest first, are what `push` has given; `main` is the newest."""
+    """Serves until `close`. `commits` of a data set or a model, oldest first, are what `push` has given; `main` is the newest."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -49,16 +49,17 @@ class Hub:
         """(status, headers, body) of GET or HEAD."""
         self.asked.append(path)
         parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
-        if parts[0] == "datasets" and parts[3:4] == ["resolve"]:
-            found = self._find("/".join(parts[1:3]), parts[4])
+        place = parts[1:] if parts[0] == "datasets" else parts  # models have no folder of their own
+        if place[2:3] == ["resolve"]:
+            found = self._find("/".join(place[:2]), place[3])
             if found is None:
-                return _missing("RevisionNotFound" if "/".join(parts[1:3]) in self.commits else "RepoNotFound")
+                return _missing("RevisionNotFound" if "/".join(place[:2]) in self.commits else "RepoNotFound")
             sha, files = found
-            content = files.get("/".join(parts[5:]))
+            content = files.get("/".join(place[4:]))
             if content is None:
                 return _missing("EntryNotFound", sha)
             return 200, {"X-Repo-Commit": sha, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}, content
-        if parts[:2] == ["api", "datasets"]:
+        if parts[:2] in (["api", "datasets"], ["api", "models"]):
             name, verb, revision = "/".join(parts[2:4]), (parts[4:] or ["revision"])[0], (parts[5:] or ["main"])[0]
             found = self._find(name, revision)
             if found is None:

@@ -17,6 +17,7 @@ import pytest
 
 from homelab.lab import Lab
 from tests.lab.conftest import namespaces_missing
+from tests.worker.fake_hub import Hub
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 REQUIREMENTS = "humanize\nidna\n"
@@ -161,6 +162,28 @@ def test_the_model_of_a_recipe_comes_along(bench: Bench, tmp_path: Path, monkeyp
     (there / "tokenizer.json").write_bytes(b"damaged")
     assert bench.setup(*options, part="models")["missing"] == ["tokenizer.json"]
     assert (there / "tokenizer.json").read_bytes() == b"[]"
+
+
+def test_a_model_of_the_hub_is_fetched_here_and_lies_in_the_cache_there(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own library finds it on the node's disk, offline."""
+    hub = Hub()
+    try:
+        commit = hub.push("org/tiny", {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "[]", "pytorch_model.bin": "pickle"})
+        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
+            monkeypatch.setitem(bench.environment, name, value)
+        recipe = tmp_path / "tiny.toml"
+        recipe.write_text(RECIPE.replace("~/models/tiny", "org/tiny"))
+        done = bench.setup("--recipe", str(recipe), part="models")
+        recipe.write_text(RECIPE.replace("~/models/tiny", "org/none"))
+        assert "org/none cannot be fetched" in bench.homelab("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1)
+    finally:
+        hub.close()
+    assert done["missing"] == ["model.safetensors", "tokenizer.json", "config.json"]
+    ask = "from huggingface_hub import snapshot_download; print(snapshot_download('org/tiny'))"
+    environment = {**os.environ, "HF_HOME": str(bench.home / ".cache/huggingface"), "HF_HUB_OFFLINE": "1"}
+    answer = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
+    folder = Path(answer.stdout.strip())
+    assert folder.name == commit and folder.is_relative_to(bench.home) and (folder / "model.safetensors").read_text() == "weights"
 
 
 def test_another_model_in_the_folder_of_the_recipe_stays(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
