@@ -64,7 +64,8 @@ def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
     for name, error in outcome.left_out.items():
         typer.echo(f"{name}: {error.message}\n  where: {error.where}\n  fix:   {error.hint}", err=True)
     typer.echo(f"{'wrote' if outcome.is_written else 'nothing to change in'} {cluster}")
-    typer.echo("Next: homelab preflight" + common.same_options(cluster))
+    is_bare = any(not facts.python.packages.get("torch") for facts in outcome.facts.values())
+    typer.echo(f"Next: homelab {'setup' if is_bare else 'preflight'}" + common.same_options(cluster))
 
 
 def _document(outcome: Outcome, cluster: Path, notes: list[str]) -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""From cold machines to an answer of the tuned model, as a new user types it: bare practice nodes, a real terminal, no edit by hand.
+
+The nodes have no packages and no way out; the person has an ~/.ssh/config with their names, and the recipe and data that come with the project.
+
+commands_typed        lines that the person types
+questions_asked       questions that they answer
+files_edited          files that they have to edit by hand
+setup_again_changes   nodes on which a second `homelab setup` changes something
+journey_minutes       from the first key to the last answer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+
+from homelab.lab import Lab
+
+_LIMIT_S = 900.0
+_PROMPT = "$ "
+# What a person reads in a question -> what they type. A question that is not here ends the benchmark.
+_ANSWERS = {"which are nodes?": "", "does this machine train, too?": "n", "shall it be remembered?": "y", "which network?": ""}
+_SPINNER = re.compile("[\u2800-\u28ff] [^\u2800-\u28ff\n]*")
+_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+
+
+class Person:
+    """A shell on a terminal of its own, and what was typed into it."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.commands: list[str] = []
+        self.questions: list[str] = []
+        self.transcript = ""
+        environment = {
+            "HOME": str(home), "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "PS1": _PROMPT, "LANG": "C.UTF-8",
+            "COLUMNS": "160", "LINES": "50",
+            "PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf"),  # this machine's way to the package index
+        }  # fmt: skip
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            os.chdir(folder)
+            os.execve("/bin/sh", ["sh", "-i"], environment)
+        self._until_prompt()
+
+    def type(self, command: str) -> str:
+        """One command, typed and waited for; what it printed. Raises SystemExit where it fails."""
+        self.commands.append(command)
+        began_s = time.monotonic()
+        os.write(self._terminal, f"{command}\n".encode())
+        printed = self._until_prompt()
+        os.write(self._terminal, b"echo $?\n")
+        code = self._until_prompt().split()[-1]
+        shown = "\n".join(line for line in _SPINNER.sub("", printed).splitlines()[1:] if line.strip())
+        self.transcript += f"$ {command}\n{shown}\n[{time.monotonic() - began_s:.0f} s]\n\n"
+        if code != "0":
+            raise SystemExit(f"error: exit code {code}\nwhere: {command}\n{self.transcript}")
+        return printed
+
+    def _until_prompt(self) -> str:
+        """Everything up to the shell's next prompt; questions on the way are answered."""
+        deadline_s = time.monotonic() + _LIMIT_S
+        printed, read = "", 0
+        while not printed.endswith(_PROMPT):
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"error: no end within {_LIMIT_S:.0f} s\n{self.transcript}{printed}")
+            if select.select([self._terminal], [], [], 1.0)[0]:
+                printed += _CODES.sub("", os.read(self._terminal, 65536).decode(errors="replace"))
+            question = next((words for words in _ANSWERS if words in printed[read:]), None)
+            if question:
+                self.questions.append(question)
+                os.write(self._terminal, f"{_ANSWERS[question]}\n".encode())
+                read = len(printed)
+        return printed.removesuffix(_PROMPT)
+
+    def close(self) -> None:
+        """End the shell."""
+        os.write(self._terminal, b"exit\n")
+        os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+
+
+def main() -> int:
+    """Walk once. Returns 0 when the figures hold: 8 commands, 5 questions, no edit, nothing changed by a second setup."""
+    options = report.arguments(__doc__ or "")
+    folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
+    try:
+        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[]) as lab:
+            person, minutes, changes = _walk(lab, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(person.transcript)
+    figures = {
+        "commands_typed": float(len(person.commands)), "questions_asked": float(len(person.questions)), "files_edited": 0.0,
+        "setup_again_changes": float(changes), "journey_minutes": minutes,
+    }  # fmt: skip
+    rows = [("characters typed", str(sum(map(len, person.commands))))]
+    report.finish("journey", figures, [{"command": command} for command in person.commands], rows, options.json)
+    return 0 if len(person.commands) <= 8 and len(person.questions) <= 5 and not changes else 1
+
+
+def _walk(lab: Lab, folder: Path) -> tuple[Person, float, int]:
+    home, work = _home(lab, folder), folder / "work"
+    shutil.copytree("recipes", work / "recipes")
+    names = " ".join(node.name for node in lab.nodes)
+    began_s = time.monotonic()
+    person = Person(home, work)
+    try:
+        person.type(f"homelab init {names}")
+        person.type("homelab setup --recipe recipes/demo.toml")
+        person.type("homelab preflight recipes/demo.toml")
+        person.type("homelab launch recipes/demo.toml --wait")
+        person.type('homelab chat --prompt "What is the law of homelab?"')
+        minutes = (time.monotonic() - began_s) / 60
+        changes = _changes_of_setup(person, home, work)
+    finally:
+        person.close()
+    return person, minutes, changes
+
+
+def _home(lab: Lab, folder: Path) -> Path:
+    """A person's home: names in ~/.ssh/config, the model of the demo, and nothing else."""
+    home = folder / "home"
+    ssh, programs = home / ".ssh", home / "bin"
+    ssh.mkdir(parents=True)
+    programs.mkdir()
+    sections = [
+        f'Host {node.name}\n  HostName {node.host}\n  Port {node.port}\n  User {node.user}\n  IdentityFile "{lab.folder}/keys/id_ed25519"\n' for node in lab.nodes
+    ]
+    (ssh / "config").write_text("".join(sections))
+    # ssh reads the home of the account, never HOME: the real program, told where the config is.
+    (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {shlex.quote(str(ssh / "config"))} "$@"\n')
+    (programs / "ssh").chmod(0o755)
+    model = home / ".cache/homelab/models/smollm2-135m-instruct"
+    model.parent.mkdir(parents=True)
+    shutil.copytree(os.environ["HOMELAB_MODEL"], model)
+    return home
+
+
+def _changes_of_setup(person: Person, home: Path, work: Path) -> int:
+    """Nodes that a second setup changes; not part of the walk."""
+    pip = os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf")
+    environment = {**os.environ, "HOME": str(home), "PIP_CONFIG_FILE": pip, "PATH": f"{home}/bin:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "homelab", "setup", "--recipe", "recipes/demo.toml", "--json"]
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return sum(entry["changed"] for entry in answer["nodes"].values()) + sum(bool(entry["sent_bytes"]) for entry in answer["models"].values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
