@@ -17,7 +17,7 @@ MOST_MODULE_LINES = 300
 # From the ground up: a room imports from the rooms before it, and from no other.
 ROOMS = (
     "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "planning",
-    "discovery", "launchers", "runs", "diagnose", "supervision", "checks", "remote", "dashboard", "control", "lab", "cli", "__main__",
+    "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "control", "lab", "cli", "__main__",
 )  # fmt: skip
 # What runs on a node is shipped: it imports these rooms, and the controller imports none of it.
 SHIPPED = {"node": {"protocol"}, "worker": {"protocol", "law"}}
@@ -59,6 +59,7 @@ SHARED_NAMES = {
     "speed_profiles": "the files of measured speeds",
     "ssh": "SSH",
     "stop": "the end of a run by hand",
+    "tensorboard": "the curves for TensorBoard",
     "training": "what is trained",
     "xid": "the NVIDIA driver's error reports",
 }

@@ -68,6 +68,10 @@ class Gathered:
         """Every line once, in the order in which they came."""
         return list(self._lines.values())
 
+    def refresh(self) -> None:
+        """Take in what other processes have written since."""
+        self._read()
+
     def add(self, new: Sequence[Line], resumed: Mapping[int, int]) -> None:
         """Keep what is not known yet, and drop what was done again. A disk that refuses is told (`store.told`), and no error."""
         new = [line for line in new if is_line(line)]

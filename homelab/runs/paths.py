@@ -89,6 +89,16 @@ class RunPaths:
         """Snapshot of the recipe file and of a [script]."""
         return self.root / layout.CODE
 
+    @property
+    def tracking(self) -> Path:
+        """What trackers got of the run: TensorBoard's event files, and a file of state for each other tracker."""
+        return self.root / "tracking"
+
+    @property
+    def event_files(self) -> Path:
+        """Folder of TensorBoard's event files that are written here; TensorBoard shows its name."""
+        return self.tracking / "tensorboard" / self.name
+
     def attempt(self, number: int) -> Path:
         """Folder of one start of torchrun on all nodes."""
         return self.root / layout.attempt(number)

@@ -195,8 +195,8 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Optio
     any more, 130 after Ctrl-C.
     """
     watcher = Watcher(fleet, paths)
-    snapshot = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, ends=_has_ended)
-    if snapshot is None or not _has_ended(snapshot):
+    snapshot = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, ends=has_ended)
+    if snapshot is None or not has_ended(snapshot):
         return EXIT_INTERRUPTED
     if not live_dashboard.can_draw(console):
         if snapshot.diagnosis is not None:
@@ -219,6 +219,6 @@ def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -
     return code
 
 
-def _has_ended(snapshot: Snapshot) -> bool:
+def has_ended(snapshot: Snapshot) -> bool:
     """With a supervisor a failure is not the end: it goes on, or gives up and leaves."""
     return snapshot.state in ("done", "stopped") or (snapshot.state in (*FINISHED, "lost") and not snapshot.supervisor)

@@ -38,6 +38,7 @@ KNOWN_HOSTS = "known_hosts"
 END_GRACE_S = 20.0
 # Files of a supervisor on this machine, and files that a supervisor collects again by itself.
 _NOT_SENT = ("supervisor.json", "supervisor.lock", "supervisor.log", "supervised.json", "metrics.jsonl", ".metrics.lock")
+_NOT_SENT_FOLDER = "tracking/"  # of this machine's forwarder
 _KEY = "~/.ssh/id_ed25519"
 
 
@@ -249,6 +250,6 @@ def _folder_of(paths: RunPaths) -> dict[str, bytes]:
     content_of = {}
     for file in sorted(paths.root.rglob("*")):
         name = str(file.relative_to(paths.root))
-        if file.is_file() and name not in (*_NOT_SENT, *shipped) and ".partial." not in name:
+        if file.is_file() and name not in (*_NOT_SENT, *shipped) and not name.startswith(_NOT_SENT_FOLDER) and ".partial." not in name:
             content_of[f"runs/{paths.name}/{name}"] = file.read_bytes()
     return content_of

@@ -1,0 +1,38 @@
+"""`homelab tensorboard`: the curves of a run in TensorBoard, on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homelab.cli import common
+
+if TYPE_CHECKING:
+    from homelab.control.tracking.metrics_source import Look
+
+
+def command(
+    run: common.RunArgument = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port on 127.0.0.1; 0: a free one.")] = 0,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+) -> int:
+    """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
+    from homelab.control.inspection import run_lookup
+    from homelab.control.tracking import curves_view, package
+    from homelab.remote.fanout import Fleet
+
+    package.require("tensorboard")
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet:
+        with common.progress() as say:
+            paths = run_lookup.run(fleet, runs_dir, run, say)
+
+        def serving(address: str, look: Look) -> None:
+            steps = sum(1 for point in look.points if point.kind == "train")
+            typer.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
+
+        curves_view.show(fleet, paths, port=port, say=lambda text: typer.echo(f". {text}", err=True), serving=serving)
+    typer.echo(f"Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
+    return 0

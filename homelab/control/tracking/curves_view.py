@@ -1,0 +1,55 @@
+"""`homelab tensorboard`: event files that follow the run, and TensorBoard beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from homelab.control.tracking import forwarder_lock, package
+from homelab.control.tracking.event_files import EventFiles
+from homelab.control.tracking.metrics_source import Look, MetricsSource
+from homelab.control.tracking.tensorboard_server import TensorBoardServer
+from homelab.remote.fanout import Fleet
+from homelab.runs import store
+from homelab.runs.paths import RunPaths
+from homelab.text.say import Say
+
+INTERVAL_S = 5.0
+
+
+def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callable[[str, Look], None]) -> None:
+    """Until Ctrl-C. `serving` is told the address and the first look, once. Raises HomelabError; the run is never touched.
+
+    A forwarder that writes the event files already goes on doing so.
+    """
+    package.require("tensorboard")
+    source = MetricsSource(fleet, paths)
+    with ExitStack() as stack:
+        files = EventFiles(paths.event_files) if stack.enter_context(forwarder_lock.held(paths, "tensorboard")) else None
+        if files is not None:
+            stack.callback(files.close)
+        say("gathering the run's metrics")
+        look = _look(source, files)
+        say("starting TensorBoard")
+        server = TensorBoardServer(paths.event_files.parent, port)
+        stack.callback(server.close)
+        serving(server.address, look)
+        trouble = ""
+        with suppress(KeyboardInterrupt):
+            while True:
+                server.refuse_ended()
+                time.sleep(INTERVAL_S)
+                if not look.is_over:
+                    look = _look(source, files)
+                    if look.trouble != trouble and look.trouble:
+                        say(f"the curves stand still: {look.trouble}")
+                    trouble = look.trouble
+
+
+def _look(source: MetricsSource, files: EventFiles | None) -> Look:
+    look = source.look()
+    if files is not None:
+        with store.written(files.folder):
+            files.bring(look.points)
+    return look

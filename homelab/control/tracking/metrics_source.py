@@ -1,0 +1,55 @@
+"""The metrics of a run as they come: from the run's folder while a supervisor on this machine gathers them, else from the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homelab.control.inspection import monitor, run_folder
+from homelab.control.supervision import remote_supervisor
+from homelab.errors import HomelabError
+from homelab.remote.fanout import Fleet
+from homelab.runs import supervisor_lock
+from homelab.runs.metrics import Gathered
+from homelab.runs.paths import RunPaths
+from homelab.runs.state import FINISHED
+from homelab.tracking.points import Point, points_of
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known now. `is_over`: nothing more will come. `trouble`: why the nodes could not be asked, empty where they were or need not be."""
+
+    points: Sequence[Point]
+    state: str
+    is_over: bool
+    trouble: str = ""
+
+
+class MetricsSource:
+    """Of one run; `fleet` is asked only where nobody else does."""
+
+    def __init__(self, fleet: Fleet, paths: RunPaths) -> None:
+        self._fleet, self._paths = fleet, paths
+        self._gathered = Gathered(paths)
+        self._watcher: monitor.Watcher | None = None
+
+    def look(self) -> Look:
+        """Raises HomelabError where the run's folder is damaged."""
+        state = run_folder.state_of(self._paths)  # before the metrics: they are gathered before the end is written down
+        if supervisor_lock.is_held(self._paths):
+            return self._kept(state, is_over=state in ("done", "stopped"))
+        if state in FINISHED and (state != "failed" or not remote_supervisor.recorded(self._paths)):  # one on a node may be recovering it
+            return self._kept(state, is_over=True)
+        self._watcher = self._watcher or monitor.Watcher(self._fleet, self._paths)
+        try:
+            snapshot = self._watcher.look()
+        except HomelabError as error:
+            return self._kept(state, is_over=False, trouble=error.message)
+        silent = self._watcher.unreachable
+        trouble = f"{', '.join(silent)} cannot be asked" if snapshot.state == "lost" else ""
+        return self._kept(snapshot.state, is_over=monitor.has_ended(snapshot) and snapshot.state != "lost", trouble=trouble)
+
+    def _kept(self, state: str, *, is_over: bool, trouble: str = "") -> Look:
+        self._gathered.refresh()
+        return Look(points_of(self._gathered.lines), state, is_over, trouble)
