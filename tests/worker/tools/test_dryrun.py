@@ -84,12 +84,12 @@ def really(folder: Path, how: dict[str, Any], settings: dict[str, Any], precisio
 
 # (method, precision, tokens, rows, checkpointing, fused loss)
 GRID = [
-    ("full", "bf16", 320, 3, False, True),
     ("lora", "bf16", 96, 1, True, True),
     ("lora", "fp32", 320, 3, True, False),
     ("qlora", "bf16", 320, 1, False, True),
 ]
 MORE = [
+    ("full", "bf16", 320, 3, False, True),
     ("full", "bf16", 96, 1, True, False),
     ("full", "fp32", 96, 1, True, True),
     ("full", "fp32", 320, 3, False, False),
