@@ -45,6 +45,7 @@ class PythonFacts(WireModel):
     """The Python that answered, and the packages beside it."""
 
     executable: str = ""
+    made_by_setup: bool = False  # its environment was made by `homelab setup`
     version: str = ""
     packages: dict[str, str | None] = {}
     unsloth: str | None = None  # the version in the environment that trains with it (unsloth_python of cluster.toml); None: none there

@@ -10,10 +10,11 @@ from homelab import torch_builds
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
 from homelab.checks.gpu.driver import install_driver
+from homelab.checks.machine.package_fix import install_packages
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts.node import Facts
-from homelab.node_commands import as_root, on_node, path_word, pip_install
+from homelab.node_commands import as_root, on_node, path_word
 from homelab.provision.torch_choice import capabilities
 
 KERNELS, COMPUTE, BF16, TORCH = "gpu.kernels", "gpu.compute", "gpu.bf16", "gpu.torch"
@@ -82,7 +83,7 @@ def _four_bit(node: Node, facts: Facts, devices: list[dict[str, Any]]) -> Iterat
             yield (
                 COMPUTE,
                 Problem(
-                    "fail", message, fix=pip_install(node, ["bitsandbytes"], "--upgrade --force-reinstall --no-deps ")
+                    "fail", message, fix=install_packages(node, facts, ["bitsandbytes"], "--upgrade --force-reinstall --no-deps ")
                 ),
             )
             return  # one installation, one fault
@@ -132,7 +133,7 @@ def _other_build(node: Node, facts: Facts, message: str) -> Problem:
         else:
             hint = f"edit cluster.toml, node {node.name}: gpus = [...] without the card that is left out; no build of torch {release} has kernels for all of {names}"
         return Problem("fail", message, hint)
-    install = pip_install(node, [f"torch=={release}"], f"--upgrade --force-reinstall --index-url {build.index} ")
+    install = install_packages(node, facts, [f"torch=={release}"], f"--upgrade --force-reinstall --index-url {build.index} ")
     if build.suits(facts.gpu.driver_cuda):
         return Problem("fail", message, fix=install)
     older = f"the build with its kernels ({build.tag}) needs driver {build.driver} or newer, it has {facts.gpu.driver_version}"

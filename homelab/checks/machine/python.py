@@ -12,11 +12,12 @@ from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence, Level, answered
 from homelab.checks.gpu.driver import install_driver
 from homelab.checks.machine import version_drift
+from homelab.checks.machine.package_fix import install_packages
 from homelab.checks.machine.version_drift import common_versions, numbers, packages_compared, packages_needed, plain
 from homelab.config.cluster import Node
 from homelab.config.interpreter import UNSLOTH_VERSIONS, key_of, uses_unsloth
 from homelab.facts.node import Facts
-from homelab.node_commands import create_environment, environment_of, on_node, path_word, pip_install
+from homelab.node_commands import create_environment, environment_of, on_node, path_word
 from homelab.provision.torch_choice import capabilities
 from homelab.text.hint import Command, Hint, homelab
 from homelab.text.units import listed
@@ -70,7 +71,7 @@ def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     names = [name for name in packages_needed(evidence.recipe) if not facts.python.packages.get(name)]
     if names:
         verb = "are" if len(names) > 1 else "is"
-        fix = pip_install(node, _pinned(names, _pins(evidence)))
+        fix = install_packages(node, facts, _pinned(names, _pins(evidence)))
         yield Problem("fail", f"{listed(names)} {verb} not installed in {node.python}", fix=fix)
     if uses_unsloth(evidence.recipe):
         yield from _too_new_for_unsloth(node, facts)
@@ -118,7 +119,7 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
             f"{name} is {facts.python.packages[name]} here, {most} on {_holders(peers, name, most)}"
             for name, most in differing.items()
         )
-        yield Problem("warn", f"another build of the same version: {builds_text}", fix=_install_build(node, differing))
+        yield Problem("warn", f"another build of the same version: {builds_text}", fix=_install_build(node, facts, differing))
         return
     cuda = _common_field(evidence, node, "torch_cuda")
     if (
@@ -131,7 +132,7 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
             f"torch is built for CUDA {facts.python.torch_cuda} here, for {cuda} on {_holding(evidence, 'torch_cuda', cuda)}"
         )
         build = f"cu{cuda.replace('.', '')}"
-        yield Problem("warn", message, fix=_install_build(node, {"torch": f"{plain(common['torch'])}+{build}"}))
+        yield Problem("warn", message, fix=_install_build(node, facts, {"torch": f"{plain(common['torch'])}+{build}"}))
 
 
 @check("python.code", "homelab's code on the node is what was shipped there", worst="fail", sees="python")
@@ -160,7 +161,7 @@ def _other_versions(
             f"{name} is {installed} here, {common[name]} on {_holders(usable, name, common[name])}"
             for name, installed in other.items()
         )
-        yield Problem(level, message, fix=pip_install(node, [f"{name}=={plain(common[name])}" for name in other]))
+        yield Problem(level, message, fix=install_packages(node, facts, [f"{name}=={plain(common[name])}" for name in other]))
 
 
 def _too_new_for_unsloth(node: Node, facts: Facts) -> Iterator[Problem]:
@@ -168,7 +169,8 @@ def _too_new_for_unsloth(node: Node, facts: Facts) -> Iterator[Problem]:
     versions = {name: (installed, limit) for name, limit in facts.python.unsloth_takes.items() if (installed := facts.python.packages.get(name)) and not _within(installed, limit)}
     if versions:
         versions_text = "; ".join(f"{name} is {installed} here, it takes {limit}" for name, (installed, limit) in versions.items())
-        yield Problem("fail", f"too new for Unsloth {facts.python.unsloth}: {versions_text}", fix=pip_install(node, [f"{name}{limit}" for name, (_, limit) in versions.items()]))
+        fix = install_packages(node, facts, [f"{name}{limit}" for name, (_, limit) in versions.items()])
+        yield Problem("fail", f"too new for Unsloth {facts.python.unsloth}: {versions_text}", fix=fix)
 
 
 def _within(version: str, limit: str) -> bool:
@@ -184,15 +186,15 @@ def _new_environment(evidence: Evidence, node: Node, release: str) -> str:
     return f"install Python {release} there, move the old environment away, then: {create_environment(node, _wanted(evidence), f'python{release}')}"
 
 
-def _install_build(node: Node, builds: Mapping[str, str]) -> Command:
+def _install_build(node: Node, facts: Facts, builds: Mapping[str, str]) -> Command:
     """Local builds of torch lie in one index each; other packages' do not have a place that is known."""
     build = builds["torch"].partition("+")[2] if list(builds) == ["torch"] else ""
     if re.fullmatch(r"cu\d+|cpu|rocm[\d.]+|xpu", build):
-        return pip_install(
-            node, [f"torch=={builds['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} "
+        return install_packages(
+            node, facts, [f"torch=={builds['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} "
         )
-    return pip_install(
-        node, [f"{name}=={plain(release)}" for name, release in builds.items()], "--force-reinstall --no-deps "
+    return install_packages(
+        node, facts, [f"{name}=={plain(release)}" for name, release in builds.items()], "--force-reinstall --no-deps "
     )
 
 
@@ -224,8 +226,8 @@ def _with_nccl(evidence: Evidence, node: Node, facts: Facts, nccl: str, message:
     if build is None or its_cuda == facts.python.torch_cuda or not build.runs_on(capabilities(facts)):
         # NCCL compares its own version number, not that of CUDA (src/init.cc, "Mismatched NCCL version detected").
         major = (facts.python.torch_cuda or "12").partition(".")[0]
-        return Problem("fail", message, fix=pip_install(node, [f"nvidia-nccl-cu{major}=={nccl}"]))
-    install = _install_build(node, {"torch": f"{release}+{build.tag}"})
+        return Problem("fail", message, fix=install_packages(node, facts, [f"nvidia-nccl-cu{major}=={nccl}"]))
+    install = _install_build(node, facts, {"torch": f"{release}+{build.tag}"})
     if build.suits(facts.gpu.driver_cuda):
         return Problem("fail", message, fix=install)
     return Problem("fail", message, f"{build.tag} needs driver {build.driver} or newer: {install_driver(node, facts)}; then: {install}")

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import homelab
+from homelab.node.setup import record
 from homelab.protocol.code import code_digest, shipped_files
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ PACKAGES = (
 
 
 def read(request: JsonObject) -> JsonObject:
-    """Interpreter, versions of packages, CUDA version of torch."""
+    """Interpreter, who made its environment, versions of packages, CUDA version of torch."""
     return {
         "executable": sys.executable,
+        "made_by_setup": os.path.realpath(sys.prefix) in map(os.path.realpath, record.read()["folders"]),
         "version": platform.python_version(),
         "packages": versions(PACKAGES, sys.path),
         **unsloth(request.get("unsloth_python") or ""),

@@ -1,0 +1,15 @@
+"""The command that installs packages into a node's environment, by whoever made it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from homelab.config.cluster import Node
+from homelab.facts.node import Facts
+from homelab.node_commands import pip_install
+from homelab.text.hint import Command, homelab
+
+
+def install_packages(node: Node, facts: Facts, requirements: Iterable[str], options: str = "") -> Command:
+    """`homelab setup` where that has made the environment: it holds no pip, the node may have no way out, and setup knows what belongs there."""
+    return homelab("setup", node.name) if facts.python.made_by_setup else pip_install(node, requirements, options)
