@@ -16,7 +16,7 @@ MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 300
 # From the ground up: a room imports from the rooms before it, and from no other.
 ROOMS = (
-    "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "planning",
+    "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results", "planning",
     "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "control", "lab", "cli", "__main__",
 )  # fmt: skip
 # What runs on a node is shipped: it imports these rooms, and the controller imports none of it.
@@ -35,6 +35,7 @@ SHARED_NAMES = {
     "data_sample": "a look into the training data before a launch",
     "ddp": "the strategy in which every rank holds the whole model",
     "errors": "errors in three parts",
+    "fetch": "a result that comes to this machine",
     "firewall": "the firewall of a node",
     "fit": "whether a training fits into memory",
     "gpu": "what a node says of its cards",

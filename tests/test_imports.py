@@ -22,7 +22,7 @@ ROOT = Path(homelab.__file__).parent
 PURE = [
     *sorted((ROOT / "planning").rglob("*.py")), *sorted((ROOT / "supervision").rglob("*.py")), *sorted((ROOT / "discovery").rglob("*.py")),
     ROOT / "hardware.py", ROOT / "torch_builds.py",
-    *sorted((ROOT / "facts").rglob("*.py")), *sorted((ROOT / "provision").rglob("*.py")), ROOT / "errors.py", ROOT / "models.py",
+    *sorted((ROOT / "facts").rglob("*.py")), *sorted((ROOT / "provision").rglob("*.py")), *sorted((ROOT / "results").rglob("*.py")), ROOT / "errors.py", ROOT / "models.py",
     *sorted(path for path in (ROOT / "config").rglob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").rglob("*.py")),
     *sorted((ROOT / "launchers").glob("*.py")), *sorted(path for path in (ROOT / "dashboard").glob("*.py") if path.name != "live.py"),

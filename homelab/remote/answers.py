@@ -11,6 +11,7 @@ from homelab.facts.node import Facts
 from homelab.models import WireModel
 from homelab.protocol.layout import USABLE_NAME
 from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed
+from homelab.results.answers_of_nodes import ResultFiles, Results
 from homelab.runs.poll_reply import ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
@@ -252,7 +253,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
-    "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
+    "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
     "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 

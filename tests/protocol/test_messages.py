@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from homelab.facts import node as facts
 from homelab.node.facts import PROBES
-from homelab.protocol import machine_messages, messages
+from homelab.protocol import machine_messages, messages, result_messages
 from homelab.provision import node_state
 from homelab.remote import answers
+from homelab.results import answers_of_nodes
 from homelab.runs import poll_reply
 from homelab.supervision import node_status
 
@@ -29,6 +30,8 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers.SupervisorReach, messages.SupervisorReach), (answers.Barrier, messages.Barrier), (answers.SupervisorStarted, messages.SupervisorStarted),
     (answers.SupervisorLook, messages.SupervisorLook), (answers.SupervisorEnded, messages.SupervisorEnded),
     (node_state.NodeState, messages.SetupState), (node_state.ModelState, messages.ModelState), (node_state.Received, messages.SetupReceived),
+    (answers_of_nodes.Results, result_messages.Results), (answers_of_nodes.ResultFile, result_messages.ResultFile),
+    (answers_of_nodes.ResultFiles, result_messages.ResultFiles),
     (node_state.Made, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
 ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data"}  # its own programs answer; the node passes their words on

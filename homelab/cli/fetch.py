@@ -1,0 +1,48 @@
+"""`homelab fetch`: the trained model comes to this machine."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+FolderArgument = Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN.", show_default=False)]
+
+
+def command(
+    run: common.RunArgument = None,
+    folder: FolderArgument = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Fetch what `homelab merge` has made.")] = False,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Bring the trained adapter (or model) to this machine, with tokenizer and model card. A fetch that was cut off goes on; a second one changes nothing."""
+    from homelab.control.inspection import run_lookup
+    from homelab.control.results import fetch
+    from homelab.remote.fanout import Fleet
+    from homelab.text.sanitize import plain
+    from homelab.text.units import decimal_size
+
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        paths = run_lookup.run(fleet, runs_dir, run, say)
+        place = folder or Path("models") / (f"{paths.name}-merged" if merged else paths.name)
+        done = (fetch.merged if merged else fetch.model)(fleet, paths, place, say)
+    if as_json:
+        common.print_json(done.model_dump())
+        return 0
+    for name in done.left_out:
+        typer.echo(f"note: {plain(name)} stays on {done.node}: only safetensors, GGUF and text are fetched", err=True)
+    what = f"checkpoint {done.step} of {done.run}" if done.step is not None else done.run
+    if done.changed:
+        typer.echo(f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}")
+    else:
+        typer.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
+    same = common.same_options(cluster, runs_dir)
+    typer.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")
+    return 0

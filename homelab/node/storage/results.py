@@ -1,0 +1,87 @@
+"""What a run has made on this node: which results are here, their files with digests, and the bytes of a file from any place on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.node.storage.digests import Kept
+from homelab.protocol import layout, manifest, result_files
+from homelab.protocol.errors import Refusal
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.result_messages import ResultFiles, Results
+
+_DIGEST_LIMIT_S = 3 * 3600.0
+_BLOCK_BYTES = 1 << 20
+
+
+def look(request: JsonObject) -> Results:
+    """Which results of a run lie here. `request`: workdir, run. Memory is what programs may still take (MemAvailable of proc_meminfo(5))."""
+    folder = paths.run_dir(request["workdir"], request["run"])
+    state = os.statvfs(paths.expand(request["workdir"]))
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return {
+        "run_known": bool(names),
+        "final": _is_whole(os.path.join(folder, layout.FINAL)),
+        "merged": _is_whole(os.path.join(folder, result_files.MERGED)),
+        "gguf": [name[len(result_files.GGUF) + 1 :] for name in names if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))],
+        "steps": manifest.steps(folder),
+        "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
+        "memory_bytes": _available_bytes(),
+        "disk_bytes": state.f_bavail * state.f_frsize,
+    }
+
+
+def listed(request: JsonObject) -> ResultFiles:
+    """The files of a result with size and sha256; `left_out`: names of those that are not sent. `request`: workdir, run, folder. Raises Refusal."""
+    folder = _folder(request)
+    names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    sent = [name for name in names if result_files.is_name(name)]
+    kept = Kept(request["workdir"], _DIGEST_LIMIT_S)
+    parts = [{"name": name, **kept.of(os.path.join(folder, name), deep=True)} for name in sent]
+    kept.save()
+    return {
+        "path": folder,
+        "files": [{"name": part["name"], "size": part["size_bytes"], "sha256": part["sha256"]} for part in parts],
+        "left_out": [name for name in names if name not in sent],
+    }
+
+
+def send_part(request: JsonObject, stream: BinaryIO) -> None:
+    """Write `count` bytes of a file from `offset` on to `stream`. `request`: also workdir, run, folder, name. Raises ValueError for another name."""
+    if not result_files.is_name(request["name"]):
+        raise ValueError(f"not a file of a result: {request['name']!r}")
+    left = int(request["count"])
+    with open(os.path.join(_folder(request), request["name"]), "rb") as source:
+        source.seek(int(request["offset"]))
+        while left > 0:
+            block = source.read(min(_BLOCK_BYTES, left))
+            if not block:
+                return
+            stream.write(block)
+            left -= len(block)
+
+
+def _folder(request: JsonObject) -> str:
+    folder = os.path.join(paths.run_dir(request["workdir"], request["run"]), result_files.folder(request["folder"]))
+    if not os.path.isdir(folder):
+        raise Refusal("this result is not on this node", where=folder, hint="`homelab status` shows which nodes took part")
+    return folder
+
+
+def _is_whole(folder: str) -> bool:
+    """Results get their name when they are complete, and all have a card."""
+    return os.path.isfile(os.path.join(folder, result_files.CARD))
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,34 @@
+"""The messages of the node program about what a run has made. The controller validates them: `homelab.results.answers_of_nodes`."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Results(TypedDict):
+    """The answer of `result-look`. `steps`: complete checkpoints; `exported`: those of them in the format of final/."""
+
+    run_known: bool
+    final: bool
+    merged: bool
+    gguf: list[str]
+    steps: list[int]
+    exported: list[int]
+    memory_bytes: int
+    disk_bytes: int
+
+
+class ResultFile(TypedDict):
+    """One file of a result."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class ResultFiles(TypedDict):
+    """The answer of `result-files`."""
+
+    path: str
+    files: list[ResultFile]
+    left_out: list[str]

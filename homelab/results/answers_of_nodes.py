@@ -1,0 +1,75 @@
+"""What a node answers about the results of a run. Pure. Names and sizes from a node become paths and bytes here: they are bounded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from homelab.models import WireModel
+from homelab.protocol import result_files
+
+Step = Annotated[int, Field(ge=0)]
+
+
+class Results(WireModel):
+    """`result-look`. `steps`: complete checkpoints; `exported`: those that were put into the format of final/."""
+
+    run_known: bool
+    final: bool
+    merged: bool
+    gguf: tuple[Annotated[str, Field(max_length=20)], ...]
+    steps: tuple[Step, ...]
+    exported: tuple[Step, ...]
+    memory_bytes: Annotated[int, Field(ge=0)]
+    disk_bytes: Annotated[int, Field(ge=0)]
+
+
+class ResultFile(WireModel):
+    """One file of a result: one path component, of a kind that holds no code."""
+
+    name: str
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+    @field_validator("name")
+    @classmethod
+    def _usable(cls, name: str) -> str:
+        if not result_files.is_name(name):
+            raise ValueError(f"not a file of a result: {name[:100]!r}")
+        return name
+
+    @model_validator(mode="after")
+    def _bounded(self) -> ResultFile:
+        if self.size > result_files.most_bytes(self.name):
+            raise ValueError(f"{self.name} has {self.size} bytes")
+        return self
+
+
+class ResultFiles(WireModel):
+    """`result-files`."""
+
+    path: Annotated[str, Field(max_length=4096)]
+    files: Annotated[tuple[ResultFile, ...], Field(min_length=1, max_length=result_files.MOST_FILES)]
+    left_out: tuple[Annotated[str, Field(max_length=300)], ...] = ()
+
+    @field_validator("files")
+    @classmethod
+    def _distinct(cls, files: tuple[ResultFile, ...]) -> tuple[ResultFile, ...]:
+        # Some disks do not tell small letters from capital ones.
+        if len({file.name.lower() for file in files}) != len(files):
+            raise ValueError("two files have one name")
+        return files
+
+
+class Made(WireModel):
+    """The end of `result-make`: what the program has made, in its own words."""
+
+    folder: Annotated[str, Field(max_length=200)]
+    notes: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
+    figures: dict[Annotated[str, Field(max_length=100)], float | None] = {}
+
+    @field_validator("folder")
+    @classmethod
+    def _known(cls, folder: str) -> str:
+        return result_files.folder(folder)

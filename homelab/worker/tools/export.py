@@ -1,0 +1,79 @@
+"""python -m homelab.worker.tools.export: a checkpoint in the format of final/, so that it can be fetched, merged and served.
+
+Reads one JSON object from standard input, {"run_dir", "step"}, and prints {"made": {"folder"}} as its last line. The weights are those of
+the checkpoint, bit for bit; the base model's own weights are not read (it is built without any), so this takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from homelab.protocol import manifest, result_files
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.errors import WorkerError
+from homelab.worker.runtime import imports
+from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.task import Task
+from homelab.worker.tools import run_model
+
+
+def export(run_dir: Path, step: int) -> str:
+    """Write exports/step-N/ in one piece; its name. Raises WorkerError for a damaged checkpoint, a base that is not here, a full disk."""
+    run = run_model.read_run(run_dir)
+    checkpoint = Path(manifest.folder_of(run_dir, step))
+    checkpoint_folder.verify(checkpoint, run["recipe_hash"])
+    folder = run_dir / result_files.exported(step)
+    if not (folder / result_files.CARD).is_file():
+        task = run_model.task_of(run, run_dir, step)
+        with run_model.replaced(folder) as partial:
+            _write(run, task, checkpoint, partial)
+    return result_files.exported(step)
+
+
+def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> None:
+    imports.prepare(run, bitsandbytes=False)
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from homelab.worker.checkpoints.weights import WEIGHTS
+    from homelab.worker.model.build import DTYPES, add_adapters, from_pretrained, load_tokenizer, model_path
+
+    imports.quiet()
+    path, method = model_path(run), run["recipe"]["method"]
+    config = from_pretrained(AutoConfig, path, revision=run["recipe"]["model"].get("revision"))
+    saved = load_file(str(checkpoint / WEIGHTS))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    if method["kind"] == "full":
+        dtype = DTYPES[task.precision]
+        model.load_state_dict({name: tensor.to(dtype) for name, tensor in saved.items()}, strict=False, assign=True)
+        model.tie_weights()
+        left = [name for name, weight in model.named_parameters() if weight.is_meta]
+        if left:
+            raise WorkerError(f"the checkpoint does not fit this model: {left[0]} is missing", where=str(checkpoint), hint="copy the model's folder to this node again")
+        model.save_pretrained(partial)
+    else:
+        with torch.device("meta"):
+            adapted = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
+        adapted.peft_config["default"].base_model_name_or_path = path
+        adapted.save_pretrained(partial, state_dict=saved, save_embedding_layers=False)
+    load_tokenizer(run, path).save_pretrained(partial)
+    (partial / result_files.CARD).write_text(model_card(task, Curves.carried_by(checkpoint, task)), encoding="utf-8")
+
+
+def main() -> int:
+    """Read the question, write the folder, print its name. Returns 0, or an error's code with its three parts on standard error."""
+    question = json.load(sys.stdin)
+    os.nice(10)
+    return run_model.answered(lambda: {"folder": export(Path(question["run_dir"]).expanduser(), int(question["step"]))})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A checkpoint in the format of final/ holds the same weights as final/ of that step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from homelab.worker.checkpoints import checkpoint_folder  # noqa: E402
+from homelab.worker.checkpoints.weights import WEIGHTS, trained, writers_of  # noqa: E402
+from homelab.worker.errors import WorkerError  # noqa: E402
+from homelab.worker.model.build import load_base, load_model  # noqa: E402
+from homelab.worker.tools import export, run_model  # noqa: E402
+from tests.worker import harness  # noqa: E402
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind: str) -> None:
+    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind=kind)
+    harness.make_plan(run_dir, 1, [12])
+    run = run_model.read_run(run_dir)
+    built = load_model(run_model.task_of(run, run_dir), str(model), lambda note: None)
+    with torch.no_grad():
+        for weight in built.parameters():
+            if weight.requires_grad:
+                weight.add_(0.01)
+    checkpoint_folder.write(run_dir / "checkpoints", 3, run["recipe_hash"], writers_of({WEIGHTS: trained(built)}))
+    built.save_pretrained(tmp_path / "wanted")
+    assert export.export(run_dir, 3) == "exports/step-00000003"
+    for name in ("adapter_model" if kind == "lora" else "model",):
+        wanted, made = (load_file(folder / f"{name}.safetensors") for folder in (tmp_path / "wanted", run_dir / "exports/step-00000003"))
+        assert wanted.keys() == made.keys() and all(torch.equal(wanted[key], made[key]) for key in wanted)
+    files = {path.name for path in (run_dir / "exports/step-00000003").iterdir()}
+    assert {"README.md", "tokenizer.json"} <= files
+    if kind == "lora":
+        from peft import PeftModel
+
+        asked = PeftModel.from_pretrained(load_base(str(model), None, "lora", torch.float32, None, ""), run_dir / "exports/step-00000003")
+        tokens = torch.arange(3, 20).view(1, -1)
+        assert torch.equal(asked.eval()(input_ids=tokens).logits, built.eval()(input_ids=tokens).logits)
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, model: Path, data: Path) -> None:
+    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind="lora")
+    harness.make_plan(run_dir, 1, [12])
+    folder = checkpoint_folder.write(run_dir / "checkpoints", 3, run_model.read_run(run_dir)["recipe_hash"], writers_of({"x.json": {"a": 1}}))
+    (folder / "x.json").write_text("{}")
+    with pytest.raises(WorkerError):
+        export.export(run_dir, 3)
+    assert not list((run_dir).glob("exports/*"))
