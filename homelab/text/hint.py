@@ -15,7 +15,10 @@ from typing import Self
 Options = Callable[[str], str]
 """Name of a command of ours -> the options to add to it, as shell text (" --cluster FILE"), or an empty string."""
 
-_OWN_NAMES = ("chat", "doctor", "fetch", "init", "launch", "logs", "plan", "preflight", "recover", "runs", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "trust", "why")
+_OWN_NAMES = (
+    "chat", "doctor", "fetch", "init", "launch", "logs", "plan", "preflight", "recover", "runs",
+    "setup", "status", "stop", "supervise", "teardown", "tensorboard", "trust", "why",
+)  # fmt: skip
 # Not "the user that homelab logs in with".
 _OWN = re.compile(rf"(?<![\w./-])homelab ({'|'.join(_OWN_NAMES)})\b(?!-)(?! in with)")
 
