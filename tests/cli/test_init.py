@@ -97,7 +97,7 @@ def test_from_an_ssh_config_to_a_cluster_and_again(home: Home) -> None:
     home.believe(0, 1)
     done = home.init("--yes", "--no-this-machine")
     assert names(home) == ["cellar", "attic"], done.stderr
-    assert "cores" in home.file.read_text() and "wrote" in done.stdout and "Next: homelab preflight" in done.stdout
+    assert "cores" in home.file.read_text() and "wrote" in done.stdout and "Next: homelab setup" in done.stdout
     assert {node.host for node in load_cluster(home.file).nodes} == {"attic", "cellar"}
     assert "code" not in done.stderr and "github" not in done.stdout + done.stderr
     first = home.file.read_bytes()
