@@ -27,7 +27,7 @@ from homelab.text.hint import Hint
 from homelab.text.sanitize import plain_lines, shortened
 
 __all__ = (
-    "EXIT_DONE", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "HomelabError", "InputError",
+    "EXIT_DONE", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "BusyError", "HomelabError", "InputError",
     "SilentError", "StoppedError", "SupersededError", "TakenError", "ThreePartError", "UnreachableError", "did_you_mean",
 )  # fmt: skip
 
@@ -57,6 +57,10 @@ class UnreachableError(HomelabError):
 
 class SilentError(UnreachableError):
     """A node's address does not answer: it is off or away, or this machine has no network itself."""
+
+
+class BusyError(HomelabError):
+    """The node does the same for another command just now: the question can be asked again."""
 
 
 class TakenError(HomelabError):

@@ -39,7 +39,7 @@ def command(
                 return 1
         with common.progress(as_json) as say:
             say("removing")
-            removed, failed = remove_environments.remove(fleet, having)
+            removed, failed = remove_environments.remove(fleet, having, say)
     errors |= failed
     if as_json:
         common.print_json({"removed": {name: list(entry.removed) for name, entry in removed.items()}, "errors": {name: error.as_dict() for name, error in errors.items()}})

@@ -21,8 +21,11 @@ T = TypeVar("T")
 Outcome = tuple[dict[str, T], dict[str, HomelabError]]
 
 
-def on_all(names: Iterable[str], work: Callable[[str], T]) -> Outcome[T]:
-    """Run `work(name)` for all names in parallel. A HomelabError is that node's outcome; any other error is ours and is raised."""
+def on_all(names: Iterable[str], work: Callable[[str], T], *, stop: Callable[[], object] | None = None) -> Outcome[T]:
+    """Run `work(name)` for all names in parallel. A HomelabError is that node's outcome; any other error is ours and is raised.
+
+    Ctrl-C waits for the work that goes on; `stop` is called before, to end work that can last for minutes.
+    """
     results: dict[str, T] = {}
     errors: dict[str, HomelabError] = {}
     names = list(names)
@@ -30,11 +33,17 @@ def on_all(names: Iterable[str], work: Callable[[str], T]) -> Outcome[T]:
         return results, errors
     with ThreadPoolExecutor(max_workers=min(32, len(names)), thread_name_prefix="node") as pool:
         futures = {name: pool.submit(work, name) for name in names}
-        for name, future in futures.items():
-            try:
-                results[name] = future.result()
-            except HomelabError as error:
-                errors[name] = error
+        try:
+            for name, future in futures.items():
+                try:
+                    results[name] = future.result()
+                except HomelabError as error:
+                    errors[name] = error
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if stop:
+                stop()
+            raise
     return results, errors
 
 
@@ -93,6 +102,11 @@ class Fleet:
         """End what is being asked of this node, from another thread, and ask it nothing any more: it would be waited for in vain."""
         self._given_up[name] = UnreachableError(because, where=f"node {name}", hint=homelab("preflight --only ssh"))
         self._drop(name)
+
+    def give_up_all(self) -> None:
+        """The same for all nodes, because the user has pressed Ctrl-C."""
+        for node in self.cluster.nodes:
+            self.give_up(node.name, "stopped by Ctrl-C")
 
     def _refuse_given_up(self, name: str) -> None:
         if name in self._given_up:

@@ -9,6 +9,7 @@ from homelab.errors import HomelabError
 from homelab.provision.node_state import Removed
 from homelab.remote.fanout import Fleet, Outcome, on_all
 from homelab.text.hint import homelab
+from homelab.text.say import Say
 from homelab.text.units import listed
 
 _REMOVE_TIMEOUT_S = 600.0
@@ -19,12 +20,17 @@ def made(fleet: Fleet, names: Iterable[str]) -> Outcome[tuple[str, ...]]:
     return on_all(names, lambda name: setup_nodes.look(fleet.agent(name), {}).folders)
 
 
-def remove(fleet: Fleet, names: Iterable[str]) -> Outcome[Removed]:
+def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[Removed]:
     """Remove them. A node where a run lives keeps its environment."""
 
     def one(name: str) -> Removed:
         setup_nodes.refuse_while_runs_live(fleet.agent(name))
-        removed = Removed.model_validate(fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S))
+        removed = Removed.model_validate(
+            setup_nodes.when_free(
+                lambda: fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S),
+                lambda: say(f"{name}: waiting for a setup that works on this node"),
+            )
+        )
         if removed.left:
             raise HomelabError(f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name))
         return removed

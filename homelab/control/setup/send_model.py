@@ -39,7 +39,7 @@ def run(fleet: Fleet, names: Iterable[str], source: ModelSource, *, check: bool,
     """Send what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
     progress = TransferProgress(say)
-    return on_all(list(names), lambda name: _one(fleet.agent(name), source, check=check, progress=progress))
+    return on_all(list(names), lambda name: _one(fleet.agent(name), source, check=check, progress=progress), stop=fleet.give_up_all)
 
 
 def _one(agent: Agent, source: ModelSource, *, check: bool, progress: TransferProgress) -> ModelDone:

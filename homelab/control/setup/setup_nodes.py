@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from homelab.control.setup import cache, python_archive, send, uv_program, wheelhouse
 from homelab.control.setup.transfer_progress import TransferProgress
 from homelab.control.setup.wanted import Wanted
-from homelab.errors import HomelabError
+from homelab.errors import BusyError, HomelabError
 from homelab.models import DisplayValue
 from homelab.node_commands import environment_of
 from homelab.protocol import files
@@ -26,7 +28,11 @@ from homelab.text.units import listed
 
 _LOOK_TIMEOUT_S = 300.0  # some gigabytes are read to their ends
 _MAKE_TIMEOUT_S = 3600.0
+_BUSY_LIMIT_S = 600.0
+_BUSY_AGAIN_S = 2.0
 _TARGET = send.Target("setup-receive", {})
+
+T = TypeVar("T")
 
 
 class NodeDone(DisplayValue):
@@ -44,7 +50,7 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     """Bring these nodes to what is wanted, or with `check` only compare. One node's error does not stop the others."""
     names = list(names)
     say(f"looking at the environment of {listed(names)}")
-    states, errors = on_all(names, lambda name: look(fleet.agent(name), {}))
+    states, errors = on_all(names, lambda name: look(fleet.agent(name), {}), stop=fleet.give_up_all)
     python = fleet_python(states)
     platforms, refused = on_all(states, lambda name: _usable(fleet, name, states[name], python))
     errors |= refused
@@ -70,7 +76,7 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
             packages=len(lock.packages), sent_bytes=sent,
         )  # fmt: skip
 
-    done, failed = on_all(platforms, one)
+    done, failed = on_all(platforms, one, stop=fleet.give_up_all)
     return done, errors | failed
 
 
@@ -94,6 +100,19 @@ def refuse_while_runs_live(agent: Agent) -> None:
         raise HomelabError(
             f"run {listed(alive)} uses the environment of this node now", where=f"node {agent.node.name}", hint=Hint("{}, or wait for its end", homelab("stop", alive[0]))
         )
+
+
+def when_free(ask: Callable[[], T], say_waiting: Callable[[], object]) -> T:
+    """The answer, once the setup of a command that was killed has ended on this node. Raises BusyError after `_BUSY_LIMIT_S`, HomelabError."""
+    until_s = time.monotonic() + _BUSY_LIMIT_S
+    while True:
+        try:
+            return ask()
+        except BusyError:
+            if time.monotonic() > until_s:
+                raise
+        say_waiting()
+        time.sleep(_BUSY_AGAIN_S)
 
 
 def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
@@ -130,9 +149,12 @@ def _bring(
     progress.begin(name, steps.send_bytes)
     for part in steps.parts:
         send.file(agent, _TARGET, part, sources[part], state.partial.get(part.name, 0), lambda count: progress.add(name, count))
-    progress.end(name, f"installing {len(lock.packages)} packages")
     request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest}
-    made = agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S)
+    progress.end(name, f"installing {len(lock.packages)} packages")
+    made = when_free(
+        lambda: agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S),
+        lambda: progress.end(name, "waiting for another setup that works on this node"),
+    )
     if made["packages"] != lock.versions:
         raise HomelabError(
             "the environment does not hold what was installed", where=f"node {name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -142,6 +143,50 @@ def test_other_requirements_change_only_what_differs(bench: Bench) -> None:
     done = bench.setup()
     assert done["difference"] == "install six; remove idna"
     assert next((bench.home / ".homelab/env/lib").rglob("humanize/__init__.py")).stat().st_ino == untouched
+
+
+def test_the_setup_of_a_killed_command_is_waited_for(bench: Bench) -> None:
+    """Its uv goes on alone and holds the lock: the next call waits and says so."""
+    bench.requirements.write_text("humanize\n")
+    with (bench.home / ".homelab/setup/lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "waiting for another setup" in line:
+                break
+        else:
+            raise AssertionError("it did not wait")
+    process.communicate(timeout=120)
+    assert process.returncode == 0 and not list((bench.home / ".homelab/env/lib").rglob("six.py"))
+
+
+def test_ctrl_c_stops_the_sending(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call goes on where it stopped."""
+    monkeypatch.setitem(bench.environment, "HOME", str(tmp_path))
+    size = 2_000_000_000
+    folder = tmp_path / "models/tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"{}")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE)
+    command = bench.command("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe))
+    process = subprocess.Popen(command, env=bench.environment, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 300
+
+    def arrived_bytes() -> int:
+        return max((path.stat().st_size for path in (bench.home / "models").rglob("*") if path.is_file()), default=0)
+
+    while arrived_bytes() < size / 20 and process.poll() is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130 and "Traceback" not in said, said
+    assert size / 20 <= arrived_bytes() < size / 2
+    shutil.rmtree(bench.home / "models")
 
 
 def test_the_model_of_a_recipe_comes_along(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

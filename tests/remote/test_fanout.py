@@ -1,0 +1,45 @@
+"""Work on all nodes at once: outcomes by name, and Ctrl-C ends what goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from homelab.errors import HomelabError
+from homelab.remote.fanout import on_all
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_an_error_is_the_outcome_of_its_node() -> None:
+    def work(name: str) -> int:
+        if name == "b":
+            raise HomelabError("no")
+        return 1
+
+    results, errors = on_all(["a", "b", "c"], work)
+    assert results == {"a": 1, "c": 1} and str(errors["b"].message) == "no"
+
+
+def test_ctrl_c_calls_stop_and_starts_nothing_more() -> None:
+    stopped, begun = threading.Event(), threading.Barrier(33)
+    names = [str(number) for number in range(40)]  # more than there are threads
+    worked: list[str] = []
+
+    def work(name: str) -> None:
+        worked.append(name)
+        begun.wait()
+        assert stopped.wait(30)
+
+    def press() -> None:
+        begun.wait()
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        on_all(names, work, stop=stopped.set)
+    assert stopped.is_set() and len(worked) == 32
