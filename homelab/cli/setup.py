@@ -11,7 +11,7 @@ import typer
 from homelab.cli import common
 
 if TYPE_CHECKING:
-    from homelab.config.recipe import Model
+    from homelab.config.recipe import Recipe
     from homelab.errors import HomelabError
 
 NodesArgument = Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False)]
@@ -24,22 +24,31 @@ def command(
         Path | None, typer.Option("--requirements", metavar="FILE", help="Install these packages instead of the worker's (lines as for pip).", show_default=False)
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option("--recipe", metavar="FILE", help="Also send the base model of this recipe to the nodes that lack it.", show_default=False)
+        Path | None, typer.Option("--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model to the nodes that lack it.", show_default=False)
     ] = None,
+    unsloth: Annotated[bool, typer.Option("--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Install the worker's packages on every node, where cluster.toml's `python` says. The nodes need no internet and no root: this machine fetches everything."""
+    """Install the training's packages on every node, where cluster.toml's `python` says. The nodes need no internet and no root: this machine fetches everything."""
+    from homelab.config.interpreter import uses_unsloth, with_unsloth
     from homelab.control.setup import model_source, send_model, setup_nodes, wanted
+    from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
-    model = _model_of(recipe) if recipe else None
+    training = _training_of(recipe) if recipe else None
+    model = training.model if training else None
+    unsloth = unsloth or uses_unsloth(training)
+    if unsloth and requirements:
+        raise InputError("Unsloth's packages are a list of their own", where="--requirements", hint=f"leave {'--recipe' if recipe else '--unsloth'} or --requirements out")
     whole = common.load_cluster(cluster)
+    if unsloth:
+        whole = with_unsloth(whole)
     names = [node.name for node in common.load_cluster(cluster, ",".join(nodes or [])).nodes]
     models: dict[str, send_model.ModelDone] = {}
     without_model: dict[str, HomelabError] = {}
     with Fleet(whole) as fleet, common.progress(as_json) as say:
-        what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say)
+        what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
         done, errors = setup_nodes.run(fleet, names, what, check=check, say=say)
         if model:
             models, without_model = send_model.run(fleet, done, model_source.of_recipe(model, say), check=check, say=say)
@@ -62,7 +71,7 @@ def command(
             typer.echo(f"{name}: {models[name].text}")
     common.raise_first(errors.values())
     if check:
-        with_recipe = f" --recipe {shlex.quote(str(recipe))}" if recipe else ""
+        with_recipe = f" --recipe {shlex.quote(str(recipe))}" if recipe else " --unsloth" if unsloth else ""
         typer.echo(f"Next: homelab setup{with_recipe}{common.same_options(cluster)}" if differs else "Nothing to do.")
         return int(differs)
     of_recipe = f" {shlex.quote(str(recipe))}" if recipe else ""
@@ -70,11 +79,11 @@ def command(
     return 0
 
 
-def _model_of(path: Path) -> Model:
+def _training_of(path: Path) -> Recipe:
     from homelab.config.load import load_recipe
     from homelab.errors import InputError
 
     recipe = load_recipe(path)
     if recipe.model is None:
         raise InputError("this recipe has no [model]: a [script] brings its own", where=str(path), hint="leave --recipe out")
-    return recipe.model
+    return recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 
-# What the law was tested with (scripts/constraints-unsloth.txt), for nodes that have nothing yet.
+# What the law was tested with (homelab/provision/unsloth-packages.txt), for nodes that have nothing yet.
 UNSLOTH_VERSIONS = {
     "torch": "2.13.0", "transformers": "5.17.0", "peft": "0.21.2", "accelerate": "1.15.0", "unsloth": "2026.10.9", "unsloth-zoo": "2026.10.9",
     "trl": "1.15.0", "datasets": "4.8.5", "bitsandbytes": "0.50.2", "tensorboard": "2.21.0",
@@ -23,8 +23,11 @@ def uses_unsloth(recipe: Recipe | None) -> bool:
 
 def for_recipe(cluster: Cluster, recipe: Recipe | None) -> Cluster:
     """The same cluster, where `python` of every node is that of the environment which this recipe trains in."""
-    if not uses_unsloth(recipe):
-        return cluster
+    return with_unsloth(cluster) if uses_unsloth(recipe) else cluster
+
+
+def with_unsloth(cluster: Cluster) -> Cluster:
+    """The same cluster, where `python` of every node is its `unsloth_python`."""
     nodes = tuple(node.model_copy(update={"python": node.unsloth_python}) for node in cluster.nodes)
     return cluster.model_copy(update={"nodes": nodes})
 

@@ -36,5 +36,5 @@ def _of_unsloth(dropout: float, machines: Machines) -> str:
     elif facts[node.name].python.unsloth:
         state = f"{facts[node.name].python.unsloth} is there, at {node.unsloth_python}"
     else:
-        state = f"there is none at {node.unsloth_python}: README, Unsloth"
+        state = f"there is none at {node.unsloth_python}: homelab setup {node.name} --unsloth"
     return f'Unsloth would be taken for this one card: [method] backend = "unsloth" ({state})'

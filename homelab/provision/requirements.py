@@ -34,9 +34,10 @@ class Package(WireModel):
 
 
 class Lock(WireModel):
-    """The packages of one platform, by name."""
+    """The packages of one platform, by name. `is_closed`: they are all that they name."""
 
     packages: tuple[Package, ...]
+    is_closed: bool = True
 
     @property
     def text(self) -> str:
@@ -52,6 +53,12 @@ class Lock(WireModel):
     def versions(self) -> dict[str, str]:
         """{name: version}."""
         return {package.name: package.version for package in self.packages}
+
+
+def joined(first: Lock, second: Lock) -> Lock:
+    """The packages of both; where both name one, it is that of the first. The second was resolved without what its packages name."""
+    packages = {package.name: package for package in (*second.packages, *first.packages)}
+    return Lock(packages=tuple(packages[name] for name in sorted(packages)), is_closed=False)
 
 
 def normal(name: str) -> str:

@@ -57,7 +57,7 @@ def test_agents_that_are_connected_already_are_asked_with_it() -> None:
 
 
 def test_what_hints_install_is_what_was_tested() -> None:
-    text = (REPOSITORY / "scripts" / "constraints-unsloth.txt").read_text(encoding="utf-8")
+    text = (REPOSITORY / "homelab" / "provision" / "unsloth-packages.txt").read_text(encoding="utf-8")
     pins = {name.lower().replace("_", "-"): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.M)}
     assert interpreter.UNSLOTH_VERSIONS.items() <= pins.items()
     assert "torch" in interpreter.UNSLOTH_VERSIONS and "unsloth" in interpreter.UNSLOTH_VERSIONS
@@ -74,5 +74,5 @@ def test_nodes_that_have_nothing_are_told_to_install_what_was_tested() -> None:
     seen = replace(seen, cluster=interpreter.for_recipe(seen.cluster, seen.recipe))
     (finding,) = [found for found in registry.judge_all(seen, ()) if found.check == "python.interpreter"]
     assert "there is no Python at ~/.homelab/unsloth/bin/python" in finding.message
-    assert "python3 -m venv ~/.homelab/unsloth && ~/.homelab/unsloth/bin/pip install torch==2.13.0 transformers==5.17.0" in finding.fix
+    assert finding.fix == f"homelab setup {healthy.NAMES[0]} --unsloth"
     assert 'unsloth_python = "..."' in finding.hint

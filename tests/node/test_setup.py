@@ -74,7 +74,7 @@ def test_teardown_keeps_home_workdir_and_links(home: Path, path: str) -> None:
     (home / "homelab").mkdir()
     (home / "elsewhere").mkdir()
     (home / "link").symlink_to("elsewhere")
-    record.write({"folders": [path.format(home=home)], "parents": [], "lock": ""})
+    record.write({"folders": [path.format(home=home)], "parents": [], "locks": {}})
     assert worker_environment.remove({"workdir": "~/homelab"})["left"] == [path.format(home=home)]
     assert (home / "homelab").is_dir() and (home / "elsewhere").is_dir()
 
@@ -83,7 +83,7 @@ def test_an_environment_of_somebody_else_is_refused(home: Path) -> None:
     (home / "env").mkdir()
     (home / "env/pyvenv.cfg").write_text("home = /usr/bin\n")
     with pytest.raises(Refusal, match="was not made by homelab setup"):
-        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x"})
+        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     assert (home / "env/pyvenv.cfg").exists()
     state = installed.look({"environment": "~/env"})
     assert state["environment_exists"] and not state["environment_is_ours"]
@@ -94,5 +94,5 @@ def test_one_setup_at_a_time(home: Path) -> None:
     descriptor = os.open(os.path.join(record.folder(), "lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(Refusal, match="another setup works on this node"):
-        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x"})
+        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     os.close(descriptor)

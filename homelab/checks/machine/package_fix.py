@@ -12,4 +12,9 @@ from homelab.text.hint import Command, homelab
 
 def install_packages(node: Node, facts: Facts, requirements: Iterable[str], options: str = "") -> Command:
     """`homelab setup` where that has made the environment: it holds no pip, the node may have no way out, and setup knows what belongs there."""
-    return homelab("setup", node.name) if facts.python.made_by_setup else pip_install(node, requirements, options)
+    return setup(node) if facts.python.made_by_setup else pip_install(node, requirements, options)
+
+
+def setup(node: Node) -> Command:
+    """`homelab setup` for this node, whose `python` may be that of the environment which trains with Unsloth."""
+    return homelab("setup", node.name, *(["--unsloth"] if node.python == node.unsloth_python else []))

@@ -12,14 +12,14 @@ from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence, Level, answered
 from homelab.checks.gpu.driver import install_driver
 from homelab.checks.machine import version_drift
-from homelab.checks.machine.package_fix import install_packages
+from homelab.checks.machine.package_fix import install_packages, setup
 from homelab.checks.machine.version_drift import common_versions, numbers, packages_compared, packages_needed, plain
 from homelab.config.cluster import Node
 from homelab.config.interpreter import UNSLOTH_VERSIONS, key_of, uses_unsloth
 from homelab.facts.node import Facts
 from homelab.node_commands import create_environment, environment_of, on_node, path_word
 from homelab.provision.torch_choice import capabilities
-from homelab.text.hint import Command, Hint, homelab
+from homelab.text.hint import Command, Hint
 from homelab.text.units import listed
 
 OLDEST = (3, 11)
@@ -30,9 +30,8 @@ def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
     """fail where nothing is at the configured path and the agent was started with another Python."""
     if version_drift.is_fallback(node, facts):
         message = f"there is no Python at {node.python}; {facts.python.executable} answered in its place"
-        # setup installs what recipes without a program of their own and without Unsloth need.
-        is_ours = not _is_script(evidence) and not uses_unsloth(evidence.recipe)
-        create = homelab("setup", node.name) if is_ours else create_environment(node, _wanted(evidence))
+        # What a program of the user's needs, nobody but them knows.
+        create = create_environment(node, _wanted(evidence)) if _is_script(evidence) else setup(node)
         edit = f'edit cluster.toml, node {node.name} or [defaults]: {key_of(evidence.recipe)} = "..."'
         if environment_of(node) and re.fullmatch(r"python(3(\.\d+)?)?", posixpath.basename(node.python)):
             yield Problem("fail", message, Hint("{} (or, where that is not the right path, {})", create, edit), create)

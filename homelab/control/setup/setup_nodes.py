@@ -57,7 +57,7 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     locks = {}
     for platform in dict.fromkeys(platforms.values()):
         say(f"resolving the packages for {platform.name}")
-        locks[platform] = wheelhouse.lock(wanted.lines, wanted.index, platform)
+        locks[platform] = wheelhouse.lock(wanted, platform)
     todo = {name: setup_plan.difference(states[name], locks[platform], platform.python) for name, platform in platforms.items()}
     sources = {}
     if not check:
@@ -149,7 +149,7 @@ def _bring(
     progress.begin(name, steps.send_bytes)
     for part in steps.parts:
         send.file(agent, _TARGET, part, sources[part], state.partial.get(part.name, 0), lambda count: progress.add(name, count))
-    request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest}
+    request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest, "is_closed": lock.is_closed}
     progress.end(name, f"installing {len(lock.packages)} packages")
     made = when_free(
         lambda: agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from homelab.control.preflight import gather
 from homelab.errors import HomelabError, InputError
+from homelab.provision import unsloth_packages
 from homelab.provision.torch_choice import TorchChoice, fleet_build
 from homelab.remote.fanout import Fleet
 from homelab.text.hint import Hint, homelab
@@ -17,10 +18,11 @@ from homelab.text.say import Say
 
 @dataclass(frozen=True)
 class Wanted:
-    """`lines` as in a requirements file; `torch` None where a file says everything."""
+    """`lines` as in a requirements file, and `alone`, lines of packages that are installed without what they name; `torch` None where a file says everything."""
 
     lines: tuple[str, ...]
     torch: TorchChoice | None
+    alone: tuple[str, ...] = ()
 
     @property
     def index(self) -> str | None:
@@ -41,8 +43,8 @@ def of_file(path: Path) -> Wanted:
     return Wanted(lines, None)
 
 
-def of_fleet(fleet: Fleet, say: Say) -> Wanted:
-    """The worker's packages, and the torch for all nodes of the cluster: that of a part would not suit the others.
+def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> Wanted:
+    """The worker's packages, or those that train with Unsloth, and the torch for all nodes of the cluster: that of a part would not suit the others.
 
     Raises HomelabError where no build suits all, and the error of a node that does not answer.
     """
@@ -50,6 +52,8 @@ def of_fleet(fleet: Fleet, say: Say) -> Wanted:
     for error in gathered.unreachable.values():
         raise error
     torch = fleet_build(gathered.facts)
+    if unsloth:
+        return Wanted((torch.requirement,), torch, unsloth_packages.without_torch())
     return Wanted((torch.requirement, *_worker_packages()), torch)
 
 

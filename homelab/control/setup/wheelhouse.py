@@ -11,35 +11,46 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from homelab.control.setup import cache
+from homelab.control.setup.wanted import Wanted
 from homelab.errors import HomelabError
 from homelab.protocol import files
 from homelab.protocol.digest import file_sha256
 from homelab.provision.platform import Platform
-from homelab.provision.requirements import Lock, Package, key_of, lock_of_report
+from homelab.provision.requirements import Lock, Package, joined, key_of, lock_of_report
 from homelab.provision.setup_plan import Part
 from homelab.text.hint import Hint, homelab
 
 
-def lock(wanted: Sequence[str], index: str | None, platform: Platform) -> Lock:
-    """The lock of these requirement lines, as it was resolved first. Raises HomelabError."""
-    place = cache.folder() / "locks" / f"{key_of([*wanted, index or ''], platform.name)}.json"
+def lock(wanted: Wanted, platform: Platform) -> Lock:
+    """The lock of what is wanted, as it was resolved first. Raises HomelabError."""
+    alone = ["alone:", *wanted.alone] if wanted.alone else []
+    place = cache.folder() / "locks" / f"{key_of([*wanted.lines, wanted.index or '', *alone], platform.name)}.json"
     if place.is_file():
         try:
             return Lock.model_validate(files.read_json(place))
         except ValidationError:
             pass  # damaged: resolved anew
-    with tempfile.TemporaryDirectory(prefix="homelab-setup-") as folder:
-        lines, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
-        lines.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
-        # --target is what pip wants with --platform; nothing is installed (--dry-run). One retry: an index that cannot be reached is asked for every package.
-        arguments = ["install", "-q", "--retries", "1", "--dry-run", "--ignore-installed", "--target", str(Path(folder, "none")), "--report", str(report)]
-        cache.pip([*arguments, *_for(platform), *_index(index), "-r", str(lines)], "the packages cannot be resolved")
-        try:
-            resolved = lock_of_report(json.loads(report.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, ValueError) as error:
-            raise HomelabError(f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))) from None
+    # What is installed alone has fixed versions, which hold for what torch names, too; but a torch for cards names the triton that belongs to it.
+    constraints = [line for line in wanted.alone if not line.startswith("triton==")]
+    resolved = _resolve(wanted.lines, [*_for(platform), *_index(wanted.index)], constraints)
+    if wanted.alone:
+        resolved = joined(resolved, _resolve(wanted.alone, ["--no-deps", *_for(platform)], ()))
     files.write_json(place, resolved.model_dump())
     return resolved
+
+
+def _resolve(wanted: Sequence[str], options: Sequence[str], constraints: Sequence[str]) -> Lock:
+    with tempfile.TemporaryDirectory(prefix="homelab-setup-") as folder:
+        lines, limits, report = Path(folder, "wanted.txt"), Path(folder, "constraints.txt"), Path(folder, "report.json")
+        lines.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
+        limits.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
+        # --target is what pip wants with --platform; nothing is installed (--dry-run). One retry: an index that cannot be reached is asked for every package.
+        arguments = ["install", "-q", "--retries", "1", "--dry-run", "--ignore-installed", "--target", str(Path(folder, "none")), "--report", str(report)]
+        cache.pip([*arguments, *options, "-r", str(lines), "-c", str(limits)], "the packages cannot be resolved")
+        try:
+            return lock_of_report(json.loads(report.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise HomelabError(f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))) from None
 
 
 def fetch(resolved: Lock, platform: Platform) -> None:

@@ -35,7 +35,7 @@ def look(request: JsonObject) -> SetupState:
         "environment_is_ours": environment in made["folders"],
         "environment_python": _version_of(os.path.join(environment, "bin", "python"))[1] if there else "",
         "packages": _packages(environment),
-        "lock": made["lock"] if there else "",
+        "lock": made["locks"].get(environment, "") if there else "",
         "good": sorted(name for name, sha256 in wanted.items() if _is_good(pieces.place(name), sha256)),
         "partial": {name: size for name, sha256 in wanted.items() if (size := pieces.partial_size(sha256))},
         "disk_free": min(disk_free(record.folder()), disk_free(environment)),  # they may lie on two disks

@@ -1,6 +1,7 @@
 """What setup has made on this node: ~/.homelab/setup.json, and the folders that it names.
 
-    ~/.homelab/setup.json    {"folders": [made by setup], "parents": [made around them], "lock": digest of what is installed, "" while it is being installed}
+    ~/.homelab/setup.json    {"folders": [made by setup], "parents": [made around them],
+                             "locks": {environment: digest of what is installed, "" while it is being installed}}
     ~/.homelab/setup/        uv.whl and the uv in it, requirements.txt, wheels/, partial/ (files that are still coming), lock
 
 A folder is written down before it is made: whatever ends setup, teardown finds all of it.
@@ -36,10 +37,11 @@ def folder() -> str:
 
 
 def read() -> JsonObject:
-    """{"folders": [paths], "parents": [paths], "lock": text}; empty ones where nothing was made."""
+    """{"folders": [paths], "parents": [paths], "locks": {path: text}}; empty ones where nothing was made."""
     value = files.read_object(record_path()) or {}
     paths = {key: [path for path in value.get(key) or [] if isinstance(path, str) and os.path.isabs(path)] for key in ("folders", "parents")}
-    return {**paths, "lock": str(value.get("lock") or "")}
+    locks = value.get("locks")
+    return {**paths, "locks": {str(path): str(lock) for path, lock in locks.items()} if isinstance(locks, dict) else {}}
 
 
 def write(record: JsonObject) -> None:

@@ -24,7 +24,7 @@ def make(request: JsonObject) -> SetupMade:
     """Install exactly what requirements.txt says.
 
     `request`: environment (folder), python and version (to make it with: a path, or "" for the one that was sent, and "3.12"), lock (digest
-    of requirements.txt).
+    of requirements.txt), is_closed (false: it holds less than its packages name, as for Unsloth).
 
     An environment whose installation was cut off, that was changed since, or that has another Python, is made anew: half a package can look
     like a whole one. uv changes only one that holds another lock whole.
@@ -36,10 +36,10 @@ def make(request: JsonObject) -> SetupMade:
         if os.path.lexists(environment) and environment not in made["folders"] and os.listdir(environment):
             raise Refusal("this environment was not made by homelab setup", where=environment, hint="move it away, then: homelab setup")
         there = installed.look({"environment": environment})["environment_python"]
-        keeps = made["lock"] not in ("", request["lock"]) and there.startswith(request["version"] + ".")
+        keeps = made["locks"].get(environment, "") not in ("", request["lock"]) and there.startswith(request["version"] + ".")
         _unpack_uv()
         made = record.note(environment)
-        record.write({**made, "lock": ""})
+        record.write({**made, "locks": {**made["locks"], environment: ""}})
         if not keeps:
             _uv(lock, "venv", "--clear", "--python", request["python"] or sent_python.unpack(request["version"]), environment)
         wheels = os.path.join(record.folder(), "wheels")
@@ -49,10 +49,11 @@ def make(request: JsonObject) -> SetupMade:
             lock, "pip", "sync", "--python", python, "--no-index", "--find-links", wheels, "--require-hashes", "--allow-empty-requirements",
             pieces.place("requirements.txt"),
         )  # fmt: skip
-        said += _uv(lock, "pip", "check", "--python", python)
+        if request["is_closed"]:
+            said += _uv(lock, "pip", "check", "--python", python)
         _remove_other_wheels(wheels)
         shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
-        record.write({**made, "lock": request["lock"]})
+        record.write({**made, "locks": {**made["locks"], environment: request["lock"]}})
     return {"packages": installed.look({"environment": environment})["packages"], "said": said[-20:]}
 
 
@@ -72,7 +73,7 @@ def remove(request: JsonObject) -> SetupRemoved:
             shutil.rmtree(path, ignore_errors=True)
             (left if os.path.lexists(path) else removed).append(path)
         if left:
-            record.write({**made, "folders": left, "lock": ""})
+            record.write({**made, "folders": left, "locks": {}})
         elif os.path.exists(record.record_path()):
             os.unlink(record.record_path())
         for path in sorted(made["parents"], key=len, reverse=True):

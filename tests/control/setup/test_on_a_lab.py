@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from homelab.config.interpreter import UNSLOTH_VERSIONS
 from homelab.lab import Lab
 from tests.lab.conftest import namespaces_missing
 from tests.worker.fake_hub import Hub
@@ -129,7 +130,7 @@ def test_a_damaged_wheel_is_sent_again(bench: Bench) -> None:
 def test_an_installation_that_was_cut_off_is_made_anew(bench: Bench) -> None:
     """As kill -9 on the node leaves it: the record says that nothing is installed whole, and a module is missing."""
     path = bench.home / ".homelab/setup.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lock": ""}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "locks": {}}))
     for module in (bench.home / ".homelab/env/lib").rglob("humanize/__init__.py"):
         module.unlink()
     done = bench.setup()
@@ -244,6 +245,16 @@ def test_another_model_in_the_folder_of_the_recipe_stays(bench: Bench, tmp_path:
     assert "config.json and model.safetensors of another model are there" in said and "fix: " in said
     assert (bench.home / "models/mine/model.safetensors").read_text() == "of the node"
     shutil.rmtree(bench.home / "models/mine")
+
+
+def test_unsloth_has_an_environment_of_its_own(bench: Bench) -> None:
+    """Beside the worker's, with its own lock: both stay whole. It is imported as the worker does, on a machine without a card."""
+    assert "done: install" in bench.homelab("setup", "--unsloth")
+    assert "Nothing was changed." in bench.homelab("setup", "--unsloth")
+    versions = bench.on_node('HF_HOME=$HOME/.homelab/unsloth/hub .homelab/unsloth/bin/python -c "import unsloth, torch, transformers; print(torch.__version__, transformers.__version__)"').split()
+    assert versions[-2:] == [f"{UNSLOTH_VERSIONS['torch']}+cpu", UNSLOTH_VERSIONS["transformers"]]
+    assert "Nothing to do." in bench.homelab("setup", "--check", "--requirements", str(bench.requirements))
+    assert "leave --unsloth or --requirements out" in bench.homelab("setup", "--unsloth", "--requirements", str(bench.requirements), code=2)
 
 
 def test_teardown_leaves_the_home_as_it_was(bench: Bench) -> None:
