@@ -14,13 +14,14 @@ from homelab.models import WireModel
 
 
 class Package(WireModel):
-    """One wheel. `name` as pip compares names (PEP 503)."""
+    """One wheel. `name` as pip compares names (PEP 503); `size_bytes` 0 where its server does not say."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*\z")]
     version: Annotated[str, Field(pattern=r"^[\w.+!-]+\z")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
     wheel: Annotated[str, Field(pattern=r"^\w[\w.+!-]*\.whl\z")]
     url: Annotated[str, Field(pattern=r"^(https?|file)://\S+\z")]
+    size_bytes: Annotated[int, Field(ge=0)] = 0
 
     @property
     def line(self) -> str:
@@ -48,6 +49,10 @@ class Lock(WireModel):
     def digest(self) -> str:
         """sha256 of the text: what a node says that it has installed."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def with_sizes(self, sizes_bytes: Mapping[str, int]) -> Lock:
+        """The same with the sizes by address."""
+        return self.model_copy(update={"packages": tuple(package.model_copy(update={"size_bytes": sizes_bytes.get(package.url, 0)}) for package in self.packages)})
 
     @property
     def versions(self) -> dict[str, str]:

@@ -29,6 +29,7 @@ class Difference(Value):
 
     packages: dict[str, tuple[str, str]]
     is_whole: bool  # nothing is to be done
+    size_bytes: int = 0  # of the wheels to install, as far as their servers say
 
     @property
     def text(self) -> str:
@@ -39,6 +40,8 @@ class Difference(Value):
         other = [f"{name} {old} -> {new}" for name, (old, new) in self.packages.items() if old and new]
         extra = [name for name, (_, new) in self.packages.items() if not new]
         parts = [f"{words} {_some(names)}" for words, names in (("install", missing), ("exchange", other), ("remove", extra)) if names]
+        if self.size_bytes:
+            parts.append(f"{decimal_size(self.size_bytes)} of wheels")
         return "; ".join(parts) or "make it anew: it is not whole, or has another Python"
 
 
@@ -62,7 +65,8 @@ def difference(state: NodeState, lock: Lock, python: str) -> Difference:
     names = sorted({*has, *lock.versions})
     packages = {name: (has.get(name, ""), lock.versions.get(name, "")) for name in names if has.get(name) != lock.versions.get(name)}
     same_python = state.environment_python.rpartition(".")[0] == python
-    return Difference(packages=packages, is_whole=not packages and same_python and state.lock == lock.digest)
+    size_bytes = sum(package.size_bytes for package in lock.packages if packages.get(package.name, ("", ""))[1])
+    return Difference(packages=packages, size_bytes=size_bytes, is_whole=not packages and same_python and state.lock == lock.digest)
 
 
 def check_environment(node: str, environment: str, state: NodeState) -> None:

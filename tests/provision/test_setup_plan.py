@@ -10,7 +10,7 @@ from homelab.errors import HomelabError
 from homelab.provision import setup_plan
 from homelab.provision.node_state import NodeState
 from homelab.provision.platform import SENT_PYTHON, fleet_python, platform_of
-from homelab.provision.requirements import Lock, Package, lock_of_report
+from homelab.provision.requirements import Lock, Package, joined, lock_of_report
 from homelab.provision.setup_plan import Part
 
 WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
@@ -40,6 +40,20 @@ def state(**changes: Any) -> NodeState:
 def test_the_difference_in_words(changes: dict[str, Any], text: str) -> None:
     found = setup_plan.difference(state(**changes), LOCK, "3.11")
     assert found.text == text and found.is_whole == (text == "nothing to do")
+
+
+def test_the_difference_tells_how_much_it_is() -> None:
+    sized = LOCK.with_sizes({"https://x/a-1.0-py3-none-any.whl": 1_500_000, "https://x/b-1.0-py3-none-any.whl": 500_000})
+    assert sized.digest == LOCK.digest
+    assert setup_plan.difference(state(packages={"c": "1"}), sized, "3.11").text == "install a, b; remove c; 2.0 MB of wheels"
+    assert setup_plan.difference(state(packages={"a": "1.0"}), sized, "3.11").text == "install b; 500.0 kB of wheels"
+
+
+def test_two_resolutions_are_joined() -> None:
+    other = Lock(packages=(LOCK.packages[1].model_copy(update={"version": "2.0"}), LOCK.packages[0].model_copy(update={"name": "c"})))
+    both = joined(LOCK, other)
+    assert both.versions == {"a": "1.0", "b": "1.0", "c": "1.0"} and list(both.versions) == ["a", "b", "c"]
+    assert LOCK.is_closed and not both.is_closed
 
 
 def test_only_what_is_not_there_is_sent() -> None:

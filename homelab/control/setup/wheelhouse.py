@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from homelab.control.setup import cache
+from homelab.control.setup import cache, wheel_size
 from homelab.control.setup.wanted import Wanted
 from homelab.errors import HomelabError
 from homelab.protocol import files
@@ -19,6 +19,7 @@ from homelab.provision.platform import Platform
 from homelab.provision.requirements import Lock, Package, joined, key_of, lock_of_report
 from homelab.provision.setup_plan import Part
 from homelab.text.hint import Hint, homelab
+from homelab.text.units import decimal_size, listed
 
 
 def lock(wanted: Wanted, platform: Platform) -> Lock:
@@ -35,6 +36,7 @@ def lock(wanted: Wanted, platform: Platform) -> Lock:
     resolved = _resolve(wanted.lines, [*_for(platform), *_index(wanted.index)], constraints)
     if wanted.alone:
         resolved = joined(resolved, _resolve(wanted.alone, ["--no-deps", *_for(platform)], ()))
+    resolved = resolved.with_sizes(wheel_size.by_address(package.url for package in resolved.packages))
     files.write_json(place, resolved.model_dump())
     return resolved
 
@@ -66,7 +68,9 @@ def fetch(resolved: Lock, platform: Platform) -> None:
         lines = Path(folder, "requirements.txt")
         lines.write_text("".join(f"{package.download_line}\n" for package in lacking), encoding="utf-8")
         arguments = ["download", "-q", "--no-deps", "--require-hashes", "-d", folder, *_for(platform), "-r", str(lines)]
-        cache.pip(arguments, "the packages cannot be fetched")
+        sizes = listed(f"{package.name} {package.version}{f' ({decimal_size(package.size_bytes)})' if package.size_bytes else ''}" for package in lacking)
+        total = decimal_size(sum(package.size_bytes for package in lacking))
+        cache.pip(arguments, f"these packages are not on this machine, and cannot be fetched ({total} in all): {sizes}")
         for package in lacking:
             Path(folder, package.wheel).replace(wheels / package.wheel)
 
