@@ -9,7 +9,7 @@ from __future__ import annotations
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 
-# What the law was tested with (homelab/provision/unsloth-packages.txt), for nodes that have nothing yet.
+# What the law was tested with (homelab/control/setup/unsloth-packages.txt), for nodes that have nothing yet.
 UNSLOTH_VERSIONS = {
     "torch": "2.13.0", "transformers": "5.17.0", "peft": "0.21.2", "accelerate": "1.15.0", "unsloth": "2026.10.9", "unsloth-zoo": "2026.10.9",
     "trl": "1.15.0", "datasets": "4.8.5", "bitsandbytes": "0.50.2", "tensorboard": "2.21.0",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.control.preflight import gather
+from homelab.control.setup import unsloth_packages
 from homelab.errors import HomelabError, InputError
-from homelab.provision import unsloth_packages
 from homelab.provision.torch_choice import TorchChoice, fleet_build
 from homelab.remote.fanout import Fleet
 from homelab.text.hint import Hint, homelab
