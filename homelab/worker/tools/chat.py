@@ -147,19 +147,19 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
     return cards
 
 
-def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None) -> Any:
-    """The model at `path` as it was trained on, NF4 for qlora, with what `_trained` found. `card` None: on the CPU."""
+def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
+    """The model at `path` as it was trained on, NF4 for qlora, with what `_trained` found. `card` None: on the CPU. `dtype` None: that of the training."""
     from homelab.worker.checkpoints.weights import load_weights
     from homelab.worker.model.build import DTYPES, add_adapters, load_base
 
     method = run["recipe"]["method"]
     if trained is not None and _is_whole(method, trained):
         return load_base(str(trained), None, "full", "auto", card, "this node")
-    dtype = "auto" if method["kind"] == "full" else DTYPES[_precision(run_dir)]
+    dtype = "auto" if method["kind"] == "full" else dtype or DTYPES[_precision(run_dir)]
     model = load_base(path, run["recipe"]["model"].get("revision"), method["kind"], dtype, card, "this node")
     if trained is None:
         return model
-    if trained.name == "final":
+    if (trained / "adapter_config.json").is_file():
         from peft import PeftModel
 
         return PeftModel.from_pretrained(model, str(trained))

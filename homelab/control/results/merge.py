@@ -1,0 +1,44 @@
+"""The sequence of `homelab merge`: the node that holds the adapter and has the most memory puts it into its base."""
+
+from __future__ import annotations
+
+from homelab.control.inspection import run_folder
+from homelab.control.results import fetch, make
+from homelab.errors import InputError
+from homelab.models import DisplayValue
+from homelab.remote.fanout import Fleet
+from homelab.results import best_copy
+from homelab.runs.paths import RunPaths
+from homelab.text.hint import Hint, homelab
+from homelab.text.say import Say
+
+
+class Merged(DisplayValue):
+    """What was merged. `losses`: per token over `rows` of the run's data, by name; `folder`: on the node, below the run's."""
+
+    run: str
+    node: str
+    folder: str
+    losses: dict[str, float | None]
+    notes: tuple[str, ...]
+
+
+def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
+    """Raises InputError for a run without adapters, or a base that it has not, HomelabError where memory or disk do not take it."""
+    say("looking where the adapter is")
+    results, errors = fetch.results_of(fleet, paths)
+    method = run_folder.description_of(paths).recipe.method
+    if method is None or method.kind == "full":
+        raise InputError(
+            "all weights were trained: the result is a whole model, and there is nothing to merge", where=f"{paths.name}: [method] kind",
+            hint=Hint("{}", homelab("fetch", paths.name)),
+        )  # fmt: skip
+    if base == "dequantised" and method.kind != "qlora":
+        raise InputError(f"the base of {method.kind} is not quantised", where=f"{paths.name}: --base dequantised", hint=homelab("merge --base original", paths.name))
+    chosen = best_copy.choose(paths.name, results, errors)
+    agent = fleet.agent(chosen.node)
+    if not chosen.is_exported:
+        say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
+        make.make(agent, "export", {"run": paths.name, "step": chosen.step}, say)
+    made = make.make(agent, "merge", {"run": paths.name, "folder": chosen.folder, "base": base}, say)
+    return Merged(run=paths.name, node=chosen.node, folder=made.folder, losses=made.figures, notes=made.notes)
