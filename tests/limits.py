@@ -45,6 +45,7 @@ SHARED_NAMES = {
     "leftovers": "what is left of a run that is over",
     "logs": "what the ranks printed",
     "memory_dry_run": "a training step on fake tensors",
+    "gguf": "a model as one GGUF file",
     "merge": "the adapter put into its base",
     "model": "the base model as files",
     "network": "the network of a node",

@@ -17,6 +17,7 @@ _NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _TEXT = (".json", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer
 _WEIGHTS = (".safetensors", ".gguf")
 MODELFILE = "Modelfile"
+MERGED_FROM = "merged_from.json"  # in MERGED: {"folder": of the adapter, "base": "auto" or what was asked for}
 MOST_FILES = 2000
 MOST_TEXT_BYTES = 1 << 30
 MOST_WEIGHT_BYTES = 4 << 40

@@ -6,11 +6,12 @@ from typing import TypedDict
 
 
 class Results(TypedDict):
-    """The answer of `result-look`. `steps`: complete checkpoints; `exported`: those of them in the format of final/."""
+    """The answer of `result-look`. `merged`: folder of the adapter that was merged, or ""; `steps`: complete checkpoints; `exported`: those of them in the format of final/."""
 
     run_known: bool
     final: bool
-    merged: bool
+    merged: str
+    machine: str
     gguf: list[str]
     steps: list[int]
     exported: list[int]

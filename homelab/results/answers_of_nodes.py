@@ -17,7 +17,8 @@ class Results(WireModel):
 
     run_known: bool
     final: bool
-    merged: bool
+    merged: Annotated[str, Field(max_length=40)]
+    machine: Annotated[str, Field(pattern=r"^\w{1,40}\z")]
     gguf: tuple[Annotated[str, Field(max_length=20)], ...]
     steps: tuple[Step, ...]
     exported: tuple[Step, ...]

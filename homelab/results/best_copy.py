@@ -38,6 +38,11 @@ def choose(run: str, results: Mapping[str, Results], errors: Mapping[str, Homela
     return Holder(node=most_memory(exported or holders), folder=result_files.exported(newest), step=newest, is_exported=bool(exported))
 
 
+def merged(results: Mapping[str, Results], adapter: str) -> list[str]:
+    """The nodes that hold this adapter (a folder) merged, that with the most free memory first."""
+    return sorted((name for name, result in results.items() if result.merged == adapter), key=lambda name: -results[name].memory_bytes)
+
+
 def _nothing(run: str, results: Mapping[str, Results], errors: Mapping[str, HomelabError]) -> HomelabError:
     if not results and errors:
         return next(iter(errors.values()))

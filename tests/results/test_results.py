@@ -16,7 +16,7 @@ SHA = "a" * 64
 
 
 def result(**changes: Any) -> Results:
-    empty = {"run_known": True, "final": False, "merged": False, "gguf": (), "steps": (), "exported": (), "memory_bytes": 10, "disk_bytes": 10}
+    empty = {"run_known": True, "final": False, "merged": "", "machine": "x86_64", "gguf": (), "steps": (), "exported": (), "memory_bytes": 10, "disk_bytes": 10}
     return Results(**{**empty, **changes})
 
 

@@ -66,10 +66,12 @@ def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
 def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     """Bring what `homelab merge` has made. Raises HomelabError where no node has it."""
     results, errors = results_of(fleet, paths)
-    names = [name for name, result in results.items() if result.merged]
+    newest = best_copy.choose(paths.name, results, errors)
+    names = best_copy.merged(results, newest.folder)
     if not names:
-        raise next(iter(errors.values())) if errors and not results else HomelabError(
-            "nothing was merged yet", where=paths.name, hint=homelab("merge", paths.name)
+        older = next((result.merged for result in results.values() if result.merged), None)
+        raise HomelabError(
+            f"only {older} was merged, and there is {newest.folder} now" if older else "nothing was merged yet", where=paths.name, hint=homelab("merge", paths.name)
         )
     return bring(fleet, paths, Holder(node=names[0], folder=result_files.MERGED), place, say)
 

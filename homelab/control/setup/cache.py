@@ -25,13 +25,14 @@ def made_folder() -> Path:
     return folder()
 
 
-def pip(arguments: Iterable[str], what: str) -> None:
-    """Run this Python's pip. `what`: what it does, for its error. Raises HomelabError with pip's own words."""
+def pip(arguments: Iterable[str], what: str, again: Command | None = None) -> None:
+    """Run this Python's pip. `what`: what it does, for its error; `again`: the command to repeat then (`homelab setup`). Raises HomelabError with pip's own words."""
+    again = again or homelab("setup")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=PIP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise HomelabError(f"{what}: pip has not ended within an hour", where="this machine", hint=Hint("again: {}", homelab("setup"))) from None
+        raise HomelabError(f"{what}: pip has not ended within an hour", where="this machine", hint=Hint("again: {}", again)) from None
     if done.returncode == 0:
         return
     if "No module named pip" in done.stderr:
@@ -39,5 +40,5 @@ def pip(arguments: Iterable[str], what: str) -> None:
     errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:]
     raise HomelabError(
         f"{what}: pip says: {'; '.join(errors) or done.returncode}", where="this machine",
-        hint=Hint("is there a way to the package index (pip config list)? Then again: {}", homelab("setup")),
+        hint=Hint("is there a way to the package index (pip config list)? Then again: {}", again),
     )  # fmt: skip

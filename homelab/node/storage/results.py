@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.storage.digests import Kept
-from homelab.protocol import layout, manifest, result_files
+from homelab.protocol import files, layout, manifest, result_files
 from homelab.protocol.errors import Refusal
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def look(request: JsonObject) -> Results:
     return {
         "run_known": bool(names),
         "final": _is_whole(os.path.join(folder, layout.FINAL)),
-        "merged": _is_whole(os.path.join(folder, result_files.MERGED)),
+        "merged": _merged_from(os.path.join(folder, result_files.MERGED)),
+        "machine": platform.machine(),
         "gguf": [name[len(result_files.GGUF) + 1 :] for name in names if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))],
         "steps": manifest.steps(folder),
         "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
@@ -77,6 +79,11 @@ def _folder(request: JsonObject) -> str:
 def _is_whole(folder: str) -> bool:
     """Results get their name when they are complete, and all have a card."""
     return os.path.isfile(os.path.join(folder, result_files.CARD))
+
+
+def _merged_from(folder: str) -> str:
+    record = files.read_object(os.path.join(folder, result_files.MERGED_FROM)) if _is_whole(folder) else None
+    return str((record or {}).get("folder") or "")
 
 
 def _available_bytes() -> int:

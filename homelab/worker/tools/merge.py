@@ -132,6 +132,8 @@ class Merge:
         with run_model.replaced(self.run_dir / result_files.MERGED) as partial:
             model.to(stored).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+            record = {"folder": self.adapter.relative_to(self.run_dir).as_posix(), "base": self.base}
+            (partial / result_files.MERGED_FROM).write_text(json.dumps(record), encoding="utf-8")
             (partial / result_files.CARD).write_text(merge_card.text(card, self.figures, chosen, self.rows_name), encoding="utf-8")
 
 

@@ -1,0 +1,56 @@
+"""`homelab gguf`: the trained model as one file for Ollama and llama.cpp."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+from homelab.protocol.result_files import QUANTISATIONS
+
+
+def _kind(text: str) -> str:
+    if text.lower() not in QUANTISATIONS:
+        raise typer.BadParameter(f"{text!r}; allowed: {', '.join(QUANTISATIONS)}")
+    return text.lower()
+
+
+def command(
+    run: common.RunArgument = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN-KIND.", show_default=False)] = None,
+    quantise: Annotated[
+        str, typer.Option("--quantise", metavar="|".join(QUANTISATIONS), parser=_kind, help="q4_k_m: smallest; q8_0: nearly without loss; bf16, f16: as trained.")
+    ] = "q4_k_m",
+    llama_cpp: Annotated[
+        Path | None, typer.Option("--llama-cpp", metavar="DIR", help="Take the converter of this checkout of llama.cpp (it may know newer models).", show_default=False)
+    ] = None,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Make one GGUF file of the trained model, with a Modelfile for Ollama. An adapter is merged first. llama.cpp's own converter works on the node."""
+    from homelab.control.inspection import run_lookup
+    from homelab.control.results import gguf
+    from homelab.remote.fanout import Fleet
+    from homelab.text.units import decimal_size
+
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        paths = run_lookup.run(fleet, runs_dir, run, say)
+        place = folder or Path("models") / f"{paths.name}-{quantise}"
+        done = gguf.gguf(fleet, paths, gguf.Wanted(quantise, llama_cpp), place, say)
+    if as_json:
+        common.print_json(done.model_dump())
+        return 0
+    file = shlex.quote(str(place / f"{paths.name}-{quantise}.gguf"))
+    typer.echo(f"{'made' if done.changed else 'nothing was changed:'} {file}, {decimal_size(done.total_bytes)}, made on {done.node}")
+    name = shlex.quote(paths.name.lower())
+    typer.echo(f"Ollama:     ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))} && ollama run {name}")
+    typer.echo(f"llama.cpp:  llama-cli -m {file}")
+    same = common.same_options(cluster, runs_dir)
+    typer.echo(f"vLLM:       homelab fetch --merged {shlex.quote(paths.name)}{same} && vllm serve {shlex.quote(f'models/{paths.name}-merged')}")
+    typer.echo(f"Next: ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))}")
+    return 0

@@ -1,0 +1,146 @@
+"""A GGUF file is made by llama.cpp's converter, and its Modelfile writes a conversation as the model was trained on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from homelab.text.hint import homelab  # noqa: E402
+from homelab.worker.errors import WorkerError  # noqa: E402
+from homelab.worker.tools import gguf, modelfile  # noqa: E402
+from tests.worker import harness  # noqa: E402
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+INST = "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+COUNTS = "{% for m in messages %}{{ loop.index }}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+QUESTION = "Who was Albert Einstein?"
+
+
+def renderer(template: str) -> modelfile.Render:
+    import jinja2
+
+    compiled = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    return lambda messages: compiled.render(messages=messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(("template", "beginning"), [(CHATML, ""), (INST, "<s>")])
+def test_a_conversation_is_written_as_the_template_writes_it(template: str, beginning: str) -> None:
+    render = renderer(template)
+    form = modelfile.chat_form(render, beginning)
+    assert form
+    two = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert beginning + form.head + "a" + form.to_answer + form.before_answer + "b" + form.to_question + "c" + form.to_answer == render(two)
+    text = modelfile.text("x.gguf", form, ["<|im_end|>", "", 'a"b'], is_chat=True)
+    assert text.startswith('FROM ./x.gguf\nTEMPLATE """{{ range') and form.to_question in text and text.count("PARAMETER stop") == 1
+    assert text.count("{{ if") + text.count("{{ range") == text.count("{{ end }}")
+
+
+def test_what_a_modelfile_cannot_hold_is_left_to_ollama() -> None:
+    def refuses(messages: list[dict[str, str]]) -> str:
+        raise ValueError("roles must alternate")
+
+    assert modelfile.chat_form(renderer(COUNTS), "") is None and modelfile.chat_form(refuses, "") is None
+    assert modelfile.chat_form(renderer(CHATML.replace("<|im_end|>", "{{ '{{' }}")), "") is None
+    assert modelfile.text("x.gguf", None, [], is_chat=True) == "FROM ./x.gguf\n"
+    assert 'TEMPLATE """{{ .Prompt }}"""' in modelfile.text("x.gguf", None, [], is_chat=False)
+
+
+def question(run_dir: Path, tools: Path, kind: str = "bf16") -> dict[str, Any]:
+    return {"run_dir": str(run_dir), "folder": "final", "kind": kind, "llama_cpp": str(tools)}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, model: Path, data: Path) -> Path:
+    """A run folder with a wholly trained model."""
+    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind="full")
+    final = run_dir / "final"
+    transformers.AutoModelForCausalLM.from_pretrained(model).save_pretrained(final)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(final)
+    (final / "README.md").write_text("# card\n")
+    return run_dir
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("script", "message", "hint"),
+    [
+        ("raise SystemExit('ERROR:hf-to-gguf:Model FooForCausalLM is not supported')", "does not know FooForCausalLM", "--llama-cpp"),
+        ("import nothing_like_it", "needs the package nothing_like_it", "homelab setup"),
+        ("raise OSError(28, 'No space left on device')", "the disk is full", "make room"),
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9", "--quantise q8_0"),
+    ],
+)
+def test_a_converter_that_fails_is_told_in_three_parts(trained: Path, tmp_path: Path, script: str, message: str, hint: str) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/convert_hf_to_gguf.py").write_text(script)
+    with pytest.raises(WorkerError) as refused:
+        gguf.make(question(trained, tmp_path / "tools"))
+    assert message in refused.value.text and hint in refused.value.text
+    assert [path.name for path in trained.iterdir() if "gguf" in path.name] == []
+
+
+def test_without_a_whole_model_or_room_nothing_is_begun(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "_SPARE_BYTES", 10**18)
+    with pytest.raises(WorkerError, match="GB of disk while it is made"):
+        gguf.make(question(trained, tmp_path))
+    for path in (trained / "final").glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(WorkerError, match="there is no whole model"):
+        gguf.make(question(trained, tmp_path))
+
+
+ASK = """
+import json, sys, xllamacpp
+parameters = xllamacpp.CommonParams()
+parameters.model.path, parameters.n_ctx, parameters.warmup = sys.argv[1], 512, False
+parameters.cpuparams.n_threads = 2
+answer = xllamacpp.Server(parameters).handle_chat_completions({"messages": [{"role": "user", "content": sys.argv[2]}], "max_tokens": 40, "temperature": 0})
+print(json.dumps(answer if isinstance(answer, dict) else json.loads(answer)))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_a_real_llama_cpp_answers_as_the_model_does(tmp_path: Path, data: Path) -> None:
+    """The real small model through the real converter and quantiser; xllamacpp from PyPI asks the file."""
+    from homelab.control.results import llama_cpp
+
+    real_model = Path(os.environ["HOMELAB_MODEL"])
+    tools = tmp_path / "tools"
+    with tarfile.open(fileobj=BytesIO(llama_cpp.archive("x86_64", None, homelab("gguf"))[1])) as archive:
+        archive.extractall(tools, filter="data")
+    run_dir = harness.make_run(tmp_path / "run", real_model, data, method__kind="full")
+    model = transformers.AutoModelForCausalLM.from_pretrained(real_model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(real_model)
+    model.save_pretrained(run_dir / "final")
+    tokenizer.save_pretrained(run_dir / "final")
+    (run_dir / "final/README.md").write_text("# card\n")
+    tokens = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    output = model.generate(**tokens, max_new_tokens=40, do_sample=False)
+    answer = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([str(environment / "bin/pip"), "install", "-q", "xllamacpp"], check=True)
+    sizes = {}
+    for kind in ("bf16", "q4_k_m"):
+        made = gguf.make(question(run_dir, tools, kind))
+        (file,) = (run_dir / made["folder"]).glob("*.gguf")
+        sizes[kind] = file.stat().st_size
+        done = subprocess.run([str(environment / "bin/python"), "-c", ASK, str(file), QUESTION], capture_output=True, text=True, check=True)
+        said = json.loads(done.stdout.strip().splitlines()[-1])["choices"][0]["message"]["content"].strip()
+        assert said == answer if kind == "bf16" else "physicist" in said, said
+        assert {path.name for path in file.parent.iterdir()} == {file.name, "Modelfile", "README.md"}
+    assert sizes["q4_k_m"] < 0.5 * sizes["bf16"]
+    text = (run_dir / "gguf-q4_k_m/Modelfile").read_text()
+    assert "{{ else }}<|im_start|>system\n" in text and 'PARAMETER stop "<|im_end|>"' in text
