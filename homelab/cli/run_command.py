@@ -66,6 +66,16 @@ class RunCommand:
 
     def unsupervised(self, error: HomelabError) -> None:
         """The run is under way without its supervisor: a warning on stderr."""
+        self._warn(error)
+
+    def tracked(self, tracker: str, error: HomelabError | None) -> None:
+        """The run's metrics go to this tracker; or a warning on stderr."""
+        if error is None:
+            self.line(f"  tracking    {tracker}")
+        else:
+            self._warn(error)
+
+    def _warn(self, error: HomelabError) -> None:
         hint = with_options(error.hint, self.command_options)
         sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {hint}\n")
 

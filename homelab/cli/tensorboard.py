@@ -20,10 +20,10 @@ def command(
 ) -> int:
     """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
     from homelab.control.inspection import run_lookup
-    from homelab.control.tracking import curves_view, package
+    from homelab.control.tracking import curves_view, event_files, package
     from homelab.remote.fanout import Fleet
 
-    package.require("tensorboard")
+    package.require("tensorboard", event_files.REQUIREMENT)
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet:
         with common.progress() as say:

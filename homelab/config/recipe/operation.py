@@ -65,8 +65,30 @@ class Recovery(ConfigModel):
         return data
 
 
+Tracker = Literal["tensorboard", "trackio", "wandb", "mlflow", "aim", "swanlab"]
+
+
 class Tracking(ConfigModel):
-    """What is written down beside the metrics. `eval_every_steps` 0: only before the first and after the last step."""
+    """What is written down beside the metrics. `eval_every_steps` 0: only before the first and after the last step.
+
+    `to`: the trackers that the controller sends the metrics to. It stands here and not in cluster.toml because it goes with the run: a
+    recovery and `homelab track` find it in run.json. [tracking] is no part of the law's hash, so it may change at any time.
+    """
 
     tensorboard: bool = True
     eval_every_steps: int = Field(default=0, ge=0)
+    to: tuple[Tracker, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("to"), list):
+            data = {**data, "to": tuple(data["to"])}
+        return data
+
+    @field_validator("to")
+    @classmethod
+    def _each_once(cls, to: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+        if len(set(to)) < len(to):
+            raise ValueError("each tracker once")
+        return to

@@ -14,6 +14,8 @@ from homelab.control import claims
 from homelab.control.launch import prepare
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
 from homelab.control.supervision.remote_supervisor import SupervisorRequest
+from homelab.control.tracking import forwarder_start
+from homelab.control.tracking.forwarder_start import TrackingView
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
@@ -32,7 +34,7 @@ class LaunchRequest:
     is_dry_run: bool = False
 
 
-class LaunchView(RunView, Protocol):
+class LaunchView(RunView, TrackingView, Protocol):
     """How the person is told."""
 
     def checked(self, prepared: prepare.Prepared) -> prepare.Prepared:
@@ -90,6 +92,7 @@ def _start(
                 view.started(paths, plan)
             finally:
                 placement.leave(fleet, paths, request.cluster_file, names, view)
+                forwarder_start.start(paths, request.cluster_file, view)
 
         with (
             claims.claimed(fleet, plan.run, names, "launched", is_launch=True) as claim,

@@ -13,6 +13,8 @@ from homelab.control.inspection import run_folder, run_lookup
 from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards
 from homelab.control.supervision import remote_supervisor
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
+from homelab.control.tracking import forwarder_start
+from homelab.control.tracking.forwarder_start import TrackingView
 from homelab.errors import InputError
 from homelab.node_commands import on_node
 from homelab.planning.types import Plan
@@ -47,7 +49,7 @@ class Resumed:
     notes: Sequence[Hint]
 
 
-class RecoverView(RunView, Protocol):
+class RecoverView(RunView, TrackingView, Protocol):
     """How the person is told."""
 
     def examined(self, examination: examine.Examination, notes: Sequence[Hint]) -> None:
@@ -85,6 +87,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             finally:
                 exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
                 placement.leave(fleet, paths, request.cluster_file, request.nodes, view)
+                forwarder_start.start(paths, request.cluster_file, view)
 
         last = run_folder.plan_of(paths)
         head = last.head if last.head in halted.names else halted.names[0]

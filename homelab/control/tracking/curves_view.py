@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from homelab.control.tracking import forwarder_lock, package
+from homelab.control.tracking import event_files, forwarder_lock, package
 from homelab.control.tracking.event_files import EventFiles
 from homelab.control.tracking.metrics_source import Look, MetricsSource
 from homelab.control.tracking.tensorboard_server import TensorBoardServer
@@ -15,15 +15,13 @@ from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.text.say import Say
 
-INTERVAL_S = 5.0
-
 
 def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callable[[str, Look], None]) -> None:
     """Until Ctrl-C. `serving` is told the address and the first look, once. Raises HomelabError; the run is never touched.
 
     A forwarder that writes the event files already goes on doing so.
     """
-    package.require("tensorboard")
+    package.require("tensorboard", event_files.REQUIREMENT)
     source = MetricsSource(fleet, paths)
     with ExitStack() as stack:
         files = EventFiles(paths.event_files) if stack.enter_context(forwarder_lock.held(paths, "tensorboard")) else None
@@ -39,7 +37,7 @@ def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callabl
         with suppress(KeyboardInterrupt):
             while True:
                 server.refuse_ended()
-                time.sleep(INTERVAL_S)
+                time.sleep(look.next_s)
                 if not look.is_over:
                     look = _look(source, files)
                     if look.trouble != trouble and look.trouble:

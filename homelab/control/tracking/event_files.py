@@ -11,6 +11,8 @@ from typing import Any
 
 from homelab.tracking.points import Key, Point, first_changed
 
+REQUIREMENT = "tensorboard>=2.18"
+
 
 class EventFiles:
     """The files in `folder`, which hold nothing else: what lies there of an earlier process is replaced as a whole.

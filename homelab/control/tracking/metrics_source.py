@@ -14,16 +14,25 @@ from homelab.runs.metrics import Gathered
 from homelab.runs.paths import RunPaths
 from homelab.runs.state import FINISHED
 from homelab.tracking.points import Point, points_of
+from homelab.tracking.sent import certain_step
+
+_FILE_S, _NODES_S = 5.0, 20.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is known now. `is_over`: nothing more will come. `trouble`: why the nodes could not be asked, empty where they were or need not be."""
+    """What is known now. `is_over`: nothing more will come. `trouble`: why the nodes could not be asked, empty where they were or need not be.
+
+    `certain_step`: a recovery may compute the later ones again.
+    `next_s`: after so many seconds it is worth looking again; a question to the nodes costs them something, a look into a file does not.
+    """
 
     points: Sequence[Point]
     state: str
     is_over: bool
     trouble: str = ""
+    certain_step: int = 0
+    next_s: float = _FILE_S
 
 
 class MetricsSource:
@@ -45,11 +54,12 @@ class MetricsSource:
         try:
             snapshot = self._watcher.look()
         except HomelabError as error:
-            return self._kept(state, is_over=False, trouble=error.message)
+            return self._kept(state, is_over=False, trouble=error.message, next_s=_NODES_S)
         silent = self._watcher.unreachable
         trouble = f"{', '.join(silent)} cannot be asked" if snapshot.state == "lost" else ""
-        return self._kept(snapshot.state, is_over=monitor.has_ended(snapshot) and snapshot.state != "lost", trouble=trouble)
+        return self._kept(snapshot.state, is_over=monitor.has_ended(snapshot) and snapshot.state != "lost", trouble=trouble, next_s=_NODES_S)
 
-    def _kept(self, state: str, *, is_over: bool, trouble: str = "") -> Look:
+    def _kept(self, state: str, *, is_over: bool, trouble: str = "", next_s: float = _FILE_S) -> Look:
         self._gathered.refresh()
-        return Look(points_of(self._gathered.lines), state, is_over, trouble)
+        lines = self._gathered.lines
+        return Look(points_of(lines), state, is_over, trouble, certain_step(lines), next_s)

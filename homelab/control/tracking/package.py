@@ -9,16 +9,13 @@ import sys
 from homelab.errors import HomelabError
 from homelab.text.hint import Command
 
-# Module -> what pip is asked for. No node ever needs one of them but TensorBoard's.
-_REQUIREMENT_OF = {"tensorboard": "tensorboard>=2.18"}
 
-
-def require(module: str) -> None:
-    """Raises HomelabError where the module is not installed for the Python of this process."""
+def require(module: str, requirement: str = "") -> None:
+    """Raises HomelabError where the module is not installed for the Python of this process. `requirement`: what pip is asked for."""
     if importlib.util.find_spec(module) is None:
         python = shlex.quote(sys.executable)
         raise HomelabError(
             f"the package {module} is not installed on this machine (the nodes need nothing for it)",
             where=f"the Python that homelab runs in, {sys.executable}",
-            hint=Command(f"{python} -m pip install {shlex.quote(_REQUIREMENT_OF.get(module, module))}"),
+            hint=Command(f"{python} -m pip install {shlex.quote(requirement or module)}"),
         )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.faults import trackers
 from benchmarks.faults.scene import Case, Scene
 
+from homelab.control.tracking import forwarder_lock
 from homelab.runs import store
+from homelab.tracking.points import points_of
 from scripts.practice import tiny_model
 
 EVAL_EVERY = 50
@@ -18,7 +24,9 @@ def killed_thrice(scene: Scene) -> None:
     ground = scene.ground
     tiny_model.write_jsonl(ground.desk.folder / "held.jsonl", tiny_model.chat_rows(24, seed=7))
     text = ground.recipe().replace('train = "chats.jsonl"', 'train = "chats.jsonl"\neval = "held.jsonl"')
-    ground.desk.write("told.toml", text.replace("tensorboard = false", f"tensorboard = true\neval_every_steps = {EVAL_EVERY}"))
+    to = trackers.installed()
+    trackers.keep_below(ground.desk.folder)
+    ground.desk.write("told.toml", text.replace("tensorboard = false", f"tensorboard = true\neval_every_steps = {EVAL_EVERY}\nto = {json.dumps(to)}"))
     scene.train("told.toml")
     first = scene.node(head=True)
     with scene.fault():
@@ -30,6 +38,8 @@ def killed_thrice(scene: Scene) -> None:
     scene.victim = f"{scene.victim}, {first}, {scene.run.node_names(3)[0]}"
     scene.finish()
     why = [*_metrics(scene), *_tensorboard(scene), *_card(scene), *_status(scene)]
+    for tracker in to:
+        why += _tracked(scene, tracker)
     assert not why, "; ".join(why)
 
 
@@ -68,6 +78,26 @@ def _tensorboard(scene: Scene) -> list[str]:
             why += [f"TensorBoard has {len(steps)} points of {tag} for {len(expected)} steps"]
             why += _differences("TensorBoard", set(steps), set(expected))
     return why
+
+
+def _tracked(scene: Scene, tracker: str) -> list[str]:
+    """What it has got, once its forwarder has ended: every point once, as in metrics.jsonl."""
+    paths = scene.run.paths
+    wanted = [(point.step, dict(point.values)) for point in points_of(store.read_lines(paths.metrics_jsonl))]
+    free = ExitStack()
+    with free:
+        scene.until(lambda: free.enter_context(forwarder_lock.held(paths, tracker)), f"end of the forwarder to {tracker}", 60)
+    rows = trackers.read(tracker, scene.ground.desk.folder, paths)
+    if tracker == "tensorboard":  # which keeps single precision
+        rows, wanted = ([(step, {tag: _single(value) for tag, value in row.items()}) for step, row in both] for both in (rows, wanted))
+    if rows == wanted:
+        return []
+    differing = next((step for (step, row), other in zip(rows, wanted, strict=False) if (step, row) != other), None)
+    return [f"{tracker} has {len(rows)} points for {len(wanted)}; the first that differs: step {differing}"]
+
+
+def _single(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _card(scene: Scene) -> list[str]:
