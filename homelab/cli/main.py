@@ -17,11 +17,11 @@ from homelab.cli import streams
 
 def main() -> None:
     """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
-    from homelab.control import signals  # not on top: `run` alone needs none of it
+    from homelab.control import hub_token, signals  # not on top: `run` alone needs none of it
     from homelab.text import secrets
 
     try:
-        secrets.know(os.environ)
+        secrets.know({**os.environ, "HF_TOKEN": hub_token.take(os.environ)})
         streams.prepare()
         signals.count_alike()
         code = run(sys.argv[1:])

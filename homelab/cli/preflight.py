@@ -195,6 +195,7 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
     import sys
 
     from homelab.checks import fixes
+    from homelab.control import hub_token
 
     # The commands may be ours too: the same homelab, for the same cluster.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "HOMELAB_CLUSTER": str(cluster)}
@@ -210,7 +211,8 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
         if ask and not typer.confirm("  run it?", default=False):
             continue
         ran = True
-        completed = subprocess.run(["/bin/sh", "-c", offer.command], env=environment, check=False)
+        with hub_token.lent(environment) as (given, descriptors):
+            completed = subprocess.run(["/bin/sh", "-c", offer.command], env=given, pass_fds=descriptors, check=False)
         typer.echo("  done" if completed.returncode == 0 else f"  it ended with exit code {completed.returncode}")
     by_hand = fixes.by_hand(look.findings)
     if by_hand:

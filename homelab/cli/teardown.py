@@ -22,16 +22,20 @@ def command(
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
     from homelab.text.hint import homelab
+    from homelab.text.units import listed
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             say("asking what setup has made")
             folders, errors = remove_environments.made(fleet, [node.name for node in loaded.nodes])
+            forgotten = remove_environments.forget_secrets(fleet, folders)
         having = [name for name, paths in folders.items() if paths]
         if not as_json:
             for name, paths in folders.items():
                 typer.echo(f"{name}: {', '.join(paths) or 'nothing was made by setup'}")
+            for name, runs in forgotten.items():
+                typer.echo(f"{name}: the token that it had kept of {listed(runs)} was removed")
         if having and not yes:
             if as_json or not sys.stdin.isatty():
                 raise InputError("there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having))
@@ -42,7 +46,8 @@ def command(
             removed, failed = remove_environments.remove(fleet, having, say)
     errors |= failed
     if as_json:
-        common.print_json({"removed": {name: list(entry.removed) for name, entry in removed.items()}, "errors": {name: error.as_dict() for name, error in errors.items()}})
+        gone = {name: list(entry.removed) for name, entry in removed.items()}
+        common.print_json({"removed": gone, "secrets_removed": forgotten, "errors": {name: error.as_dict() for name, error in errors.items()}})
         return next(iter(errors.values())).exit_code if errors else 0
     common.raise_first(errors.values())
     typer.echo(f"Removed from {len(removed)} node{'' if len(removed) == 1 else 's'}." if removed else "Nothing to remove.")

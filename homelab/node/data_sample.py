@@ -12,6 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.node.run import secret_files
 from homelab.node.system import hub
 from homelab.protocol import files, layout
 from homelab.protocol.data_rows import beginning, longest_after
@@ -85,13 +86,15 @@ def _written(files: JsonObject, stream: BinaryIO, folder: str) -> Iterator[tuple
 def _ask(question: JsonObject) -> Any:
     """The worker's look: the last JSON line of its stdout."""
     command = [sys.executable, "-m", "homelab.worker.tools.data_sample"]
-    environment = dict(os.environ, **question.pop("secrets", None) or {})
+    secrets = question.pop("secrets", None) or {}
+    environment = dict(os.environ)
     if any(file.get("hub") for file in question["files"].values()) and hub.way() not in ("ok", None):
         environment["HF_HUB_OFFLINE"] = "1"  # the cache is read at once; otherwise every request would be tried for half a minute
     try:
-        completed = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=environment
-        )
+        with secret_files.lent(secrets, environment) as environment:
+            completed = subprocess.run(
+                command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=environment
+            )
         return json.loads((completed.stdout.strip().splitlines() or [""])[-1])
     except subprocess.TimeoutExpired:
         raise ValueError(f"the look into the data did not end within {_LIMIT_S:.0f} s") from None

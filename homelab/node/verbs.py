@@ -14,8 +14,10 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from homelab.protocol import secrecy
+
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, TextIO
 
     from homelab.protocol.files import JsonObject
 
@@ -68,6 +70,26 @@ VERBS = {
 }
 
 
+class _Covered:
+    """Standard output without the secrets of the runs that live here; bytes that are sent (`buffer`) are files, word for word."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.buffer = stream.buffer
+        self._stream = stream
+        self._words: list[str] | None = None
+
+    def write(self, text: str) -> int:
+        if self._words is None:  # at the first word: a start has kept its own by then
+            from homelab.node.run import secret_files
+
+            self._words = secret_files.words()
+        self._stream.write(secrecy.hide(text, self._words))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
 def answer(verb: str) -> int:
     """Answer one verb on stdout; the exit code."""
     if verb == "watch":  # our own detached part, not a question
@@ -76,6 +98,7 @@ def answer(verb: str) -> int:
         torchrun.watch(sys.argv[2])
         return 0
     try:
+        sys.stdout = _Covered(sys.stdout)
         line = sys.stdin.buffer.readline()
         request = json.loads(line) if line.strip() else {}
         for part in ("recipe_environment", "node_environment"):  # for everything that runs here; cluster.toml goes before the recipe

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-HIDDEN = "***"
+from homelab.protocol.secrecy import HIDDEN
+from homelab.text import secrets
+
 _KEYS = re.compile(r"token|secret|passw|passphrase|_pass$|credential|cookie|(api|private|account)_?key|authorization", re.IGNORECASE)
 # "the tokenizer is there" and counts of tokens are no secrets.
 _HARMLESS_KEYS = re.compile(r"tokeniz|tokens(_|$)|token_(there|ids?|index|type)|vocab|(bos|eos|pad|unk|sep|cls|mask|image)_token", re.IGNORECASE)
@@ -44,7 +46,7 @@ _IN_ADDRESS = re.compile(r"(?<=://)(?:([^/\s:@]{0,200}):\S{1,500}@(?=[\w.\[])|[^
 
 def text(value: str) -> str:
     """The same text without what looks like a secret."""
-    value = _VALUES.sub(HIDDEN, value)
+    value = _VALUES.sub(HIDDEN, secrets.hide(value))
     value = _IN_ADDRESS.sub(lambda match: f"{match[1]}:{HIDDEN}@" if match[1] is not None else f"{HIDDEN}@", value)
     value = _LOGIN.sub(rf"\1{HIDDEN}", value)
     return _NAMED.sub(rf"\1{HIDDEN}", value)

@@ -5,20 +5,18 @@ A program on a node may print its token, or raise it ("401 for token ..."). Its 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-HIDDEN = "***"
+from homelab.protocol import secrecy
+from homelab.protocol.secrecy import HIDDEN
+
 # Also behind other letters: PGPASSWORD, HFTOKEN.
 _NAMES = re.compile(
     r"(?:TOKENS?|SECRETS?|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|PRIVATE|WANDB)_?KEY|_PWD|_PAT)(?=_|$)", re.IGNORECASE
 )
 # The login in an address, http://user:password@proxy. A password may hold "/" and "@"; a number before "/" is a port.
 _LOGIN = re.compile(r"(?<=://)(?:[^/?#\s]+(?=@)|[^/?#\s:]+:(?!\d+[/?#])\S+(?=@))")
-_LEAST = 8  # characters; a shorter value is part of ordinary words
-# A path or an address names where a secret is, and is none.
-_NO_SECRET = re.compile(r"[/~.]|\w+://|\d+$")
 _known: list[str] = []
 
 
@@ -34,8 +32,7 @@ def without_login(value: str) -> str:
 
 def know(environment: Mapping[str, str]) -> None:
     """Hide from now on the values of these variables whose names say that they are secret (HF_TOKEN, WANDB_API_KEY ...), and no others."""
-    values = {line for name, value in environment.items() if _NAMES.search(name) for line in _lines(value)}
-    _known[:] = sorted(values, key=len, reverse=True)  # one may be part of another
+    _known[:] = secrecy.searched(value for name, value in environment.items() if _NAMES.search(name))
 
 
 def are_known() -> bool:
@@ -45,18 +42,7 @@ def are_known() -> bool:
 
 def hide(text: str) -> str:
     """The same text with `***` for every secret that is known."""
-    for value in _known:
-        if value in text:
-            text = text.replace(value, HIDDEN)
-    return text
-
-
-def _lines(value: str) -> Iterable[str]:
-    """What of a value is looked for: each line (a private key has many), also as JSON writes it."""
-    for line in value.splitlines():
-        word = line.strip()
-        if len(word) >= _LEAST and not _NO_SECRET.match(word) and not word.startswith("-----"):
-            yield from (word, json.dumps(word)[1:-1], json.dumps(word, ensure_ascii=False)[1:-1])
+    return secrecy.hide(text, _known)
 
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:

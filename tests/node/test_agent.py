@@ -250,16 +250,27 @@ def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path)
 
 
 def test_secrets_reach_the_program_and_leave_with_it(workdir: Path) -> None:
-    ask("start", request(workdir, "import os, time\nprint(len(os.environ['HF_TOKEN']), flush=True)\ntime.sleep(30)", secrets={"HF_TOKEN": "hf_123456"}))
+    script = "import os, time\nplace = os.environ['HF_TOKEN_PATH']\nsaid = open(place).read()\nprint(place, said, flush=True)\nos.write(2, said.encode())\ntime.sleep(30)"
+    ask("start", request(workdir, script, secrets={"HF_TOKEN": "hf_123456"}))
     folder = Path(paths.run_dir(str(workdir), RUN))
-    assert (folder / "secrets.json").stat().st_mode & 0o777 == 0o600
-    assert "hf_123456" not in (folder / "attempts/1/nodes" / NODE / "start.json").read_text()
-    wait_until(lambda: (folder / "attempts/1/nodes" / NODE / "out.log").read_text() == "9\n")
+    log = folder / "attempts/1/nodes" / NODE / "out.log"
+    wait_until(lambda: log.read_text().endswith("\n"))
+    place, said = log.read_text().split()
+    assert said == "hf_123456" and not place.startswith(str(workdir))
+    assert (os.stat(place).st_mode & 0o777, os.stat(os.path.dirname(place)).st_mode & 0o777) == (0o600, 0o700)
+    assert os.statvfs(place).f_fsid == os.statvfs("/dev/shm").f_fsid or os.environ.get("XDG_RUNTIME_DIR")
+    assert not [file for file in folder.rglob("*.json") if "hf_123456" in file.read_text()]
+    pids = processes.of_run(RUN, str(workdir), NODE)
+    assert len(pids) == 2 and not [pid for pid in pids if b"hf_123456" in Path(f"/proc/{pid}/environ").read_bytes()]
+    wait_until(lambda: log.with_name("err.log").read_text() == "hf_123456")
+    polled = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
+    assert polled["run"]["torchrun_tail"] == ["***"], "whoever asks does not get it"
     ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN})
-    assert not (folder / "secrets.json").exists()
+    assert not os.path.exists(place)
+    assert log.read_text() == f"{place} *********\n", "what the program printed is covered where it stands"
     ask("start", request(workdir, "pass", attempt=2, secrets={"HF_TOKEN": "hf_123456"}))
     ended(workdir, 2)
-    assert not (folder / "secrets.json").exists()
+    assert not os.path.exists(place)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "..", ".hidden", "a b", "a\n", "$(touch pwned)", 5, None, "/etc"])

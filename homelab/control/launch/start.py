@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from homelab.config.cluster import Node
-from homelab.control import signals
+from homelab.control import hub_token, signals
 from homelab.control.claims import Claim
 from homelab.control.launch.inputs import RecipeInput
 from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError, UnreachableError
@@ -24,7 +23,6 @@ from homelab.text.say import Say
 _UNDO_S = 8.0
 _READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
 BY_HAND = {"by_hand": True}  # an earlier claim of the run may not start it any more
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], say: Say) -> list[str]:
@@ -85,7 +83,7 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
     come to its end, and a start that is still on its way could not be stopped.
     """
     names = [node.name for node in plan.nodes]
-    secrets = {key: os.environ[key] for key in SECRETS if os.environ.get(key)}
+    secrets = hub_token.to_send()
 
     def one(name: str) -> dict[str, Any]:
         node = plan.node(name)
@@ -152,7 +150,7 @@ def stop_all(
 def keep(paths: RunPaths, fleet: Fleet, plan: Plan) -> None:
     """Write the attempt's plan and commands into the controller's run folder."""
     store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))
-    from homelab.planning.render import plan_table  # here: preflight takes SECRETS from this module and needs no tables
+    from homelab.planning.render import plan_table  # here: a launch that fails needs no tables
 
     store.write_text(paths.plan_txt, plan_table.text(plan))
     targets = {node.name: f"{node.user + '@' if node.user else ''}{node.host}" for node in fleet.cluster.nodes}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from typing import Any
 
 from homelab.checks.evidence import Evidence
 from homelab.checks.machine.majority import majority
 from homelab.config.recipe import Recipe, TrainRecipe
+from homelab.control import hub_token
 from homelab.control.launch.inputs import RecipeInput
-from homelab.control.launch.start import SECRETS
 from homelab.errors import HomelabError
 from homelab.facts.data_sample import SampleResult
 from homelab.protocol.data_rows import beginning, longest_after
@@ -95,7 +94,7 @@ def _question(
             digests[role] = [item.sha256, str(item.local)]
         elif item.hub is not None:
             files[role] = {"shown": f"hub:{item.path}", "bytes": None, "whole": False, "hub": asdict(item.hub)}
-            secrets = {key: os.environ[key] for key in SECRETS if os.environ.get(key)}  # a launch brings them along, too
+            secrets = hub_token.to_send()  # a launch brings it along, too
         elif (file := facts.data.get(role)) is not None and file.found:
             files[role] = {"shown": item.path, "bytes": None, "path": item.path}
             digests[role] = [file.sha256, item.path]

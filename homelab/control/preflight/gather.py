@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +9,8 @@ from typing import Any
 
 from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe
+from homelab.control import hub_token
 from homelab.control.launch.inputs import RecipeInput
-from homelab.control.launch.start import SECRETS
 from homelab.control.preflight import link_tests
 from homelab.errors import HomelabError
 from homelab.facts.node import Facts
@@ -75,7 +74,7 @@ def _facts(
         agent = fleet.agent(name)
         request: dict[str, Any] = {"peers": lan_address.peers_of(fleet.cluster, name), "port": port, "data": dict(data), "deep": deep}
         request["unsloth_python"] = fleet.cluster.node(name).unsloth_python
-        request["token_sent"] = any(os.environ.get(key) for key in SECRETS)  # a launch would bring it along
+        request["token_sent"] = bool(hub_token.to_send())  # a launch would bring it along
         if recipe and recipe.environment:
             request["recipe_environment"] = recipe.environment
         if recipe and recipe.model:

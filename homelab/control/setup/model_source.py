@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.config.recipe import Model
+from homelab.control import hub_token
 from homelab.errors import HomelabError, InputError
 from homelab.protocol.digest import file_sha256
 from homelab.provision import model_files
@@ -62,7 +63,7 @@ def _fetched(model: Model, say: Say) -> str:
     disable_progress_bars()
     say(f"fetching {model.name} from the hub, where it is not here yet")
     try:
-        folder = snapshot_download(model.name, revision=model.revision, allow_patterns=list(model_files.PATTERNS))
+        folder = snapshot_download(model.name, revision=model.revision, allow_patterns=list(model_files.PATTERNS), token=hub_token.value() or None)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise HomelabError(
             f"{model.name} cannot be fetched: {str(error).splitlines()[0][:300]}", where="this machine",

@@ -20,6 +20,12 @@ def made(fleet: Fleet, names: Iterable[str]) -> Outcome[tuple[str, ...]]:
     return on_all(names, lambda name: setup_nodes.look(fleet.agent(name), {}).folders)
 
 
+def forget_secrets(fleet: Fleet, names: Iterable[str]) -> dict[str, list[str]]:
+    """Node -> the runs that were over, and of which it still had secrets: they are gone. Nodes that do not answer are left out."""
+    answers, _ = fleet.ask("runs", names=list(names))
+    return {name: list(answer["secrets_removed"]) for name, answer in answers.items() if answer["secrets_removed"]}
+
+
 def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[Removed]:
     """Remove them. A node where a run lives keeps its environment."""
 

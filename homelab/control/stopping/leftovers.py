@@ -22,7 +22,7 @@ def tell(runs_dir: Path, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def note(paths: RunPaths, node: str) -> str:
     """Write it down, unless this controller does not know the run; the words."""
-    text = f"the token that {node} had kept was removed: it was switched off in the middle of this run"
+    text = f"the token that {node} had kept was removed: this run was not ended there in the usual way"
     if os.path.isfile(paths.run_json):
         event_log.append(paths, events.note(text))
     return text

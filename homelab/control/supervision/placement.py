@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from homelab.control import hub_token
 from homelab.control.supervision import remote_supervisor
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
@@ -110,8 +111,10 @@ def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:
     words = [word.encode("utf-8", "surrogateescape") for word in command]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     try:
-        with paths.supervisor_log.open("ab") as log:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=paths.root, env=environment)
+        with paths.supervisor_log.open("ab") as log, hub_token.lent(environment) as (environment, descriptors):
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=paths.root, env=environment, pass_fds=descriptors
+            )
     except (OSError, ValueError) as error:
         raise _not_started(paths, str(error)) from error
     deadline = time.monotonic() + _START_S

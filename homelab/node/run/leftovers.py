@@ -1,44 +1,39 @@
-"""Removes the secrets of runs that are over: a node that lost power during a run still has them on its disk."""
+"""Removes the secrets of runs that are over: the end of a run whose agent was killed has left them."""
 
 from __future__ import annotations
 
 import os
 
 from homelab.node import paths
+from homelab.node.run import secret_files
 from homelab.node.system import processes
 from homelab.protocol import layout
 
 
 def remove_secrets(workdir: str, run: str | None = None) -> list[str]:
-    """Take secrets.json of runs that nothing is alive of here from the disk (`run`: of this one alone); their names, rising.
+    """Remove the secrets of runs that nothing is alive of here (`run`: of this one alone); their names, rising.
 
-    Only the agent reads that file, once, before it writes agent.json; the next start of the run brings it anew.
+    The next start of such a run brings them anew.
     """
-    root = os.path.join(paths.expand(workdir), "runs")
+    root = os.path.join(paths.expand(workdir), layout.RUNS)
+    real = os.path.realpath(root)
+    owners = [os.path.basename(owner) for owner in secret_files.owners() if os.path.dirname(owner) == real]
     removed = []
-    for name in [run] if run else _names(root):
-        folder = os.path.join(root, layout.checked(name))
-        secrets = os.path.join(folder, "secrets.json")
-        if os.path.isfile(secrets) and _is_over(folder):
-            try:
-                os.unlink(secrets)
-            except OSError:  # the disk has become read-only: the check `disk.readonly` reports it
-                continue
-            removed.append(name)
+    for name in sorted(set(owners) & {layout.checked(run)} if run else set(owners)):
+        folder = os.path.join(root, name)
+        if _is_over(folder):
+            secret_files.remove(folder)
+            if not secret_files.has(folder):
+                removed.append(name)
     return removed
-
-
-def _names(root: str) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(root) if layout.is_usable(name))
-    except OSError:
-        return []
 
 
 def _is_over(folder: str) -> bool:
     """The newest attempt has begun here, or ended, and no process of this folder is left. One that is about to begin has not begun."""
     if _has_processes(folder):
         return False
+    if not os.path.isdir(folder):  # a person has deleted it
+        return True
     newest = next(reversed(paths.attempts(folder)), None)
     if newest is None:
         return False

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, claims, isolation_guard
+from homelab.node.run import attempt_records, claims, isolation_guard, secret_files
 from homelab.node.run.claims import boot_id
 from homelab.node.system import processes, programs, utilisation
 from homelab.protocol import files, layout
@@ -55,9 +55,7 @@ def _start_watcher(request: JsonObject, run: str, attempt: int, folder: str, nod
         raise claims.RefusedError("superseded", reason, claims.see(run))
     files.write_json(os.path.join(folder, "run.json"), request["run_json"])
     files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
-    secrets = request.get("secrets") or {}
-    if secrets:
-        files.write_json(os.path.join(folder, "secrets.json"), secrets, mode=0o600)
+    secret_files.put(folder, request.get("secrets") or {})
     start = {key: request[key] for key in ("command", "environment", "run", "node")}
     files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.get("token")))
     own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request["node"], "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
@@ -100,7 +98,7 @@ def watch(node_dir: str) -> None:
     try:
         child = _torchrun(plan, folder, node_dir)
     except (OSError, ValueError) as error:
-        remove_secrets(folder)
+        secret_files.remove(folder)
         _write_exit(node_dir, {"returncode": 127, "signal": None, "ended_at": time.time(), "stopped": False, "error": str(error)})
         return
     agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_id()}
@@ -108,13 +106,13 @@ def watch(node_dir: str) -> None:
         files.write_json(os.path.join(node_dir, "agent.json"), agent)
     except OSError as error:
         processes.end_run(plan["run"], workdir, plan["node"], grace_s=1.0, spare=(os.getpid(),))
-        remove_secrets(folder)
+        secret_files.remove(folder)
         sys.exit(error.errno or 1)
     with isolation_guard.awake(plan["run"]), isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"]) as guard:
         returncode = child.wait()
     # Workers that survive a killed torchrun would hold the card and the port.
     processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
-    remove_secrets(folder)
+    secret_files.remove(folder)
     end: Exit = {
         "returncode": returncode if returncode >= 0 else None,
         "signal": -returncode if returncode < 0 else None,
@@ -126,10 +124,8 @@ def watch(node_dir: str) -> None:
 
 
 def _torchrun(plan: JsonObject, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
-    """Start torchrun with the run's secrets and the plan's variables. Raises OSError or ValueError."""
-    environment = dict(os.environ)
-    environment.update(files.read_json(os.path.join(folder, "secrets.json")) or {})
-    environment.update(plan["environment"])
+    """Start torchrun with the paths of the run's secrets and the plan's variables. Raises OSError or ValueError."""
+    environment = secret_files.environment_of(folder, {**os.environ, **plan["environment"]})
     # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp).
     environment["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(node_dir, "nccl-trace-")
     if _takes_pipes(node_dir):
@@ -155,12 +151,6 @@ def _write_exit(node_dir: str, end: Exit) -> None:
         files.write_json(os.path.join(node_dir, layout.EXIT_JSON), end)
     except OSError as error:
         sys.exit(error.errno or 1)
-
-
-def remove_secrets(folder: str) -> None:
-    """Remove the run's secrets from the disk."""
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, "secrets.json"))
 
 
 def mark_stop(request: JsonObject) -> JsonObject:
@@ -220,7 +210,7 @@ def _stop(request: JsonObject) -> Stopped:
     outcome = processes.end_run(run, request["workdir"], node, grace_s=grace_s, ranks=attempt_records.rank_pids(folder))
     if outcome["asked"]:
         utilisation.wait_for_cards()
-    remove_secrets(folder)
+    secret_files.remove(folder)
     node_dir = _unfinished(request)
     if node_dir is not None:
         # The watcher itself had to be killed, or was gone before: write the end in its place.

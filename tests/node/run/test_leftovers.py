@@ -13,7 +13,7 @@ import pytest
 from homelab.control.stopping import leftovers as told
 from homelab.node import paths
 from homelab.node.probes import runs
-from homelab.node.run import leftovers, poll
+from homelab.node.run import leftovers, poll, secret_files
 from homelab.protocol import files
 from homelab.runs import event_log, store
 from homelab.runs.paths import RunPaths
@@ -30,8 +30,8 @@ def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int,
         files.write_json(f"{folder}/attempts/{number}/plan.json", {"run": run, "attempt": number, "ranks": []})
     for number in begun:
         files.write_json(f"{folder}/attempts/{number}/nodes/{node}/agent.json", {"pid": 2**22 + 7, "torchrun_pid": 2**22 + 8, "started_at": 1.0})
-    files.write_json(f"{folder}/secrets.json", {"HF_TOKEN": "hf_secret"}, mode=0o600)
-    return Path(folder) / "secrets.json"
+    secret_files.put(folder, {"HF_TOKEN": "hf_secret"})
+    return Path(secret_files.environment_of(folder, {})["HF_TOKEN_PATH"])
 
 
 def of_runs(workdir: Path) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_start_that_is_under_way_keeps_them(tmp_path: Path, planned: tuple[int
 
 def test_a_run_that_lives_keeps_them(tmp_path: Path) -> None:
     secrets = left_by(tmp_path)
-    environment = {**os.environ, "HOMELAB_RUN_DIR": str(secrets.parent)}
+    environment = {**os.environ, "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN)}
     living = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
         assert living.stdout is not None and living.stdout.readline()
@@ -84,8 +84,8 @@ def test_it_is_said_and_written_down(tmp_path: Path) -> None:
     known = RunPaths(tmp_path / RUN)
     store.write_json(known.run_json, {"name": RUN})
     assert told.tell(tmp_path, {"laptop": {"secrets_removed": [RUN, "2026-01-01-0001-of-another-desk"]}, "tower": {}}) == [
-        f"{RUN} is over: the token that laptop had kept was removed: it was switched off in the middle of this run",
-        "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: it was switched off in the middle of this run",
+        f"{RUN} is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
+        "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
     ]
-    assert [line["what"] for line in event_log.lines(known)] == ["the token that laptop had kept was removed: it was switched off in the middle of this run"]
+    assert [line["what"] for line in event_log.lines(known)] == ["the token that laptop had kept was removed: this run was not ended there in the usual way"]
     assert [path.name for path in tmp_path.iterdir()] == [RUN], "no folder is made for a run that is not known here"
