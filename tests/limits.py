@@ -31,6 +31,7 @@ SHARED_NAMES = {
     "clock": "the time of a node",
     "collective_test": "the all-reduce over all nodes before a launch",
     "connectivity": "connections between nodes",
+    "conversation": "questions to a run's model, and answers as they are computed",
     "data": "the training data",
     "data_sample": "a look into the training data before a launch",
     "ddp": "the strategy in which every rank holds the whole model",

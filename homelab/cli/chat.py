@@ -1,4 +1,4 @@
-"""`homelab chat`: one answer of the fine-tuned model, computed on the head node."""
+"""`homelab chat`: a conversation with the fine-tuned model, or one answer, computed on the head node."""
 
 from __future__ import annotations
 
@@ -12,26 +12,47 @@ from homelab.text.sanitize import plain
 
 def command(
     run: common.RunArgument = None,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The question.", show_default=False)] = ...,  # type: ignore[assignment]
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="One question. Default: a conversation, on the terminal or with the lines of a pipe.", show_default=False)
+    ] = None,
     base: Annotated[bool, typer.Option("--base", help="Ask the model as it was before training.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Ask both: the model before its training, and after it.")] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, max=4096)] = 128,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Ask the model a run has made (or its newest checkpoint) one question."""
+    """Talk with the model a run has made (or its newest checkpoint), in the precision in which it was trained."""
+    from homelab.cli import conversation
     from homelab.control.inspection import chat, run_lookup
+    from homelab.control.inspection.conversation import begin
+    from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
+    if base and compare:
+        raise InputError("--compare asks the base model, too", where="--base and --compare", hint="leave one of them out")
+    if as_json and prompt is None:
+        raise InputError("a conversation is no JSON document", where="--json", hint="homelab chat --json --prompt '...'")
+    models = ["base", "trained"] if compare else ["base"] if base else ["trained"]
     loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
-        say("the model is being loaded on the head")
-        answer = chat.ask(fleet, paths, prompt, base=base, max_new_tokens=max_new_tokens)
+    with Fleet(loaded) as fleet:
+        with common.progress(as_json) as say:
+            paths = run_lookup.run(fleet, runs_dir, run, say)
+            say("the model is being loaded on the head")
+            if prompt is not None:
+                answers = {model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens) for model in models}
+            else:
+                held = begin(fleet, paths, models)
+        if prompt is None:
+            with held:
+                conversation.hold(held, models, max_new_tokens)
+            return 0
     if as_json:
-        common.print_json({"run": paths.name, "base": base, "prompt": prompt, **answer.as_dict()})
-    else:
-        for note in answer.notes:  # the answer alone goes to stdout
+        document = {model: {"run": paths.name, "base": model == "base", "prompt": prompt, **answer.as_dict()} for model, answer in answers.items()}
+        common.print_json(document if compare else document[models[0]])
+        return 0
+    for model, answer in answers.items():
+        for note in answer.notes:  # the answers alone go to stdout
             typer.echo(f"note: {plain(note)}", err=True)
-        typer.echo(answer.text)
+        typer.echo((conversation.TITLES[model] if compare else "") + answer.text)
     return 0

@@ -30,6 +30,7 @@ VERBS = {
     "collective-end": ("collective_test", "end", ""),
     "collective-keep": ("collective_test", "keep", ""),
     "collective-look": ("collective_test", "look", ""),
+    "converse": ("conversation", "converse", ""),
     "describe": ("run.poll", "describe", ""),
     "dry-run": ("worker_programs", "dry_run", ""),
     "facts": ("facts", "collect", ""),

@@ -27,7 +27,7 @@ def chat(request: JsonObject) -> Any:
             capture_output=True,
             text=True,
             timeout=limit_s,
-            env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1", **_cards_of(body["run_dir"], request["node"])),
+            env=dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1", **cards_of(body["run_dir"], request["node"])),
         )
     except subprocess.TimeoutExpired:
         raise Refusal(f"the model gave no answer within {limit_s:.0f} s") from None
@@ -57,7 +57,7 @@ def dry_run(request: JsonObject) -> Any:
         raise _refusal(completed, "dry run") from None
 
 
-def _cards_of(run_folder: str, node: str) -> dict[str, str]:
+def cards_of(run_folder: str, node: str) -> dict[str, str]:
     """The variables that name the cards of the newest attempt in which this node took part: other cards are not the run's."""
     for attempt in reversed(paths.attempts(run_folder)):
         node_dir = paths.node_dir(run_folder, attempt, paths.name_here(run_folder, attempt, node))

@@ -22,6 +22,11 @@ def plain_text(text: str) -> str:
     return "\n".join(plain(line) for line in text.split("\n"))
 
 
+def plain_piece(text: str) -> str:
+    """Like `plain_text`, for a piece out of the middle of a text: spaces at its ends stay."""
+    return "\n".join(secrets.hide(_CONTROLS.sub("", line.expandtabs(4))) for line in _ESCAPES.sub("", text).split("\n"))
+
+
 def plain_lines(text: str) -> str:
     """The same without what is empty around it."""
     return plain_text(text).strip()

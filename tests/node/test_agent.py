@@ -482,8 +482,8 @@ def test_a_node_s_own_environment_is_that_of_all_it_is_asked_for(workdir: Path) 
 
 def test_a_question_to_the_model_goes_to_the_cards_of_the_run(workdir: Path) -> None:
     folder = paths.run_dir(str(workdir), RUN)
-    assert worker_programs._cards_of(folder, NODE) == {}
+    assert worker_programs.cards_of(folder, NODE) == {}
     for attempt, cards in ((1, {"CUDA_VISIBLE_DEVICES": "GPU-0a"}), (2, {"CUDA_VISIBLE_DEVICES": "GPU-0b,GPU-0a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})):
         ask("start", request(workdir, attempt=attempt, environment={"NCCL_DEBUG": "WARN", **cards}))
         ended(workdir, attempt)
-        assert worker_programs._cards_of(folder, NODE) == cards
+        assert worker_programs.cards_of(folder, NODE) == cards

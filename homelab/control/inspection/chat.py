@@ -42,16 +42,9 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
 
     Raises the head's error when nobody can answer.
     """
-    plan = run_folder.plan_of(paths)
-    if run_folder.description_of(paths).recipe.model is None:
-        raise InputError(
-            "this run was trained by its own [script]: only that program knows how to ask its model",
-            where=paths.name,
-            hint=Hint("look for what it has written below the run's folder on the nodes: {}", homelab("status")),
-        )
     request = {"run": paths.name, "prompt": prompt, "base": base, "max_new_tokens": max_new_tokens, "timeout_s": ANSWER_TIMEOUT_S}
     first: HomelabError | None = None
-    for name in [plan.head, *(node.name for node in plan.nodes if node.name != plan.head)]:
+    for name in nodes_to_ask(paths):
         try:
             answer = fleet.agent(name).ask("chat", request, timeout_s=ANSWER_TIMEOUT_S + 20)
         except HomelabError as error:
@@ -61,3 +54,15 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
             continue
         return ChatAnswer(name, answer)
     raise first or HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))
+
+
+def nodes_to_ask(paths: RunPaths) -> list[str]:
+    """The run's nodes, its head first. Raises InputError for a [script]."""
+    plan = run_folder.plan_of(paths)
+    if run_folder.description_of(paths).recipe.model is None:
+        raise InputError(
+            "this run was trained by its own [script]: only that program knows how to ask its model",
+            where=paths.name,
+            hint=Hint("look for what it has written below the run's folder on the nodes: {}", homelab("status")),
+        )
+    return [plan.head, *(node.name for node in plan.nodes if node.name != plan.head)]

@@ -34,7 +34,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs"
         ) from error
     # Before anything is loaded, so that "nothing is trained yet" is reported at once.
-    trained = None if question.get("base", False) else _trained(run, run_dir)
+    trained = None if question.get("base", False) else trained_folder(run, run_dir)
     imports.prepare(run, bitsandbytes=run["recipe"]["method"]["kind"] == "qlora")
 
     import torch
@@ -44,40 +44,43 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     imports.quiet()
     path = model_path(run)
     tokenizer = load_tokenizer(run, path)
-    tokens = encode(run, tokenizer, question["prompt"])
+    tokens = encode(run, tokenizer, [{"role": "user", "content": question["prompt"]}])
     longest = tokens["input_ids"].shape[1] + int(question.get("max_new_tokens", 128))
-    place = _place(run, run_dir, path, trained, longest)
+    where = place(run, run_dir, path, trained, longest)
     try:
-        model = load(run, run_dir, path, trained, place.card).eval()
-        tokens = tokens.to(next(model.parameters()).device)
+        model = load(run, run_dir, path, trained, where.card).eval()
         with torch.no_grad():
-            output = model.generate(
-                input_ids=tokens["input_ids"],
-                attention_mask=tokens["attention_mask"],
-                max_new_tokens=int(question.get("max_new_tokens", 128)),
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                pad_token_id=tokenizer.pad_token_id,
-            )
+            output = generate(model, tokens.to(next(model.parameters()).device), tokenizer, int(question.get("max_new_tokens", 128)))
     except torch.OutOfMemoryError as error:
-        first = str(error).strip().splitlines()[0]
-        hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
-        raise WorkerError(f"the card has not enough memory for the answer: {first}", where=path, hint=hint) from error
+        raise no_memory(error, path) from error
     text = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-    return {"answer": text} | ({"notes": [place.note]} if place.note else {})
+    return {"answer": text} | ({"notes": [where.note]} if where.note else {})
 
 
-def encode(run: dict[str, Any], tokenizer: Any, prompt: str) -> Any:
-    """The question as the run was trained on questions: in the chat template where the model has one, unless [data] template is "none"."""
+def generate(model: Any, tokens: Any, tokenizer: Any, max_new_tokens: int, **options: Any) -> Any:
+    """The greedy answer's tokens behind those of the question, [1, length]. `options`: of transformers' generate."""
+    return model.generate(
+        input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], max_new_tokens=max_new_tokens, do_sample=False, temperature=None, top_p=None,
+        top_k=None, pad_token_id=tokenizer.pad_token_id, **options,
+    )  # fmt: skip
+
+
+def no_memory(error: BaseException, where: str) -> WorkerError:
+    """What is told when the card has no room for the answer."""
+    first = str(error).strip().splitlines()[0]
+    hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
+    return WorkerError(f"the card has not enough memory for the answer: {first}", where=where, hint=hint)
+
+
+def encode(run: dict[str, Any], tokenizer: Any, messages: list[dict[str, str]]) -> Any:
+    """A conversation as the run was trained on questions: in the chat template where the model has one, unless [data] template is "none" (the last message alone)."""
     if not tokenizer.chat_template or run["recipe"]["data"].get("template") == "none":  # a run of an older version does not say
-        return tokenizer(prompt, return_tensors="pt")
-    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+        return tokenizer(messages[-1]["content"], return_tensors="pt")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
-def _trained(run: dict[str, Any], run_dir: Path) -> Path:
+def trained_folder(run: dict[str, Any], run_dir: Path) -> Path:
     """The folder with the newest trained model. Raises WorkerError when there is none, or when a checkpoint is damaged."""
     final = run_dir / "final"
     if final.is_dir():
@@ -91,7 +94,7 @@ def _trained(run: dict[str, Any], run_dir: Path) -> Path:
     return folder
 
 
-def _place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
+def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
     """The device for the model, by the free memory. Raises WorkerError when it fits nowhere."""
     import torch
 
@@ -148,7 +151,7 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 
 
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
-    """The model at `path` as it was trained on, NF4 for qlora, with what `_trained` found. `card` None: on the CPU. `dtype` None: that of the training."""
+    """The model at `path` as it was trained on, NF4 for qlora, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
     from homelab.worker.checkpoints.weights import load_weights
     from homelab.worker.model.build import DTYPES, add_adapters, load_base
 

@@ -1,0 +1,78 @@
+"""The conversation of `homelab chat`: questions from the terminal (or lines of a pipe), answers as they are computed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from homelab.control.inspection.conversation import Conversation, Message
+
+TITLES = {"base": "before: ", "trained": "after:  "}
+_HELP = "/new begins another conversation, /quit ends (Ctrl-D, too), Ctrl-C stops an answer"
+
+
+def hold(conversation: Conversation, models: list[str], max_new_tokens: int) -> None:
+    """Until the questions end. Each model has the conversation with its own answers."""
+    is_terminal = sys.stdin.isatty()
+    for note in conversation.notes:
+        typer.echo(f"note: {note}", err=True)
+    if is_terminal:
+        typer.echo(f"{conversation.run} on {conversation.node}. {_HELP}.", err=True)
+    histories: dict[str, list[Message]] = {model: [] for model in models}
+    for question in _questions(is_terminal):
+        if question == "/new":
+            histories = {model: [] for model in models}
+        elif question.startswith("/"):
+            typer.echo(f"no such command: {question}. {_HELP}", err=True)
+        else:
+            for model, history in histories.items():
+                _ask(conversation, model, history, question, max_new_tokens, title=TITLES[model] if len(models) > 1 else "")
+
+
+def _questions(is_terminal: bool) -> Iterator[str]:
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # the arrow keys
+    while True:
+        try:
+            line = input("> " if is_terminal else "").strip()
+        except EOFError:
+            if is_terminal:
+                typer.echo("")
+            return
+        if line in ("/quit", "/exit"):
+            return
+        if line:
+            yield line
+
+
+def _ask(conversation: Conversation, model: str, history: list[Message], question: str, max_new_tokens: int, *, title: str) -> None:
+    """Print the answer, and keep it in the history; a question without an answer is not kept."""
+    from homelab.errors import HomelabError, UnreachableError
+
+    history.append({"role": "user", "content": question})
+    pieces: list[str] = []
+    sys.stdout.write(title)
+    try:
+        for piece in conversation.answer(history, model=model, max_new_tokens=max_new_tokens):
+            pieces.append(piece)
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        conversation.stop()
+        sys.stdout.write(" ...")
+    except UnreachableError:
+        raise
+    except HomelabError as error:
+        history.pop()
+        sys.stdout.write("\n")
+        typer.echo(f"error: {error.message}\nwhere: {error.where}\nfix:   {error.hint}", err=True)
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    history.append({"role": "assistant", "content": "".join(pieces).strip()})

@@ -1,0 +1,122 @@
+"""python -m homelab.worker.tools.conversation {"run_dir", "models": ["trained", "base"]}: questions as JSON lines on stdin, answers as they are computed.
+
+A question is {"messages": [{"role", "content"}], "model": "trained" or "base", "max_new_tokens"}; {"stop": true} ends the answer that is being given.
+Prints {"ready": {"notes"}} when the models are loaded, {"piece": text} while it answers and {"end": {"tokens", "stopped"}} after it, or
+{"error": {"message", "where", "hint"}}. Ends when stdin is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from homelab.worker.errors import WorkerError
+from homelab.worker.runtime import imports
+from homelab.worker.tools import chat, run_model
+
+_FIRST_TOKENS = 2048  # of a conversation, for the estimate of the memory
+
+
+class Conversation:
+    """The models, loaded once, in the precision in which they were trained."""
+
+    def __init__(self, run_dir: Path, models: list[str]) -> None:
+        self.run = run_model.read_run(run_dir)
+        trained = chat.trained_folder(self.run, run_dir) if "trained" in models else None
+        imports.prepare(self.run, bitsandbytes=self.run["recipe"]["method"]["kind"] == "qlora")
+        from homelab.worker.model.build import load_tokenizer, model_path
+
+        imports.quiet()
+        path = model_path(self.run)
+        self.tokenizer = load_tokenizer(self.run, path)
+        place = chat.place(self.run, run_dir, path, trained, _FIRST_TOKENS)
+        self.notes = [place.note] if place.note else []
+        self.model = chat.load(self.run, run_dir, path, trained, place.card).eval()
+        # An adapter is left out for the base's answers; wholly trained weights need the base beside them.
+        self.has_adapter = hasattr(self.model, "disable_adapter")
+        self.base = chat.load(self.run, run_dir, path, None, place.card).eval() if len(models) > 1 and not self.has_adapter else None
+        self.stop = threading.Event()
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """{"tokens", "stopped"}; the text is printed on the way. Raises WorkerError for a conversation that is too long, or no memory."""
+        import torch
+        from transformers import StoppingCriteriaList
+
+        tokens = chat.encode(self.run, self.tokenizer, question["messages"])
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+        count = tokens["input_ids"].shape[1]
+        if count >= most:
+            raise WorkerError(f"the conversation has {count} tokens, and the model reads {most}", where="this conversation", hint="/new begins another one")
+        is_base = question["model"] == "base"
+        model = self.base if is_base and self.base is not None else self.model
+        without_adapter = model.disable_adapter() if is_base and self.has_adapter else contextlib.nullcontext()
+        tokens = tokens.to(next(model.parameters()).device)
+        try:
+            with torch.no_grad(), without_adapter:
+                output = chat.generate(
+                    model, tokens, self.tokenizer, min(int(question["max_new_tokens"]), most - count), streamer=_streamer(self.tokenizer),
+                    stopping_criteria=StoppingCriteriaList([lambda *_, **__: torch.tensor([self.stop.is_set()], device=model.device)]),
+                )  # fmt: skip
+        except torch.OutOfMemoryError as error:
+            raise chat.no_memory(error, "this conversation") from error
+        return {"tokens": int(output.shape[1]) - count, "stopped": self.stop.is_set()}
+
+
+def _streamer(tokenizer: Any) -> Any:
+    from transformers import TextStreamer
+
+    class Printed(TextStreamer):
+        """Whole words, as lines of JSON."""
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                _print({"piece": text})
+
+    return Printed(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def _print(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _listen(questions: queue.Queue[dict[str, Any]], conversation: Conversation) -> None:
+    for line in sys.stdin:
+        question = json.loads(line)
+        if question.get("stop"):
+            conversation.stop.set()
+        else:
+            conversation.stop.clear()  # here: a wish to stop that comes before the answer has begun counts
+            questions.put(question)
+    os._exit(0)  # nobody reads the answer any more
+
+
+def _error(error: WorkerError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "where": error.where, "hint": str(error.hint)}}
+
+
+def main() -> int:
+    """Load, then answer until stdin is closed. Returns 1 where it cannot begin."""
+    request = json.loads(sys.argv[1])
+    try:
+        conversation = Conversation(Path(request["run_dir"]), request["models"])
+    except WorkerError as error:
+        _print(_error(error))
+        return 1
+    _print({"ready": {"notes": conversation.notes}})
+    questions: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen, args=(questions, conversation), daemon=True).start()
+    while True:
+        try:
+            _print({"end": conversation.answer(questions.get())})
+        except WorkerError as error:
+            _print(_error(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
