@@ -1,6 +1,7 @@
-"""From cold machines to an answer of the tuned model, as a new user types it: bare practice nodes, a real terminal, no edit by hand.
+"""From cold machines to the tuned model as a GGUF file, as a new user types it: bare practice nodes, a real terminal, no edit by hand.
 
-The nodes have no packages and no way out; the person has an ~/.ssh/config with their names, and the recipe and data that come with the project.
+The nodes have no packages and no way out, the login shell of the first is fish, and python3 of the second is 3.9 where this machine has one.
+The person has an ~/.ssh/config with their names, and the recipe and data that come with the project.
 
 commands_typed        lines that the person types
 questions_asked       questions that they answer
@@ -22,12 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 
 from homelab.lab import Lab
+from homelab.lab.misconfigurations import login
 
 _LIMIT_S = 900.0
 _PROMPT = "$ "
@@ -97,7 +101,7 @@ def main() -> int:
     options = report.arguments(__doc__ or "")
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     try:
-        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[]) as lab:
+        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[]) as lab, _odd(lab):
             person, minutes, changes = _walk(lab, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,12 +126,28 @@ def _walk(lab: Lab, folder: Path) -> tuple[Person, float, int]:
         person.type("homelab setup --recipe recipes/demo.toml")
         person.type("homelab preflight recipes/demo.toml")
         person.type("homelab launch recipes/demo.toml --wait")
+        person.type("homelab status")
         person.type('homelab chat --prompt "What is the law of homelab?"')
+        person.type("homelab fetch")
+        person.type("homelab gguf")
         minutes = (time.monotonic() - began_s) / 60
         changes = _changes_of_setup(person, home, work)
     finally:
         person.close()
     return person, minutes, changes
+
+
+@contextmanager
+def _odd(lab: Lab) -> Iterator[None]:
+    """As people's machines are: another login shell, an old Python before the newer one."""
+    first, second = lab.nodes[0].name, lab.nodes[1].name
+    fish = shutil.which("fish")
+    old = next((str(path) for path in sorted(Path.home().glob(".pyenv/versions/3.9*/bin/python3.9"))), None) or shutil.which("python3.9")
+    if old:
+        (lab.folder / "nodes" / second / "bin" / "python3").symlink_to(old)
+    print(f". login shell of {first}: {fish or 'as on this machine'}; python3 of {second}: {old or 'as on this machine'}", file=sys.stderr)
+    with login.shell(lab, first, f'#!/bin/sh\nexec {fish} "$@"\n') if fish else nullcontext():
+        yield
 
 
 def _home(lab: Lab, folder: Path) -> Path:
