@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from homelab.cli import common
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from homelab.config.cluster import Cluster
+    from homelab.errors import HomelabError
+    from homelab.runs.pruning import Candidate
+
 
 def command(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="With --prune: just these runs, by name, or its beginning or end.", show_default=False)
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove runs that are over, here and on the nodes. Shows them and asks; a run that goes on always stays.")
+    ] = False,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="With --prune and no names: so many of the newest runs stay.")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: do not ask.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """List the runs, newest first."""
+    """List the runs, newest first; with --prune, remove those that are over."""
+    from homelab.errors import InputError
+    from homelab.text.hint import homelab
+
+    loaded = common.load_cluster(cluster)
+    if prune:
+        return _prune(loaded, runs_dir, runs or [], keep, yes=yes, as_json=as_json, options=common.same_options(cluster, runs_dir))
+    if runs or yes:
+        raise InputError("names and --yes are for --prune", where="homelab runs", hint=homelab("runs --prune", *(runs or [])))
+    return _list(loaded, runs_dir, common.same_options(cluster, runs_dir), as_json)
+
+
+def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     import time
 
     from rich.console import Console
@@ -21,7 +51,6 @@ def command(
     from homelab.dashboard import run_list
     from homelab.remote.fanout import Fleet
 
-    loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         index = run_index.all_runs(fleet, runs_dir, say)
     if as_json:
@@ -33,7 +62,61 @@ def command(
             console.print(line, soft_wrap=True)
     for name, error in index.unreachable.items():
         console.print(f"{name} could not be asked: {error.message}", style="yellow", markup=False, highlight=False)
-    options = common.same_options(cluster, runs_dir)
-    next_command = f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}"
-    typer.echo(next_command)
+    typer.echo(f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}")
     return 0
+
+
+def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, yes: bool, as_json: bool, options: str) -> int:
+    import sys
+
+    from homelab.control.stopping import prune
+    from homelab.errors import HomelabError, InputError
+    from homelab.remote.fanout import Fleet
+    from homelab.runs import pruning, store
+    from homelab.text.hint import homelab
+
+    errors: dict[str, HomelabError] = {}
+    removed: list[str] = []
+    with Fleet(loaded) as fleet:
+        with common.progress(as_json) as say:
+            known, errors = prune.candidates(fleet, runs_dir, Path("models"), say)
+        names = [run.name for run in known]
+        named = [store.choose(word, names) or "" for word in words]
+        if "" in named:
+            raise store.unknown(words[named.index("")], names)
+        going, staying = pruning.choose(known, named, keep)
+        if not as_json:
+            _show(going, staying, errors)
+        if going and not yes:
+            if as_json or not sys.stdin.isatty():
+                raise InputError("there is nobody to ask whether these runs shall go", where="standard input", hint=homelab("runs --prune --yes", *words))
+            if not typer.confirm("remove them?", default=False):
+                return 1
+        with common.progress(as_json) as say:
+            for run in going:
+                try:
+                    prune.remove(fleet, runs_dir, run, say)
+                    removed.append(run.name)
+                except HomelabError as error:
+                    errors[run.name] = error
+    failed = [run.name for run in going if run.name not in removed]
+    if as_json:
+        common.print_json({"removed": removed, "staying": staying, "errors": {name: error.as_dict() for name, error in errors.items()}})
+        return errors[failed[0]].exit_code if failed else 0
+    common.raise_first(errors[name] for name in failed)
+    typer.echo(f"Removed {len(removed)} run{'' if len(removed) == 1 else 's'}. Next: homelab runs{options}")
+    return 0
+
+
+def _show(going: Sequence[Candidate], staying: dict[str, str], silent: dict[str, HomelabError]) -> None:
+    """What goes, with its sizes, and why each other run stays."""
+    from homelab.text.units import decimal_size
+
+    for run in going:
+        places = ", ".join(f"{decimal_size(size)} on {place}" for place, size in run.bytes_on.items())
+        model = f"; its trained model is only on {run.model_on}: homelab fetch {run.name} keeps it" if run.model_on else ""
+        typer.echo(f"{run.name}  {run.state}  {places}{model}")
+    for name, why in staying.items():
+        typer.echo(f"{name}  stays: {why}")
+    for name, error in silent.items():
+        typer.echo(f"{name} could not be asked: {error.message}")

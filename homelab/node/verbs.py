@@ -50,6 +50,8 @@ VERBS = {
     "result-look": ("storage.results", "look", ""),
     "result-make": ("result_programs", "make", ""),
     "result-part": ("storage.results", "send_part", "stdout"),
+    "run-remove": ("storage.run_folders", "remove", ""),
+    "run-weigh": ("storage.run_folders", "weigh", ""),
     "runs": ("run.poll", "runs", ""),
     "sample-data": ("data_sample", "sample_data", "stdin"),
     "send-checkpoint": ("storage.transfer", "send_checkpoint", "stdout"),

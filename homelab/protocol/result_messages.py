@@ -33,3 +33,17 @@ class ResultFiles(TypedDict):
     path: str
     files: list[ResultFile]
     left_out: list[str]
+
+
+class RunFolder(TypedDict):
+    """How large a run's folder is on a node, whether a trained model is in it, and who is at work on it ("" for nobody)."""
+
+    bytes: int
+    final: bool
+    busy: str
+
+
+class RunFolders(TypedDict):
+    """The answer of `run-weigh`, by run."""
+
+    runs: dict[str, RunFolder]

@@ -37,6 +37,20 @@ class Runs(WireModel):
     secrets_removed: tuple[RunName, ...] = ()
 
 
+class RunFolder(WireModel):
+    """How large a run's folder is, whether a trained model is in it, and who is at work on it."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    final: bool
+    busy: Line
+
+
+class RunFolders(WireModel):
+    """`run-weigh`."""
+
+    runs: dict[RunName, RunFolder]
+
+
 class Described(WireModel):
     """`describe`: run.json and the plans by number of attempt, None where the node has none."""
 
@@ -253,7 +267,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
-    "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
+    "run-weigh": RunFolders, "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
     "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 

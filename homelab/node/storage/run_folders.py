@@ -1,0 +1,81 @@
+"""The folders of runs that are over: how large they are on this node, and their removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from homelab.node import paths, supervisor_host
+from homelab.node.run import claims, secret_files
+from homelab.node.system import processes
+from homelab.protocol import files, layout
+from homelab.protocol.errors import Refusal
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.result_messages import RunFolders
+
+_REMOVED = ".removed-"  # no name of a run begins so: a removal that was cut off is finished by the next one
+
+
+def weigh(request: JsonObject) -> RunFolders:
+    """Run -> bytes on this disk, whether a trained model is in it, and who is at work on it ("" for nobody). `request`: workdir, node."""
+    root = os.path.join(paths.expand(request["workdir"]), layout.RUNS)
+    alive = processes.of_runs(request["workdir"], request["node"])
+    known: RunFolders = {"runs": {}}
+    for name in sorted(os.listdir(root) if os.path.isdir(root) else []):
+        folder = os.path.join(root, name)
+        if layout.is_usable(name) and os.path.isfile(os.path.join(folder, layout.RUN_JSON)):
+            has_final = os.path.exists(os.path.join(folder, layout.FINAL, "README.md"))
+            known["runs"][name] = {"bytes": _bytes_in(folder), "final": has_final, "busy": _busy(request["workdir"], name, alive)}
+    return known
+
+
+def _bytes_in(folder: str) -> int:
+    """What its removal frees: a file with several names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(place, name))
+            except OSError:  # removed meanwhile
+                continue
+            sizes[(status.st_dev, status.st_ino)] = status.st_blocks * 512
+    return sum(sizes.values())
+
+
+def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
+    if alive.get(run):
+        return "it is alive on this node"
+    if (supervisor_host.state(workdir, run) or {}).get("alive"):
+        return "its supervisor is at work on this node"
+    claim = files.read_object(os.path.join(claims._folder(workdir), f"{run}.json")) or {}
+    return "a command is about to continue it" if claim and claims._age_s(claim) < claims.LIFE_S else ""
+
+
+def remove(request: JsonObject) -> JsonObject:
+    """Remove a run's folders from this node. `request`: workdir, node, run. Idempotent. Raises Refusal for a run that somebody is at work on."""
+    workdir, run = request["workdir"], layout.checked(request["run"])
+    folder = paths.run_dir(workdir, run)
+    with claims.locked(workdir):  # nobody starts it meanwhile
+        busy = _busy(workdir, run, processes.of_runs(workdir, request["node"]))
+        if busy:
+            raise Refusal(f"{run} is not removed: {busy}", where=folder, hint=f"homelab stop {run}")
+        secret_files.remove(folder)
+        for place in (folder, paths.supervised_dir(workdir, run)):
+            if os.path.lexists(place):
+                os.rename(place, _free_name(place))
+    for root in {os.path.dirname(folder), os.path.dirname(paths.supervised_dir(workdir, run))}:
+        for name in os.listdir(root) if os.path.isdir(root) else []:
+            if name.startswith(_REMOVED):
+                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+    return {"removed": run}
+
+
+def _free_name(place: str) -> str:
+    beside = os.path.join(os.path.dirname(place), _REMOVED + os.path.basename(place))
+    number = 0
+    while os.path.lexists(f"{beside}-{number}"):
+        number += 1
+    return f"{beside}-{number}"

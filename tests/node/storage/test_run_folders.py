@@ -1,0 +1,66 @@
+"""Weighing and removing the folders of runs on a node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homelab.node.run import claims, secret_files
+from homelab.node.storage import run_folders
+from homelab.protocol import files
+from homelab.protocol.errors import Refusal
+
+pytestmark = pytest.mark.timeout(30)
+RUN = "2026-01-01-0000-over"
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> dict[str, str]:
+    files.write_json(tmp_path / "runs" / RUN / "run.json", {"name": RUN})
+    (tmp_path / "runs" / RUN / "big").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "runs" / "notes").mkdir()
+    return {"workdir": str(tmp_path), "node": "laptop", "run": RUN}
+
+
+def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, str]) -> None:
+    secret_files.put(str(tmp_path / "runs" / RUN), {"HF_TOKEN": "hf_PlantedPlanted42"})
+    (tmp_path / "supervised" / RUN).mkdir(parents=True)
+    (tmp_path / "runs" / ".removed-of-a-call-that-was-killed").mkdir()
+    (weighed,) = run_folders.weigh(request_of)["runs"].items()
+    assert weighed[0] == RUN and 1 << 20 <= weighed[1]["bytes"] < 2 << 20 and not weighed[1]["busy"] and not weighed[1]["final"]
+    for _ in range(2):
+        assert run_folders.remove(request_of) == {"removed": RUN}
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["notes"] and not list((tmp_path / "supervised").iterdir())
+    assert not secret_files.has(str(tmp_path / "runs" / RUN))
+
+
+def test_one_that_lives_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
+    environment = {**os.environ, "HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
+    living = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert living.stdout is not None and living.stdout.readline()
+        assert run_folders.weigh(request_of)["runs"][RUN]["busy"] == "it is alive on this node"
+        with pytest.raises(Refusal, match="it is alive on this node"):
+            run_folders.remove(request_of)
+    finally:
+        living.kill()
+        living.communicate()
+    assert (tmp_path / "runs" / RUN / "big").exists()
+
+
+def test_one_that_is_claimed_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
+    claims.claim({**request_of, "token": "t", "by": "a desk", "doing": "recover", "process": {}, "age_s": 0.0, "after": None})
+    with pytest.raises(Refusal, match="a command is about to continue it"):
+        run_folders.remove(request_of)
+    claims.release({**request_of, "token": "t"})
+    run_folders.remove(request_of)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "..", "a/b"])
+def test_a_name_that_climbs(request_of: dict[str, str], name: str) -> None:
+    with pytest.raises(ValueError, match="not a usable name"):
+        run_folders.remove({**request_of, "run": name})

@@ -1,0 +1,35 @@
+"""Which runs go, and why others stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from homelab.runs.pruning import Candidate, choose
+
+OVER = [Candidate("r4", "done", {"here": 1}), Candidate("r3", "failed"), Candidate("r2", "stopped"), Candidate("r1", "done", model_on="tower")]
+
+
+def test_without_names_the_newest_and_the_only_copy_of_a_model_stay() -> None:
+    going, staying = choose(OVER, [], 1)
+    assert [run.name for run in going] == ["r3", "r2"]
+    assert staying == {"r4": "it is the newest", "r1": "its trained model is only on tower"}
+    assert [run.name for run in choose(OVER, [], 0)[0]] == ["r4", "r3", "r2"]
+    assert choose([], [], 1) == ([], {})
+
+
+def test_a_named_one_goes_alone() -> None:
+    going, staying = choose(OVER, ["r1"], 1)
+    assert [run.name for run in going] == ["r1"] and staying == {}
+    assert [run.name for run in choose(OVER, ["r4"], 1)[0]] == ["r4"]
+
+
+@pytest.mark.parametrize("state", ["running", "starting", "shipping", "planned", "lost", "recovering", ""])
+@pytest.mark.parametrize("named", [[], ["r"]])
+def test_a_run_that_goes_on_never_goes(state: str, named: list[str]) -> None:
+    assert choose([Candidate("r", state)], named, 0)[0] == []
+
+
+def test_one_at_which_somebody_works_never_goes() -> None:
+    for run in (Candidate("r", "failed", busy="its supervisor is at work here"), Candidate("r", "done", unasked=["laptop"])):
+        going, staying = choose([run], ["r"], 0)
+        assert going == [] and staying["r"]
