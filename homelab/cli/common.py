@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from homelab.cli import completion
 from homelab.text.hint import Options, homelab, with_options
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from homelab.control.supervision.placement import Where
     from homelab.errors import HomelabError
 
-RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False, autocompletion=completion.recipes)]
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)]
 ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
-NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop", autocompletion=completion.node_list)]
+NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
@@ -39,10 +38,7 @@ SuperviseOption = Annotated[
 ]
 NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave no supervisor; recover by hand.")]
 RunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False, autocompletion=completion.runs
-    ),
+    str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False)
 ]
 
 _SUPERVISED = {"here": "here", "head": "head"} | dict.fromkeys(("true", "yes", "1"), "here") | dict.fromkeys(("no", "false", "0"), "no")

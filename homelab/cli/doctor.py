@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common
 
 
 def command(
-    node: Annotated[str, typer.Argument(help="The node's name.", show_default=False, autocompletion=completion.nodes)],
+    node: Annotated[str, typer.Argument(help="The node's name.", show_default=False)],
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:

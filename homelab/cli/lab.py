@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from homelab.cli import examples
-
 if TYPE_CHECKING:
     from homelab.lab.lab_state import BackendName
 
@@ -19,7 +17,7 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The lab's folder.")]
 
 
-@app.command(epilog=examples.epilog("lab up"))
+@app.command()
 def up(
     folder: Folder,
     nodes: Annotated[int, typer.Option(help="How many.")] = 3,
@@ -51,7 +49,7 @@ def up(
     typer.echo(f"Next: export HOMELAB_CLUSTER={shlex.quote(str(lab.cluster_file))} && homelab preflight")
 
 
-@app.command(epilog=examples.epilog("lab down"))
+@app.command()
 def down(
     folder: Folder, keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep the nodes' homes and logs.")] = False
 ) -> None:
@@ -64,7 +62,7 @@ def down(
         typer.echo(f"kept: {folder}")
 
 
-@app.command(epilog=examples.epilog("lab status"))
+@app.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """Show the state of the nodes, as the machine reports it."""
     import json
@@ -109,7 +107,7 @@ _FAULT_HELP = (
 )
 
 
-@app.command(epilog=examples.epilog("lab fault"))
+@app.command()
 def fault(
     folder: Folder,
     node: Annotated[str, typer.Argument(help="The node's name.")],
@@ -131,7 +129,7 @@ def fault(
         typer.echo(line)
 
 
-@app.command(epilog=examples.epilog("lab faults"))
+@app.command()
 def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """List every fault: what it does, and which check of preflight finds it."""
     import json

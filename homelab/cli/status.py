@@ -17,7 +17,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Nodes, ranks, loss, progress, events and logs of a run. Ctrl-C leaves the run alone. Exit code 1 when it failed, 3 when it is lost."""
+    """Nodes, ranks, loss, progress, events and logs of a run. The key h shows the keys; q and Ctrl-C leave the run alone. Exit code 1 when it failed, 3 when it is lost."""
     from rich.console import Console
 
     from homelab.control.inspection import monitor, run_lookup
@@ -37,7 +37,7 @@ def command(
         if as_json:
             common.print_json(snapshot.model_dump(mode="json"))
         elif once or not (live.can_draw(console) or wait):
-            console.print(view.render(snapshot, width=console.width, height=None))
+            console.print(view.render(snapshot, console.width, None, is_ascii=live.is_ascii(console)))
         else:
             return monitor.until_end(fleet, paths, console=console, options=options)
     return {"failed": EXIT_FAILED, "lost": EXIT_UNREACHABLE}.get(snapshot.state, EXIT_DONE)

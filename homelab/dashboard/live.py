@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from homelab.dashboard import view
+from homelab.dashboard import interactive, keyboard, view
+from homelab.dashboard.plain_characters import has_unicode
 from homelab.dashboard.snapshot import Snapshot
 from homelab.runs.state import FINISHED
 
@@ -49,12 +51,25 @@ class _Screen:
         self.snapshot = snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield view.render(self.snapshot, options.max_width, console.height)
+        yield view.render(self.snapshot, options.max_width, console.height, is_ascii=is_ascii(console))
 
 
 def can_draw(console: Console) -> bool:
     """Whether this is a terminal on which a picture can replace the one before (TERM=dumb, a shell in an editor, cannot)."""
     return console.is_terminal and not console.is_dumb_terminal
+
+
+def is_ascii(console: Console) -> bool:
+    """Whether the console's terminal shows ASCII alone."""
+    return not has_unicode(console.encoding, os.environ)
+
+
+def _keys_of(console: Console) -> int | None:
+    """The descriptor that keys come from; None where standard input is no terminal, or the picture goes elsewhere."""
+    try:
+        return sys.stdin.fileno() if console.file.isatty() and keyboard.can_open(sys.stdin.fileno()) else None
+    except (OSError, ValueError, AttributeError):  # standard input is closed, or replaced
+        return None
 
 
 def watch(
@@ -64,44 +79,67 @@ def watch(
     refresh_s: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
     ends: Callable[[Snapshot], bool] = lambda snapshot: snapshot.state in FINISHED,
+    on_leave: Callable[[], None] = lambda: None,
 ) -> Snapshot | None:
     """Draw what `collect` sees until `ends` says so (done, failed or stopped), then leave the last picture standing.
 
-    On a terminal that can (`can_draw`) it fills the screen; elsewhere it prints one line whenever something has changed. Ctrl-C stops the
-    watching, not the run, and says so. The last Snapshot, or None when Ctrl-C came before the first. What `collect`
-    raises goes through.
+    On a terminal that can (`can_draw`) it fills the screen, with keys where standard input is one, too; elsewhere it prints one line
+    whenever something has changed. Ctrl-C and the key q stop the watching, not the run, and say so; `on_leave` is called first, because with
+    keys `collect` may be at work in another thread. The last Snapshot, or None where there was none yet. What `collect` raises goes through.
     """
     last: Snapshot | None = None
+
+    def keep(snapshot: Snapshot) -> None:
+        nonlocal last
+        last = snapshot
+
+    descriptor = _keys_of(console) if can_draw(console) else None
     try:
-        if can_draw(console):
-            with Live(
-                Text(" asking the nodes ..."), console=console, screen=True, refresh_per_second=_REDRAWS_PER_S
-            ) as screen:
-                while last is None or not ends(last):
-                    if last is not None:
-                        sleep(refresh_s)
-                    last = collect()
-                    screen.update(_Screen(last), refresh=True)
+        if descriptor is not None:
+            watched = interactive.Watching(collect, refresh_s, ends, keep, on_leave)
+            interactive.watch(watched, console, descriptor, is_ascii=is_ascii(console))
         else:
-            last_line = ""
-            while last is None or not ends(last):
-                if last is not None:
-                    sleep(refresh_s)
-                last = collect()
-                if (line := view.one_line(last)) != last_line:
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
-                    last_line = line
+            _watch_without_keys(collect, console, refresh_s, sleep, ends, keep)
     except KeyboardInterrupt:
         _leave(last, console)
         return last
-    if can_draw(console):
-        console.print(view.render(last, console.width, None))
+    if last is None or not ends(last):
+        _leave(last, console)
+    elif can_draw(console):
+        console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
     return last
+
+
+def _watch_without_keys(
+    collect: Callable[[], Snapshot], console: Console, refresh_s: float, sleep: Callable[[float], None], ends: Callable[[Snapshot], bool],
+    keep: Callable[[Snapshot], None],
+) -> None:  # fmt: skip
+    """The picture, or a line whenever something has changed."""
+
+    def looks() -> Iterator[Snapshot]:
+        while True:
+            snapshot = collect()
+            keep(snapshot)
+            yield snapshot
+            if ends(snapshot):
+                return
+            sleep(refresh_s)
+
+    if can_draw(console):
+        with Live(Text(" asking the nodes ..."), console=console, screen=True, refresh_per_second=_REDRAWS_PER_S) as screen:
+            for snapshot in looks():
+                screen.update(_Screen(snapshot), refresh=True)
+        return
+    last_line = ""
+    for snapshot in looks():
+        if (line := view.one_line(snapshot)) != last_line:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            last_line = line
 
 
 def _leave(last: Snapshot | None, console: Console) -> None:
     if last is not None and can_draw(console):
-        console.print(view.render(last, console.width, None))
+        console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
     if last is None or last.state not in FINISHED:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
         ending = f"; to end it: {stop}" if stop else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homelab.dashboard import step_rate
+from homelab.dashboard import step_parts, step_rate
 from homelab.dashboard.snapshot import GpuRow, LeftOut, NodeRow, RankRow
 from homelab.planning.types import Plan
 from homelab.runs.poll_reply import Heartbeat, Metric, RankReply, Reply
@@ -44,12 +44,17 @@ def node_row(name: str, reply: Reply | None, unreachable: Mapping[str, str], pla
         cpu_load_percent=reply.load.cpu_percent,
         memory_used_bytes=reply.load.memory_used_bytes,
         memory_total_bytes=reply.load.memory_total_bytes,
+        received_bytes=reply.load.received_bytes,
+        sent_bytes=reply.load.sent_bytes,
+        counted_at_s=reply.load.counted_at_s,
         gpus=tuple(
             GpuRow(
                 name=gpu.name,
+                index=gpu.index,
                 utilisation_percent=gpu.utilization_percent,
                 memory_used_bytes=gpu.memory_used_bytes,
                 memory_total_bytes=gpu.memory_total_bytes,
+                memory_free_bytes=gpu.free_bytes,
                 temperature_c=gpu.temperature_c,
                 power_w=gpu.power_w,
                 power_limit_w=gpu.power_limit_w,
@@ -72,12 +77,15 @@ def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_
     """One row for each rank that answers or is planned; `of_rank` are its lines of metrics."""
     answering = {number: (node, rank) for (node, number), rank in replies_of_ranks(replies, attempt).items()}
     planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
+    wire = step_parts.wire_s(of_rank)
     rows = []
     for number in sorted(set(answering) | set(planned)):
         node, reply = answering.get(number, (planned[number].node if number in planned else "", None))
         rank_lines = of_rank.get(number, ())
         beat, line = reply.heartbeat if reply else None, rank_lines[-1] if rank_lines else None
         own = planned.get(number)
+        timed = next((entry for entry in reversed(rank_lines) if entry.step in wire), line)  # of the newest step the lines of others may be missing
+        wire_s, wait_s = step_parts.parts(timed, wire) if timed else (None, None)
         log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
         rows.append(
             RankRow(
@@ -89,8 +97,10 @@ def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_
                 loss=line.loss if line else None,
                 tokens_per_s=step_rate.tokens_per_s(rank_lines),
                 share=line.share if line and line.share is not None else (own.share if own else None),
-                compute_s=line.compute_s if line else None,
-                communication_s=line.communication_s if line else None,
+                compute_s=timed.compute_s if timed else None,
+                communication_s=timed.communication_s if timed else None,
+                wire_s=wire_s,
+                wait_s=wait_s,
                 heartbeat_age_s=age_s(replies[node], beat.time) if beat else None,
                 memory_bytes=max((entry.memory_bytes for entry in rank_lines if entry.memory_bytes), default=None),
                 log_tail=log[-_LOG_LINES:],

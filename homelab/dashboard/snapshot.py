@@ -8,17 +8,30 @@ from homelab.runs.state import State
 from homelab.text.hint import Options
 
 
+class Course(Value):
+    """One figure over the last looks, the newest last. None where it was not told."""
+
+    values: tuple[float | None, ...] = ()
+
+
 class GpuRow(DisplayValue):
-    """One card; None where it does not say."""
+    """One card; None where it does not say. `index` is that of its node; the courses and `memory_peak_bytes` are of what was seen while watching."""
 
     name: str
+    index: int = 0
     utilisation_percent: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    memory_peak_bytes: int | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     is_left_out: bool = False  # cluster.toml names other cards of the node
+    busy: Course = Course()
+    memory: Course = Course()
+    temperature: Course = Course()
+    power: Course = Course()
 
 
 class LeftOut(DisplayValue):
@@ -29,7 +42,10 @@ class LeftOut(DisplayValue):
 
 
 class NodeRow(DisplayValue):
-    """One machine. `torchrun` is "running", "not started", "gone" or how it ended; `why_not`: why it was not asked."""
+    """One machine. `torchrun` is "running", "not started", "gone" or how it ended; `why_not`: why it was not asked.
+
+    Of its network: what its cards have carried since it started, and the rates between the last two looks.
+    """
 
     name: str
     reachable: bool
@@ -38,6 +54,12 @@ class NodeRow(DisplayValue):
     cpu_load_percent: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    counted_at_s: float | None = None
+    received_bytes_per_s: float | None = None
+    sent_bytes_per_s: float | None = None
+    network: Course = Course()
     gpus: tuple[GpuRow, ...] = ()
     torchrun: str = "not started"
     needs_action: bool = False
@@ -45,6 +67,8 @@ class NodeRow(DisplayValue):
 
 class RankRow(DisplayValue):
     """One worker process. Seconds are of its newest step, `tokens_per_s` of the last ones; `heartbeat_age_s` by its node's own clock.
+
+    `communication_s` is `wire_s` + `wait_s` where both are known (`step_parts`).
 
     `memory_bytes`: the most it ever held, on its card or in the machine.
     """
@@ -59,6 +83,8 @@ class RankRow(DisplayValue):
     share: int | None = None
     compute_s: float | None = None
     communication_s: float | None = None
+    wire_s: float | None = None
+    wait_s: float | None = None
     heartbeat_age_s: float | None = None
     memory_bytes: int | None = None
     log_tail: tuple[str, ...] = ()
@@ -93,7 +119,8 @@ class Snapshot(DisplayValue):
     """A run at one moment. `eta_s` is None while it cannot be estimated; `started_at` is that of the attempt, by the clock of a node.
 
     `running_s`: for how long the attempt has been under way by the clock of its nodes, None where that cannot be told. `step_s` is that of
-    the last steps of all together. Efficiencies are fractions of the sum of the ranks' speeds alone: what is reached, what the plan promised.
+    the last steps of all together. Efficiencies are fractions of the sum of the ranks' speeds alone: what is reached, what the plan promised;
+    `is_efficiency_measured`: those speeds were measured, not guessed.
     """
 
     run: str
@@ -107,6 +134,7 @@ class Snapshot(DisplayValue):
     epoch: float | None = None
     efficiency: float | None = None
     planned_efficiency: float | None = None
+    is_efficiency_measured: bool = False
     checkpoint_age_s: float | None = None
     restarts: int = 0
     left_out: tuple[LeftOut, ...] = ()

@@ -100,6 +100,7 @@ def _training(plan: Plan | None, attempt: int, lines: Sequence[Metric], replies:
         "epoch": max((line.epoch for rank_lines in of_rank.values() for line in rank_lines[-1:] if line.epoch is not None), default=None),
         "loss": history[-1].loss if history else None, "loss_history": history, "eval_losses": metric_lines.eval_losses(lines),
         "tokens_per_s": sum(rates) if rates else None, "efficiency": reached if is_running else None, "planned_efficiency": planned,
+        "is_efficiency_measured": bool(plan and plan.time and plan.time.is_measured),
         "eta_s": eta.eta_s(lines, step, total, step_tokens) if is_running else None, "ranks": rank_rows(replies, plan, attempt, of_rank),
     }  # fmt: skip
 

@@ -12,10 +12,12 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from homelab.dashboard import chart, tables, words
+from homelab.dashboard import cause_box, chart, footer, log_section, tables, words
 from homelab.dashboard.columns import clip, ends
+from homelab.dashboard.plain_characters import ascii_line
 from homelab.dashboard.screen import Section, fitted, fixed, joined
 from homelab.dashboard.snapshot import Snapshot
+from homelab.dashboard.view_state import ViewState
 
 _STATES = {
     "planned": ("○", ""),
@@ -28,36 +30,35 @@ _STATES = {
     "failed": ("✗", "bold red"),
     "lost": ("?", "bold red"),
 }
-_LOG_LINES_UNBOUNDED = 5  # per rank, where no height is given
-_EVENTS = 6
-_EVIDENCE = 4
-_TALL = 34  # from here on three lines for commands are not missed elsewhere
+_EVENTS, _EVENTS_TALL = 6, 10
 _CURVE_LEAST, _CURVE_MOST = 8, 60
 _LARGE = 30  # lines from which on there is room for more than what everybody needs
 _CURVE_FROM, _CURVE_LINES = 38, 14
-_HARMLESS = "hostname of the client socket cannot be retrieved"
 
 
-def render(snapshot: Snapshot, width: int, height: int | None) -> RenderableType:
+def render(snapshot: Snapshot, width: int, height: int | None, state: ViewState | None = None, *, is_ascii: bool = False) -> RenderableType:
     """The dashboard, `width` cells wide and `height` lines high (the footer at the bottom); None: as long as it is."""
-    return Group(*lines(snapshot, width, height))
+    drawn = lines(snapshot, width, height, state)
+    return Group(*(map(ascii_line, drawn) if is_ascii else drawn))
 
 
-def lines(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
-    """The same as lines, for a terminal of at least 40 x 8."""
+def lines(snapshot: Snapshot, width: int, height: int | None, state: ViewState | None = None) -> list[Text]:
+    """The same as lines, for a terminal of at least 40 x 8. `state`: what was chosen by keys; None where there are none."""
+    chosen = state or ViewState()
     head = _header(snapshot, width)
     progress = _progress(snapshot, width, is_large=height is None or height >= _LARGE)
-    foot = _footer(snapshot, width, height)
-    cause = _cause(snapshot, width)
+    foot = footer.lines(snapshot, width, height, state)
+    cause = cause_box.section(snapshot, width)
     sections = [
         fixed(head, 0),
+        *([fixed(footer.help_lines(width), 1)] if chosen.is_help else []),
         fixed(progress, 2),
         *([cause] if cause else []),
         tables.nodes(snapshot.nodes, width, 3, snapshot.left_out),
-        tables.ranks(snapshot.ranks, width, 4),
+        tables.ranks(snapshot.ranks, width, 4, chosen.rank),
         _curve(snapshot, width, height),
-        _events(snapshot, width),
-        _logs(snapshot, width, bounded=height is not None),
+        _events(snapshot, width, height),
+        log_section.section(snapshot, width, chosen, is_bounded=height is not None),
     ]
     sections = [section for section in sections if section.most]
     if height is None:
@@ -144,6 +145,10 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     pairs = []
     if snapshot.tokens_per_s is not None and snapshot.state in ("running", "stopping"):
         pairs.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
+    if snapshot.efficiency is not None:
+        guessed = "" if snapshot.is_efficiency_measured else ", guessed"
+        planned = "" if snapshot.planned_efficiency is None else f" (planned {100 * snapshot.planned_efficiency:.0f} %{guessed})"
+        pairs.append(("", f"{100 * snapshot.efficiency:.0f} % of the sum of the cards{planned}"))
     if snapshot.eta_s is not None:
         eta = words.duration(snapshot.eta_s)
         if 0 <= snapshot.eta_s < 86400:
@@ -163,8 +168,6 @@ def _more_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         pairs.append(("", f"{words.seconds(snapshot.step_s)} s per step"))
     if snapshot.epoch is not None:
         pairs.append(("epoch", f"{snapshot.epoch:.2f}"))
-    if snapshot.efficiency is not None and snapshot.planned_efficiency is not None:
-        pairs.append(("efficiency", f"{snapshot.efficiency:.2f}, planned {snapshot.planned_efficiency:.2f}"))
     if snapshot.restarts:
         pairs.append(("restarts", str(snapshot.restarts)))
     return pairs
@@ -181,33 +184,10 @@ def _bar(snapshot: Snapshot, width: int) -> Text:
     return clip(Text(" ").append("━" * done, style=style).append("─" * (room - done), style="dim").append(label), width)
 
 
-def _cause(snapshot: Snapshot, width: int) -> Section | None:
-    """Why it failed and what fixes it; the evidence where there is room."""
-    diagnosis = snapshot.diagnosis
-    if diagnosis is None or snapshot.state not in ("failed", "lost", "stopped"):
-        return None
-    need = _wrapped(Text.assemble((" why  ", "dim"), (diagnosis.title, "bold red")), width)
-    need += _wrapped(Text.assemble((" fix  ", "dim"), (diagnosis.hint, "bold")), width)
-    # Wrapped, not cut: what is at the end of such a line is often the file and the line number.
-    evidence = [Text("      ").append(line) for line in diagnosis.because[:_EVIDENCE]]
-    content = need + [part for line in evidence for part in _wrapped(line, width)]
-    return Section(lambda room: content[:room], len(need), len(content), 1)
-
-
-def _wrapped(line: Text, width: int) -> list[Text]:
-    """The line in at most three, the later ones under the text of the first."""
-    if len(line.plain) <= width:
-        return [line]
-    cut = line.plain.rfind(" ", 6, width)
-    cut = cut if cut > 6 else width
-    rest = Text(" " * 6).append_text(line[cut:].copy() if line.plain[cut] != " " else line[cut + 1 :].copy())
-    return [line[:cut], *_wrapped(rest, width)] if len(line.plain) < 3 * width else [line[:cut], clip(rest, width)]
-
-
-def _events(snapshot: Snapshot, width: int) -> Section:
+def _events(snapshot: Snapshot, width: int, height: int | None) -> Section:
     happened = [
         Text(" ").append(time.strftime("%H:%M:%S", time.localtime(event.time)), style="dim").append(f"  {event.text}")
-        for event in snapshot.events[-_EVENTS:]
+        for event in snapshot.events[-(_EVENTS if height is None or height < _CURVE_FROM else _EVENTS_TALL) :]
     ]
     notes = [Text.assemble((" note      ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
     content = [clip(line, width) for line in notes + happened]
@@ -219,45 +199,3 @@ def _curve(snapshot: Snapshot, width: int, height: int | None) -> Section:
     most = min(_CURVE_LINES, (height or 0) - _CURVE_FROM)
     content = chart.lines(snapshot.loss_history, snapshot.eval_losses, width, most)
     return Section(lambda room: chart.lines(snapshot.loss_history, snapshot.eval_losses, width, room), chart.LEAST_LINES, len(content), 6, is_optional=True)
-
-
-def _is_told_elsewhere(line: str, snapshot: Snapshot) -> bool:
-    """A note stands in the panel above; what gloo says of a name that it does not need means nothing."""
-    return line.removeprefix("note: ") in snapshot.notes or _HARMLESS in line
-
-
-def _logs(snapshot: Snapshot, width: int, *, bounded: bool) -> Section:
-    """The last lines of every rank that said something new, as many of each as there is room for."""
-    tails = {row.rank: tuple(line for line in row.log_tail if not _is_told_elsewhere(line, snapshot)) for row in snapshot.ranks}
-    rows = [row.model_copy(update={"log_tail": tails[row.rank]}) for row in snapshot.ranks if tails[row.rank]]
-    most = sum(1 + len(row.log_tail[-(10_000 if bounded else _LOG_LINES_UNBOUNDED) :]) for row in rows)
-
-    def draw(room: int) -> list[Text]:
-        left, content = room, []
-        for place, row in enumerate(rows):
-            share = left // (len(rows) - place)
-            if share < 2:
-                continue
-            tail = row.log_tail[-(share - 1) :]
-            content.append(clip(Text(f" log of rank {row.rank} on {row.node}", style="dim"), width))
-            content += [clip(Text(f"   {line}"), width) for line in tail]
-            left -= 1 + len(tail)
-        return content
-
-    return Section(draw, min(2, most), most, 7, is_optional=True)
-
-
-def _footer(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
-    """The next commands side by side, or below each other so that they can be copied; where lines are dear and the
-    names long, as the alternatives of one: homelab status|stop RUN."""
-    pieces = [
-        Text.assemble((f" {command.purpose:<7}  ", "dim"), f"{command.command}  ") for command in snapshot.next_commands
-    ]
-    if sum(len(piece.plain) for piece in pieces) <= width + 2:
-        return [clip(Text().join(pieces), width)] if pieces else []
-    if height is None or height >= _TALL:
-        return [clip(piece, width) if height else piece for piece in pieces]
-    parts = [command.command.split(" ", 2) for command in snapshot.next_commands]
-    rest = parts[0][-1]
-    verbs = "|".join(part[1] for part in parts if part[-1] == rest)
-    return [clip(Text.assemble((" next  ", "dim"), f"homelab {verbs} {rest}"), width)]

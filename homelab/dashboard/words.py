@@ -75,8 +75,11 @@ def seconds(number: float | None) -> str:
     )
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve of at most `width` characters. Each stands for the mean of its part; what is not a number is a gap."""
+def sparkline(values: Sequence[float], width: int, lowest: float | None = None, highest: float | None = None) -> str:
+    """A curve of at most `width` characters. Each stands for the mean of its part; what is not a number is a gap.
+
+    `lowest`, `highest`: the ends of the scale (default: those of the values).
+    """
     if width <= 0 or not values:
         return ""
     cells = min(width, len(values))
@@ -88,17 +91,19 @@ def sparkline(values: Sequence[float], width: int) -> str:
     measured = [mean for mean in means if mean is not None]
     if not measured:
         return " " * cells
-    low, span = min(measured), max(measured) - min(measured)
+    low = min(measured) if lowest is None else lowest
+    span = (max(measured) if highest is None else highest) - low
     picture = ""
     for mean in means:
         level = 0.0 if mean is None or span <= 0 else (mean - low) / span
-        picture += " " if mean is None else _LEVELS[min(len(_LEVELS) - 1, int(level * len(_LEVELS)))]
+        picture += " " if mean is None else _LEVELS[max(0, min(len(_LEVELS) - 1, int(level * len(_LEVELS))))]
     return picture
 
 
-def two_part_bar(first: float | None, second: float | None, width: int) -> tuple[str, str]:
-    """Two strings, `width` long together, in the proportion of the two numbers; empty where they are not known."""
-    if first is None or second is None or not math.isfinite(first + second) or first + second <= 0:
-        return "", ""
-    cells = round(width * first / (first + second))
-    return "━" * cells, "┄" * (width - cells)
+def bar(parts: Sequence[float | None], width: int) -> tuple[str, ...]:
+    """Three strings, `width` long together, in the proportion of the three numbers; empty where they are not known."""
+    known = [part for part in parts if part is not None and math.isfinite(part) and part >= 0]
+    if len(known) < len(parts) or not math.isfinite(sum(known)) or sum(known) <= 0:
+        return ("",) * len(parts)
+    ends = [round(width * sum(known[: number + 1]) / sum(known)) for number in range(len(known))]
+    return tuple(sign * (end - begin) for sign, begin, end in zip("━┄·", [0, *ends], ends, strict=False))

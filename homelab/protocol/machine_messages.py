@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from homelab.protocol.messages import Json
+Json = dict[str, Any]
 
 
 class Facts(TypedDict, total=False):
@@ -102,3 +102,27 @@ class CollectiveLook(TypedDict):
     phase: str
     ranks: dict[str, CollectiveRank]
     log: list[str]
+
+
+class Traffic(TypedDict, total=False):
+    """Bytes that the network cards have carried since the machine started. `counted_at_s` is of its monotonic clock."""
+
+    received_bytes: int
+    sent_bytes: int
+    counted_at_s: float
+
+
+class Load(Traffic, total=False):
+    """How busy a machine is. None where it does not tell."""
+
+    cpu_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+
+
+class MachineLoad(TypedDict, total=False):
+    """How busy a machine is, with its cards; a part of the answer of `poll`."""
+
+    hostname: str
+    load: Load
+    gpus: list[Json]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-Json = dict[str, Any]
+from homelab.protocol.machine_messages import Json, MachineLoad
 
 
 class Exit(TypedDict, total=False):
@@ -89,14 +89,6 @@ class SupervisorReply(TypedDict, total=False):
     pid: int
     log: str
     events: list[Json]
-
-
-class MachineLoad(TypedDict, total=False):
-    """How busy a machine is; a part of the answer of `poll`."""
-
-    hostname: str
-    load: Json
-    gpus: list[Json]
 
 
 class PollReply(MachineLoad, total=False):

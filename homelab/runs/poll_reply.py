@@ -149,6 +149,7 @@ class Exit(WireModel):
 
 
 ExitOrNone = Annotated[Exit | None, WrapValidator(_or_none)]
+NumberOrNone = Annotated[Number | None, WrapValidator(_or_none)]
 MomentOrNone = Annotated[Moment | None, WrapValidator(_or_none)]
 
 
@@ -177,11 +178,14 @@ class RunReply(WireModel):
 
 
 class NodeLoad(WireModel):
-    """How busy the machine is."""
+    """How busy the machine is. Bytes of the network are counted since it started, `counted_at_s` by its monotonic clock."""
 
     cpu_percent: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    received_bytes: NumberOrNone = None
+    sent_bytes: NumberOrNone = None
+    counted_at_s: Finite = None
 
 
 class Event(WireModel):

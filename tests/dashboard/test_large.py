@@ -53,11 +53,11 @@ def text(width: int, height: int | None) -> str:
 def test_200_by_50_has_what_a_person_misses_on_a_small_one() -> None:
     seen = text(200, 50)
     for wanted in (
-        "212/300 W", "peak memory", "7.0 GB", "efficiency 0.90, planned 0.93", "epoch 1.03", "4.10 s per step", "saved 49 s ago", "restarts 1",
+        "212/300 W", "peak memory", "7.0 GB", "90 % of the sum of the cards (planned 93 %)", "epoch 1.03", "4.10 s per step", "saved 49 s ago", "restarts 1",
         "loss by step", "◆ held-out rows", "step 1 ", " step 412", "2.508 ┤", "host cpu", "host memory", f"attic  left out: {WHY}",
     ):  # fmt: skip
         assert wanted in seen, wanted
-    assert "log of rank 2 on old" in seen
+    assert "x3, ranks 0 to 2  step 411 of 1000" in seen
 
 
 def test_the_logs_repeat_no_note_and_nothing_that_means_nothing() -> None:

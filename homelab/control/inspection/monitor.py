@@ -14,6 +14,7 @@ from homelab.control.inspection import run_folder
 from homelab.control.recovery import diagnosis_store, manual_lock
 from homelab.control.stopping import leftovers, stop
 from homelab.control.supervision import remote_supervisor
+from homelab.dashboard import card_history
 from homelab.dashboard import live as live_dashboard
 from homelab.dashboard.next_commands import next_commands
 from homelab.dashboard.snapshot import Snapshot
@@ -53,6 +54,15 @@ class Watcher:
         """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[Hint, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
+        self._before: Snapshot | None = None
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Nobody wants another look: one that waits for answers, in another thread, raises KeyboardInterrupt and writes nothing down.
+
+        Its connections may be closed meanwhile, so that no node would seem to answer.
+        """
+        self._is_left = True
 
     def look(self) -> Snapshot:
         """Ask every node of the plan once; gather metrics, write down the state when it changed."""
@@ -78,6 +88,7 @@ class Watcher:
         )  # fmt: skip
         metrics = [replies.Metric.model_validate(line) for line in self._gathered.lines]
         snapshot = build(run, Observation(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
+        snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
         following = next_commands(snapshot.state, snapshot.run, diagnosis)
         snapshot = snapshot.model_copy(update={"diagnosis": diagnosis, "next_commands": following})
@@ -159,6 +170,8 @@ class Watcher:
         request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=known_lines)
         request |= {"lines_of_attempt": attempt, "before": attempt not in self._asked_before and self._lacks(plan.resume_step)}
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
+        if self._is_left:
+            raise KeyboardInterrupt
         self.replies = replies.parse_replies(answers)
         if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
             self._asked_before.add(attempt)
@@ -189,13 +202,13 @@ def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathe
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -> int:
-    """Look until the run ends: the dashboard on a terminal, a line per change elsewhere. Ctrl-C leaves the run alone.
+    """Look until the run ends: the dashboard on a terminal, a line per change elsewhere. Ctrl-C and the key q leave the run alone.
 
     `options` are those of the commands that are shown. Returns the exit code: 0 done, 1 failed or stopped, 3 when the nodes cannot be asked
-    any more, 130 after Ctrl-C.
+    any more, 130 after Ctrl-C and q.
     """
     watcher = Watcher(fleet, paths)
-    snapshot = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, ends=has_ended)
+    snapshot = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, ends=has_ended, on_leave=watcher.leave)
     if snapshot is None or not has_ended(snapshot):
         return EXIT_INTERRUPTED
     if not live_dashboard.can_draw(console):

@@ -7,13 +7,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from homelab.node.system import programs
+from homelab.node.system import network_traffic, programs
 
 if TYPE_CHECKING:
     from typing import Any
 
     from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import MachineLoad
+    from homelab.protocol.machine_messages import MachineLoad
 
 _GPU_FIELDS = (
     "index",
@@ -39,6 +39,7 @@ def read() -> MachineLoad:
             "cpu_percent": cpu_percent(),
             "memory_used_bytes": total - (available or 0) if total else None,
             "memory_total_bytes": total,
+            **network_traffic.read(),
         },
         "gpus": gpus()[1],
     }
