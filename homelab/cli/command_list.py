@@ -7,10 +7,10 @@ import importlib
 import typer
 
 import homelab
-from homelab.cli import common, lab
+from homelab.cli import common, examples, lab
 
 app = typer.Typer(
-    name="homelab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="One trainer out of the unequal GPUs on a home network.",
     epilog="A first look without GPU or cluster: scripts/demo. Next: homelab preflight",
 )  # fmt: skip
@@ -31,5 +31,5 @@ NAMES = (
 )  # fmt: skip
 for name in NAMES:
     command = importlib.import_module(f"homelab.cli.{name}").command
-    app.command(name=name, hidden=name == "supervise")(common.with_hints_for_same_files(command))
+    app.command(name=name, hidden=name == "supervise", epilog=examples.epilog(name))(common.with_hints_for_same_files(command))
 app.add_typer(lab.app, name="lab")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from homelab.cli import completion
 from homelab.text.hint import Options, homelab, with_options
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from homelab.control.supervision.placement import Where
     from homelab.errors import HomelabError
 
-RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)]
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False, autocompletion=completion.recipes)]
 ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
-NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop")]
+NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop", autocompletion=completion.node_list)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
@@ -38,7 +39,10 @@ SuperviseOption = Annotated[
 ]
 NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave no supervisor; recover by hand.")]
 RunArgument = Annotated[
-    str | None, typer.Argument(help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False)
+    str | None,
+    typer.Argument(
+        help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False, autocompletion=completion.runs
+    ),
 ]
 
 _SUPERVISED = {"here": "here", "head": "head"} | dict.fromkeys(("true", "yes", "1"), "here") | dict.fromkeys(("no", "false", "0"), "no")

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 
 
 def command(
-    node: Annotated[str, typer.Argument(help="The node's name.", show_default=False)],
+    node: Annotated[str, typer.Argument(help="The node's name.", show_default=False, autocompletion=completion.nodes)],
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from homelab.cli import examples
+
 if TYPE_CHECKING:
     from homelab.lab.lab_state import BackendName
 
@@ -17,7 +19,7 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The lab's folder.")]
 
 
-@app.command()
+@app.command(epilog=examples.epilog("lab up"))
 def up(
     folder: Folder,
     nodes: Annotated[int, typer.Option(help="How many.")] = 3,
@@ -49,7 +51,7 @@ def up(
     typer.echo(f"Next: export HOMELAB_CLUSTER={shlex.quote(str(lab.cluster_file))} && homelab preflight")
 
 
-@app.command()
+@app.command(epilog=examples.epilog("lab down"))
 def down(
     folder: Folder, keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep the nodes' homes and logs.")] = False
 ) -> None:
@@ -62,7 +64,7 @@ def down(
         typer.echo(f"kept: {folder}")
 
 
-@app.command()
+@app.command(epilog=examples.epilog("lab status"))
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """Show the state of the nodes, as the machine reports it."""
     import json
@@ -107,7 +109,7 @@ _FAULT_HELP = (
 )
 
 
-@app.command()
+@app.command(epilog=examples.epilog("lab fault"))
 def fault(
     folder: Folder,
     node: Annotated[str, typer.Argument(help="The node's name.")],
@@ -129,7 +131,7 @@ def fault(
         typer.echo(line)
 
 
-@app.command()
+@app.command(epilog=examples.epilog("lab faults"))
 def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """List every fault: what it does, and which check of preflight finds it."""
     import json

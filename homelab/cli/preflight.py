@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 from homelab.text.hint import with_options
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _AGAIN_S = 2.0  # between two looks of --watch
 
 def command(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False)
+        Path | None, typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False, autocompletion=completion.recipes)
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def command(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="With --prune: just these runs, by name, or its beginning or end.", show_default=False)
+        list[str] | None, typer.Argument(help="With --prune: just these runs, by name, or its beginning or end.", show_default=False, autocompletion=completion.runs)
     ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove runs that are over, here and on the nodes. Shows them and asks; a run that goes on always stays.")

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 
 if TYPE_CHECKING:
     from homelab.config.recipe import Recipe
     from homelab.errors import HomelabError
 
-NodesArgument = Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False)]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model to the nodes that lack it.", show_default=False,
+        autocompletion=completion.recipes,
+    ),
+]
+NodesArgument = Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)]
 
 
 def command(
@@ -23,9 +30,7 @@ def command(
     requirements: Annotated[
         Path | None, typer.Option("--requirements", metavar="FILE", help="Install these packages instead of the worker's (lines as for pip).", show_default=False)
     ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option("--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model to the nodes that lack it.", show_default=False)
-    ] = None,
+    recipe: RecipeOption = None,
     unsloth: Annotated[bool, typer.Option("--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,

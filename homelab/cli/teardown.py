@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 
 
 def command(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False)] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,

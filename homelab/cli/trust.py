@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 from homelab.text.hint import Hint, homelab
 
 
 def command(
     nodes: Annotated[
-        list[str] | None, typer.Argument(help="Nodes, by name. Default: all whose key is not known yet.", show_default=False)
+        list[str] | None, typer.Argument(help="Nodes, by name. Default: all whose key is not known yet.", show_default=False, autocompletion=completion.nodes)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you have compared the fingerprints already.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,

@@ -1,0 +1,70 @@
+"""What TAB offers: runs, nodes and recipes, from the files on this machine. No node is asked, and a damaged file offers nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import typer
+
+_MOST_FILES = 200  # that are read for one TAB
+
+
+def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """The runs of this machine, the newest first, with their states."""
+    from homelab.errors import HomelabError
+    from homelab.runs import store
+
+    folder = _given(context, "runs_dir", "HOMELAB_RUNS", "runs")
+    with contextlib.suppress(HomelabError):
+        for paths in store.runs_in(folder):
+            if paths.name.startswith(incomplete):
+                yield paths.name, str(store.read_object(paths.state_json).get("state") or "")
+
+
+def nodes(context: typer.Context, incomplete: str) -> Iterator[str]:
+    """The nodes of the cluster file that are not on the line yet."""
+    named = [value for values in context.params.values() if isinstance(values, list | tuple) for value in values]
+    yield from (name for name in _node_names(context) if name.startswith(incomplete) and name not in named)
+
+
+def node_list(context: typer.Context, incomplete: str) -> Iterator[str]:
+    """The same for a list with commas."""
+    head, comma, last = incomplete.rpartition(",")
+    named = [name.strip() for name in head.split(",")]
+    yield from (f"{head}{comma}{name}" for name in _node_names(context) if name.startswith(last) and name not in named)
+
+
+def recipes(context: typer.Context, incomplete: str) -> Iterator[str]:
+    """The recipes in the folder that is being typed, and in the folders of it."""
+    typed = os.path.dirname(incomplete)
+    folder = Path(typed or ".").expanduser()
+    files = sorted(folder.glob("*.toml")) + sorted(folder.glob("*/*.toml"))
+    for path in islice(files, _MOST_FILES):
+        shown = os.path.join(typed, path.relative_to(folder))
+        tables = _toml(path) if shown.startswith(incomplete) else {}
+        if "model" in tables or "script" in tables:
+            yield shown
+
+
+def _node_names(context: typer.Context) -> list[str]:
+    entries = _toml(_given(context, "cluster", "HOMELAB_CLUSTER", "cluster.toml")).get("nodes")
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _given(context: typer.Context, option: str, variable: str, default: str) -> Path:
+    return Path(context.params.get(option) or os.environ.get(variable) or default).expanduser()
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,39 @@
+"""An example or two for the help of each command. A test parses every one."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": ("homelab init", "homelab init tower me@laptop:2222"),
+    "setup": ("homelab setup", "homelab setup --recipe recipes/llama7b-lora.toml tower laptop"),
+    "preflight": ("homelab preflight recipes/llama7b-lora.toml --fix", "homelab preflight --only network --watch"),
+    "doctor": ("homelab doctor laptop > laptop.txt",),
+    "plan": ("homelab plan recipes/llama7b-lora.toml --why", "homelab plan recipes/llama7b-lora.toml --what-if +RTX3090"),
+    "launch": ("homelab launch recipes/llama7b-lora.toml", "homelab launch recipes/llama7b-lora.toml --nodes tower,laptop --wait"),
+    "status": ("homelab status", "homelab status 2026-11-21 --once"),
+    "logs": ("homelab logs --rank 1", "homelab logs 2026-11-21 --attempt 1"),
+    "stop": ("homelab stop", "homelab stop --orphans"),
+    "recover": ("homelab recover",),
+    "why": ("homelab why --attempt 1",),
+    "explain": ("homelab explain network.reach", "homelab explain 'CUDA out of memory'"),
+    "runs": ("homelab runs", "homelab runs --prune"),
+    "chat": ("homelab chat", "homelab chat 2026-11-21 --prompt 'What is the law of homelab?'"),
+    "fetch": ("homelab fetch", "homelab fetch 2026-11-21 my-model --merged"),
+    "merge": ("homelab merge --base auto",),
+    "gguf": ("homelab gguf --quantise q4_k_m",),
+    "tensorboard": ("homelab tensorboard",),
+    "track": ("homelab track --to trackio",),
+    "trust": ("homelab trust tower",),
+    "teardown": ("homelab teardown laptop",),
+    "supervise": ("homelab supervise 2026-11-21",),
+    "lab up": ("homelab lab up practice --nodes 3 --cpu 0.9,0.5,0.3",),
+    "lab down": ("homelab lab down practice",),
+    "lab status": ("homelab lab status practice",),
+    "lab fault": ("homelab lab fault practice node2 kill-worker",),
+    "lab faults": ("homelab lab faults",),
+}
+
+
+def epilog(name: str) -> str:
+    """What stands at the end of the command's help. An empty line between two: the help joins lines without one."""
+    examples = EXAMPLES[name]
+    return "\n\n".join([f"Example{'s' if len(examples) > 1 else ''}:", *examples])
