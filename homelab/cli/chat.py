@@ -28,11 +28,12 @@ def command(
     from homelab.control.inspection.conversation import begin
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
+    from homelab.text.hint import homelab
 
     if base and compare:
         raise InputError("--compare asks the base model, too", where="--base and --compare", hint="leave one of them out")
     if as_json and prompt is None:
-        raise InputError("a conversation is no JSON document", where="--json", hint="homelab chat --json --prompt '...'")
+        raise InputError("a conversation is no JSON document", where="--json", hint=homelab("chat --json --prompt", "..."))
     models = ["base", "trained"] if compare else ["base"] if base else ["trained"]
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet:

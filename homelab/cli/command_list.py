@@ -12,7 +12,7 @@ from homelab.cli import common, examples, lab
 app = typer.Typer(
     name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="One trainer out of the unequal GPUs on a home network.",
-    epilog="A first look without GPU or cluster: scripts/demo. Next: homelab preflight",
+    epilog="A first look without GPU or cluster: homelab demo. Next: homelab init",
 )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 # `supervise` is what launch leaves behind; by hand only after this machine was restarted in mid-run.
 NAMES = (
     "init", "setup", "preflight", "doctor", "plan", "launch", "status", "logs", "stop", "recover", "why", "explain", "runs", "chat", "fetch", "merge", "gguf",
-    "tensorboard", "track", "trust", "teardown", "supervise",
+    "tensorboard", "track", "trust", "teardown", "demo", "supervise",
 )  # fmt: skip
 for name in NAMES:
     command = importlib.import_module(f"homelab.cli.{name}").command

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "track": ("homelab track --to trackio",),
     "trust": ("homelab trust tower",),
     "teardown": ("homelab teardown laptop",),
+    "demo": ("homelab demo", "homelab demo ~/practice --python ~/.homelab/env/bin/python"),
     "supervise": ("homelab supervise 2026-11-21",),
     "lab up": ("homelab lab up practice --nodes 3 --cpu 0.9,0.5,0.3",),
     "lab down": ("homelab lab down practice",),

@@ -57,6 +57,7 @@ def program() -> str:
         ("homelab status ", ["2026-11-22-1405-demo", "2026-11-21-1405-demo", "2026-11-20-1405-demo"]),
         ("homelab fetch 2026-11-21", ["2026-11-21-1405-demo"]),
         ("homelab doctor ", ["tower", "laptop", "old tower"]),
+        ("homelab doctor to", ["tower"]),
         ("homelab teardown tower ", ["laptop", "old tower"]),
         ("homelab launch r.toml --nodes tower,l", ["tower,laptop"]),
         ("homelab plan ", ["mine.toml", "recipes/a.toml"]),

@@ -1,0 +1,67 @@
+"""`homelab demo`: three practice nodes on this machine train a small real model, also from an installed package (`scripts/demo` in a checkout)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboard")
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the demo keeps its lab, its runs and the trained model.")] = Path("demo"),
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PYTHON", help="The Python that trains, with the worker's packages. Default: this one.", show_default=False)
+    ] = None,
+) -> int:
+    """Three practice nodes on this machine fine-tune a small model; one worker is killed, the run recovers by itself, and the model answers. About 10 minutes."""
+    import os
+    import shutil
+    import subprocess
+    import sys
+
+    trainer = shutil.which(os.path.expanduser(python)) if python else sys.executable
+    script = _script()
+    _refuse_unfit(python or sys.executable, trainer, script)
+    environment = {
+        **os.environ, "HOMELAB_DEMO": str(folder.expanduser().resolve()), "HOMELAB_DEMO_PYTHON": sys.executable, "HOMELAB_DEMO_TRAINER": str(trainer),
+    }  # fmt: skip
+    return subprocess.run(["bash", str(script)], env=environment, check=False).returncode
+
+
+def _script() -> Path | None:
+    """The demo of a checkout, or of the installed package, which names its files; None where neither has one."""
+    from importlib import metadata
+
+    import homelab
+
+    of_checkout = Path(homelab.__file__).resolve().parents[1] / "scripts" / "demo"
+    if of_checkout.is_file():
+        return of_checkout
+    installed = [Path(str(file.locate())) for file in metadata.files("homelab") or () if str(file).endswith("share/homelab/scripts/demo")]
+    return next((path.resolve() for path in installed if path.is_file()), None)
+
+
+def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
+    """Raises InputError before anything is started where the demo could not come to its end."""
+    import shlex
+    import subprocess
+    import sys
+
+    from homelab.errors import InputError
+    from homelab.text.hint import Hint, homelab
+
+    if script is None:
+        raise InputError("the demo's files are not installed", where=sys.prefix, hint="install homelab from its wheel: pipx install homelab-VERSION.whl")
+    if trainer is None:
+        raise InputError("there is no such Python", where=f"--python {named}", hint=homelab("demo --python ~/.homelab/env/bin/python"))
+    program = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
+    done = subprocess.run([trainer, "-c", program, *NEEDED], capture_output=True, text=True, check=False)
+    missing = done.stdout.split()
+    if done.returncode or missing:
+        raise InputError(
+            f"this Python cannot train: {'it lacks ' + ', '.join(missing) if missing else 'it does not start'}", where=trainer,
+            hint=Hint("{} -m pip install {}; or name a Python that has them: {}", shlex.quote(trainer), " ".join(missing) or "torch", homelab("demo --python PYTHON")),
+        )  # fmt: skip
