@@ -36,5 +36,5 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 def epilog(name: str) -> str:
     """What stands at the end of the command's help. An empty line between two: the help joins lines without one."""
-    examples = EXAMPLES[name]
-    return "\n\n".join([f"Example{'s' if len(examples) > 1 else ''}:", *examples])
+    examples = EXAMPLES.get(name, ())
+    return "\n\n".join([f"Example{'s' if len(examples) > 1 else ''}:", *examples]) if examples else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from homelab.cli.command_list import NAMES
 from homelab.lab import Lab, procfs
 from scripts.practice.desk import Desk, Run, read_rest, wait_until
 from tests.e2e.conftest import recipe
@@ -86,6 +87,7 @@ def test_it_is_found_nowhere(lab: Lab, model: Path, desk: Desk) -> None:
                 stream.write(f"401 for token {TOKEN}\n")
         said += [mine.homelab(*words, code=None).stdout for words in (["logs", "--rank", "0"], ["status", "--once"], ["status", "--json"], ["doctor", "node1"])]
         assert "401 for token ***" in said[-4], "the node hides it from a command that does not know it"
+        said += [mine.homelab(name, code=None).stdout for name in NAMES if name in ("report", "export")]
         said.append(mine.homelab("plan", "token.toml", "--why", code=None).stdout)
         wait_until(lambda: mine.json("status", code=None)["state"] == "done", 100, lambda: run.logs(2))
         said += [mine.homelab(*words, code=None).stdout for words in (["why", "--attempt", "1"], ["status", "--once"], ["logs"], ["runs"], ["fetch"])]
