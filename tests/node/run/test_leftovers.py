@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,12 @@ from homelab.runs.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(30)
 RUN = "2026-01-01-0000-power-cut"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_in_memory(tmp_path: Path) -> Iterator[None]:
+    yield
+    secret_files.remove(paths.run_dir(str(tmp_path), RUN))
 
 
 def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int, ...] = (1,), node: str = "laptop", run: str = RUN) -> Path:
