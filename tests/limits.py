@@ -17,7 +17,7 @@ MOST_MODULE_LINES = 300
 # From the ground up: a room imports from the rooms before it, and from no other.
 ROOMS = (
     "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results", "planning",
-    "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "control", "lab", "cli", "__main__",
+    "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "run_report", "control", "lab", "cli", "__main__",
 )  # fmt: skip
 # What runs on a node is shipped: it imports these rooms, and the controller imports none of it.
 SHIPPED = {"node": {"protocol"}, "worker": {"protocol", "law"}}
@@ -32,6 +32,7 @@ SHARED_NAMES = {
     "collective_test": "the all-reduce over all nodes before a launch",
     "connectivity": "connections between nodes",
     "conversation": "questions to a run's model, and answers as they are computed",
+    "curves": "the curves of a run",
     "data": "the training data",
     "data_sample": "a look into the training data before a launch",
     "ddp": "the strategy in which every rank holds the whole model",

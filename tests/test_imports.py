@@ -26,7 +26,7 @@ PURE = [
     *sorted(path for path in (ROOT / "config").rglob("*.py") if path.name != "load.py"),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").rglob("*.py")),
     *sorted((ROOT / "launchers").glob("*.py")), *sorted(path for path in (ROOT / "dashboard").glob("*.py") if path.name not in ("live.py", "interactive.py", "keyboard.py")),
-    *sorted((ROOT / "text").rglob("*.py")), ROOT / "shell.py", ROOT / "node_commands.py",
+    *sorted((ROOT / "run_report").glob("*.py")), *sorted((ROOT / "text").rglob("*.py")), ROOT / "shell.py", ROOT / "node_commands.py",
     *(ROOT / "runs" / f"{name}.py" for name in ("state", "poll_reply", "fingerprint", "events")),
 ]  # fmt: skip
 DOES_IO = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.checks import registry, report
+from homelab.checks import presentation, registry
 from homelab.cli.command_list import app
 from tests import limits
 
@@ -22,7 +22,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 def test_the_list_of_checks_is_the_registry() -> None:
     found = re.search(r"<!-- homelab preflight --list -->\n(.*?)<!-- end -->\n", README, re.DOTALL)
     assert found is not None
-    assert found[1] == report.listing(registry.SUBJECTS), "run: homelab preflight --list, and put its output between the marks"
+    assert found[1] == presentation.listing(registry.SUBJECTS), "run: homelab preflight --list, and put its output between the marks"
 
 
 def test_every_command_is_named() -> None:

@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "gguf": ("homelab gguf --quantise q4_k_m",),
     "tensorboard": ("homelab tensorboard",),
     "track": ("homelab track --to trackio",),
+    "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),
     "trust": ("homelab trust tower",),
     "teardown": ("homelab teardown laptop",),
     "demo": ("homelab demo", "homelab demo ~/practice --python ~/.homelab/env/bin/python"),

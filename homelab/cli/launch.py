@@ -51,11 +51,11 @@ class _View(RunCommand):
         """The table of the findings, where one is worth it."""
         from dataclasses import replace
 
-        from homelab.checks import report
+        from homelab.checks import presentation
 
         prepared = replace(prepared, findings=common.for_same_files(prepared.findings, self.cluster_file, self.runs_dir))
-        if not self.as_json and report.worst(prepared.findings) != "ok":
-            self.console.print(report.table(prepared.findings, [node.name for node in prepared.evidence.cluster.nodes]), soft_wrap=True)
+        if not self.as_json and presentation.worst(prepared.findings) != "ok":
+            self.console.print(presentation.table(prepared.findings, [node.name for node in prepared.evidence.cluster.nodes]), soft_wrap=True)
         return prepared
 
     def planned(self, plan: Plan) -> None:

@@ -88,13 +88,13 @@ class _Preflight:
         """Looks until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
         import time
 
-        from homelab.checks import report
+        from homelab.checks import presentation
 
         if self.console.is_terminal:
             self.console.print("looking", style="dim")
         while True:
             look = self._look(lambda text: None)
-            is_well = report.worst(look.findings) != "fail"
+            is_well = presentation.worst(look.findings) != "fail"
             if self.console.is_terminal or is_well:
                 self.console.clear()  # nothing where this is no terminal
                 self.show(look)
@@ -120,15 +120,15 @@ class _Preflight:
 
     def show(self, look: Look) -> None:
         """Print the table. Its lines are not wrapped: each command can be pasted into another terminal."""
-        from homelab.checks import report
+        from homelab.checks import presentation
         from homelab.checks.machine import version_drift
 
         names = [node.name for node in self.fleet.cluster.nodes]
-        self.console.print(report.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
+        self.console.print(presentation.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
 
     def document(self, look: Look) -> dict[str, object]:
         """The answer of `--json`."""
-        from homelab.checks import registry, report
+        from homelab.checks import presentation, registry
         from homelab.checks.machine import version_drift
 
         return {
@@ -136,19 +136,19 @@ class _Preflight:
             "ok": _is_fit(look),
             "checks": [check.id for check in registry.CHECKS if check.id not in self.skipped],
             "skipped": sorted(self.skipped),
-            "findings": report.as_json(look.findings),
+            "findings": presentation.as_json(look.findings),
             "differences": dict(version_drift.table(look.evidence)),
             **({"refused": look.refused.as_dict()} if look.refused is not None else {}),
         }
 
     def next_command(self, look: Look, *, fix: bool) -> str:
         """The verdict, and what to run next."""
-        from homelab.checks import fixes, report
+        from homelab.checks import fixes, presentation
         from homelab.shell import file_word
 
         name = f" {file_word(str(self.recipe_file))}" if self.recipe_file else ""
         options = common.same_options(self.cluster_file)
-        if report.worst(look.findings) != "fail":
+        if presentation.worst(look.findings) != "fail":
             if look.refused is not None:  # a launch would say the same
                 subject = "The recipe" if self.recipe_file else "A training"
                 return f"{subject} cannot be launched on these nodes: {look.refused.message}\nfix:   {look.refused.hint}"
@@ -163,12 +163,12 @@ class _Preflight:
 
 
 def _list(as_json: bool) -> int:
-    from homelab.checks import registry, report
+    from homelab.checks import presentation, registry
 
     if as_json:
         common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
     else:
-        typer.echo(report.listing(registry.SUBJECTS), nl=False)
+        typer.echo(presentation.listing(registry.SUBJECTS), nl=False)
     return 0
 
 
@@ -222,9 +222,9 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
 
 def _is_fit(look: Look) -> bool:
     """Nothing fails, and the recipe can be shared out over these nodes."""
-    from homelab.checks import report
+    from homelab.checks import presentation
 
-    return report.worst(look.findings) != "fail" and look.refused is None
+    return presentation.worst(look.findings) != "fail" and look.refused is None
 
 
 def _code(look: Look) -> int:

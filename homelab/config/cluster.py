@@ -157,12 +157,20 @@ class Node(ConfigModel):
         return max(1, len(self.gpus))
 
 
+class Price(ConfigModel):
+    """What a kWh costs, in `currency` (a word or a sign behind the number). None: nobody has said it, so no price is shown."""
+
+    price_per_kwh: float | None = Field(default=None, ge=0, le=1_000_000)
+    currency: str = Field(default="", max_length=12)
+
+
 class Cluster(ConfigModel):
     """All of cluster.toml, defaults merged in. `known_hosts` is absolute or None."""
 
     name: Name = "homelab"
     network: Network | None = None
     known_hosts: str | None = None
+    energy: Price = Price()
     nodes: tuple[Node, ...]
     left_out: tuple[str, ...] = ()
     """Nodes of the file that do not take part now (--nodes, or not reachable); never written by a person."""

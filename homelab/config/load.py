@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from homelab.config.cluster import Cluster, Node
+from homelab.config.cluster import Cluster, Node, Price
 from homelab.config.lines import key_lines, line_of
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
@@ -35,8 +35,8 @@ def parse_cluster(text: str, path: Path) -> Cluster:
 
 def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     faults: list[Fault] = []
-    for key in data.keys() - {"cluster", "defaults", "nodes"}:
-        faults.append(((key,), f'unknown section "{key}".{did_you_mean(key, ["cluster", "defaults", "nodes"])}'))
+    sections = ["cluster", "defaults", "energy", "nodes"]
+    faults += [((key,), f'unknown section "{key}".{did_you_mean(key, sections)}') for key in data.keys() - set(sections)]
     head = _table(data, "cluster", faults)
     defaults = _table(data, "defaults", faults)
     for key in defaults.keys() - (Node.model_fields.keys() - {"name", "host"}):
@@ -44,16 +44,14 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     defaults = {key: value for key, value in defaults.items() if key in Node.model_fields}
     nodes = _nodes(data, defaults, faults)
     for key in head.keys() - {"name", "network", "known_hosts"}:
-        faults.append(
-            (("cluster", key), f'unknown key "{key}".{did_you_mean(key, ["name", "network", "known_hosts"])}')
-        )
+        faults.append((("cluster", key), f'unknown key "{key}".{did_you_mean(key, ["name", "network", "known_hosts"])}'))
     known_hosts = head.get("known_hosts")
     if isinstance(known_hosts, str):
         head["known_hosts"] = str(_beside(path, known_hosts))
     cluster = None
     settings = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
     try:
-        cluster = Cluster(nodes=tuple(nodes), **settings)
+        cluster = Cluster(nodes=tuple(nodes), energy=_price(data, faults), **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in _faults_of(error, Cluster)]
     faults += _clashes(nodes)
@@ -84,13 +82,9 @@ def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
     except FileNotFoundError as error:
         raise InputError(f"there is no {kind} here", where=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"this {kind} is not UTF-8 text", where=f"{path}, byte {error.start}", hint="save it as UTF-8"
-        ) from error
+        raise InputError(f"this {kind} is not UTF-8 text", where=f"{path}, byte {error.start}", hint="save it as UTF-8") from error
     except OSError as error:
-        raise InputError(
-            f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}"
-        ) from error
+        raise InputError(f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}") from error
     if len(text) > _MOST_CHARACTERS:
         raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
     return text, _parsed(text, path, kind)
@@ -132,6 +126,14 @@ def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any
         faults.append(((key,), f"[{key}] is a section of keys"))
         return {}
     return dict(table)
+
+
+def _price(data: dict[str, Any], faults: list[Fault]) -> Price:
+    try:
+        return Price(**_table(data, "energy", faults))
+    except ValidationError as error:
+        faults += [(("energy", *location), message) for location, message in _faults_of(error, Price)]
+        return Price()
 
 
 def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) -> list[Node]:
@@ -230,9 +232,7 @@ def _message(item: Any, model: type[BaseModel]) -> str:
         reason = str(context.get("error", item["msg"]))
         return f"got {_shown(value)}; allowed: {reason}" if location and not isinstance(value, dict) else reason
     if kind == "literal_error":
-        nearest = did_you_mean(
-            str(value), str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
-        )
+        nearest = did_you_mean(str(value), str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", "))
         return f"got {_shown(value)}; allowed: {context.get('expected')}.{nearest}"
     if kind in _WRITTEN:
         return f"got {_shown(value)}; allowed: {_WRITTEN[kind]}"

@@ -55,6 +55,11 @@ class RunPaths:
         return self.root / layout.METRICS_JSONL
 
     @property
+    def answers_jsonl(self) -> Path:
+        """What `homelab chat --prompt` asked the run's model, and what it said."""
+        return self.root / "answers.jsonl"
+
+    @property
     def readme_txt(self) -> Path:
         """What each file of this folder is."""
         return self.root / "README.txt"

@@ -31,7 +31,7 @@ def is_moment(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LATEST
 
 
-def _or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+def or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     """A damaged file on a node gives no value; the rest of the node's answer stays."""
     try:
         return read(value)
@@ -55,7 +55,7 @@ def is_metric(line: Any) -> bool:
 
 Line = Annotated[str, AfterValidator(plain)]
 Lines = Annotated[str, AfterValidator(plain_lines)]
-LineOrEmpty = Annotated[str, WrapValidator(lambda value, read: _or_none(value, read) or ""), AfterValidator(plain)]
+LineOrEmpty = Annotated[str, WrapValidator(lambda value, read: or_none(value, read) or ""), AfterValidator(plain)]
 Moment = Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float | None, AfterValidator(lambda value: value if value is not None and math.isfinite(value) else None)]
@@ -81,12 +81,14 @@ class Metric(WireModel):
     time: Moment = 0.0
     attempt: Number = 0
     rank: Number = 0
+    node: LineOrEmpty = ""
     step: Number = 0
     epoch: Finite = None
     loss: float | None = None  # not finite where the training has diverged
     eval_loss: float | None = None
     tokens: Number | None = None
     tokens_per_s: Finite = None
+    learning_rate: Finite = None
     compute_s: Finite = None
     communication_s: Finite = None
     step_s: Finite = None
@@ -117,11 +119,11 @@ class RankError(WireModel):
 class RankReply(WireModel):
     """One worker process. `metrics` may be only the lines that are newer than those already asked for."""
 
-    heartbeat: Annotated[Heartbeat | None, WrapValidator(_or_none)] = None
+    heartbeat: Annotated[Heartbeat | None, WrapValidator(or_none)] = None
     metrics: Annotated[tuple[Metric, ...], BeforeValidator(_readable_metrics)] = ()
     before: Annotated[tuple[Metric, ...], BeforeValidator(_readable_metrics)] = ()  # the curves up to the step from which this attempt went on, where they were asked for
     log_tail: LogTail = LogTail()
-    error: Annotated[RankError | None, WrapValidator(_or_none)] = None
+    error: Annotated[RankError | None, WrapValidator(or_none)] = None
 
 
 class Exit(WireModel):
@@ -148,9 +150,9 @@ class Exit(WireModel):
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.returncode}"
 
 
-ExitOrNone = Annotated[Exit | None, WrapValidator(_or_none)]
-NumberOrNone = Annotated[Number | None, WrapValidator(_or_none)]
-MomentOrNone = Annotated[Moment | None, WrapValidator(_or_none)]
+ExitOrNone = Annotated[Exit | None, WrapValidator(or_none)]
+NumberOrNone = Annotated[Number | None, WrapValidator(or_none)]
+MomentOrNone = Annotated[Moment | None, WrapValidator(or_none)]
 
 
 class RunReply(WireModel):
@@ -175,6 +177,20 @@ class RunReply(WireModel):
     def is_alive(self) -> bool:
         """Something of this attempt still runs on the node, or is about to."""
         return self.exit is None and (self.agent_alive or self.torchrun_alive)
+
+
+class CardJoules(WireModel):
+    """What one card used while an attempt ran on its node. `joules` is None where it does not tell its power.
+
+    `measured_s` is the time between samples, `unmeasured_s` that of gaps between them.
+    """
+
+    index: Number
+    uuid: Line = ""
+    name: Line = ""
+    joules: Annotated[float | None, Field(ge=0, lt=1e15, allow_inf_nan=False)] = None
+    measured_s: Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)] = 0.0
+    unmeasured_s: Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)] = 0.0
 
 
 class NodeLoad(WireModel):
@@ -221,7 +237,7 @@ class SupervisorReply(WireModel):
     alive: bool
     doing: LineOrEmpty = ""
     why: LineOrEmpty = ""
-    pid: Annotated[int | None, WrapValidator(_or_none)] = None
+    pid: Annotated[int | None, WrapValidator(or_none)] = None
     log: Line = ""
     events: tuple[dict[str, Any], ...] = ()  # to be read by `event_of`
 

@@ -9,6 +9,7 @@ from typing import Any
 from homelab.control.inspection import run_folder
 from homelab.errors import HomelabError, InputError
 from homelab.remote.fanout import Fleet
+from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
 
@@ -52,7 +53,9 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
             continue
         except KeyError:
             continue
-        return ChatAnswer(name, answer)
+        reply = ChatAnswer(name, answer)
+        store.append_lines(paths.answers_jsonl, [{"prompt": prompt, "base": base, "answer": reply.text}])  # for `homelab report`
+        return reply
     raise first or HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from homelab.checks import registry, report
+from homelab.checks import presentation, registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.errors import UnreachableError
 from tests.checks.healthy import NAMES, cpu, cut, gpu, packages, recipe, unreachable, with_facts
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(20)
 def printed(evidence: Evidence, width: int = 80, *, soft_wrap: bool = False, skip: frozenset[str] = frozenset()) -> str:
     names = [node.name for node in evidence.cluster.nodes]
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(report.table(registry.judge_all(evidence, skip), names), soft_wrap=soft_wrap)
+    console.print(presentation.table(registry.judge_all(evidence, skip), names), soft_wrap=soft_wrap)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -76,7 +76,7 @@ def test_ten_nodes_still_fit() -> None:
         Finding("ssh", name, "fail" if name == "node7" else "ok", "a long message about it", "do it") for name in names
     ]
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(report.table(findings, names))
+    console.print(presentation.table(findings, names))
     assert isinstance(console.file, io.StringIO)
     header, row = console.file.getvalue().splitlines()[:2]
     assert row.index("FAIL") == header.index("node7")
@@ -87,7 +87,7 @@ def test_with_many_nodes_a_row_counts_them_and_names_those_in_trouble() -> None:
     findings = [Finding("ssh", name, "ok", "m") for name in names if name != "node7"]
     findings += [Finding("ssh.login", "node7", "fail", "m", "h"), Finding("ssh.slow", "node9", "warn", "m", "h")]
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(report.table(findings, names))
+    console.print(presentation.table(findings, names))
     assert isinstance(console.file, io.StringIO)
     row = console.file.getvalue().splitlines()[1].split()
     assert row == ["ssh", "22", "of", "24", "node9", "node7"]
@@ -95,7 +95,7 @@ def test_with_many_nodes_a_row_counts_them_and_names_those_in_trouble() -> None:
 
 def test_what_differs_is_a_table_of_its_own() -> None:
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(report.table([], NAMES, [("peft", {"tower": "0.19.0", "laptop": "0.18.1", "oldtower": "0.19.0"})]))
+    console.print(presentation.table([], NAMES, [("peft", {"tower": "0.19.0", "laptop": "0.18.1", "oldtower": "0.19.0"})]))
     assert isinstance(console.file, io.StringIO)
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert ["What", "differs"] in lines and ["peft", "0.19.0", "0.18.1", "0.19.0"] in lines
@@ -104,7 +104,7 @@ def test_what_differs_is_a_table_of_its_own() -> None:
 def test_markup_in_a_message_is_shown_as_it_is() -> None:
     findings = [Finding("ssh", "tower", "fail", "it said [red]no[/red]", "look [here]")]
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(report.table(findings, ["tower"]))
+    console.print(presentation.table(findings, ["tower"]))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "FAIL tower, ssh: it said [red]no[/red]" in text and "fix: look [here]" in text
@@ -112,9 +112,9 @@ def test_markup_in_a_message_is_shown_as_it_is() -> None:
 
 def test_the_worst_level_and_the_json() -> None:
     ok, warn, fail = (Finding("disk", "tower", level, "m", "h") for level in ("ok", "warn", "fail"))
-    assert report.worst([]) == "ok"
-    assert report.worst([ok, warn, ok]) == "warn"
-    assert report.worst([fail, warn, ok]) == "fail"
-    assert json.loads(json.dumps(report.as_json([fail]))) == [
+    assert presentation.worst([]) == "ok"
+    assert presentation.worst([ok, warn, ok]) == "warn"
+    assert presentation.worst([fail, warn, ok]) == "fail"
+    assert json.loads(json.dumps(presentation.as_json([fail]))) == [
         {"check": "disk", "node": "tower", "level": "fail", "message": "m", "hint": "h", "fix": ""}
     ]

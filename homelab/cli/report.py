@@ -1,0 +1,48 @@
+"""`homelab report`: a run as one HTML file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    run: common.RunArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where it is written. Default: report.html in the run's folder.", show_default=False)
+    ] = None,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Write one HTML file about a run: curves, attempts and faults, shares, the plan beside what happened, energy, answers. It opens anywhere and asks no server."""
+    from homelab.control.inspection import report_sources, run_lookup
+    from homelab.errors import InputError
+    from homelab.remote.fanout import Fleet
+    from homelab.run_report import page, report_builder
+    from homelab.runs import store
+    from homelab.text.units import decimal_size
+
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        paths = run_lookup.run(fleet, runs_dir, run, say)
+        say("gathering what is known of the run")
+        report = report_builder.build(report_sources.gather(fleet, paths, loaded))
+        file = output or paths.root / "report.html"
+        if file.is_dir():
+            raise InputError("this is a folder", where=f"--output {file}", hint=f"name a file in it: --output {shlex.quote(str(file / 'report.html'))}")
+        html = page.render(report)
+        store.write_text(file, html)
+    if as_json:
+        common.print_json({"run": paths.name, "file": str(file), "bytes": len(html.encode()), "missing": list(report.missing)})
+        return 0
+    for text in report.missing:
+        typer.echo(f"note: {text}", err=True)
+    typer.echo(f"wrote {file}, {decimal_size(len(html.encode()))}")
+    typer.echo(f"Next: xdg-open {shlex.quote(str(file))} (or open it in any browser)")
+    return 0

@@ -1,0 +1,63 @@
+"""What the report of a run is made of, gathered from its folder; nodes that hold newer metrics are asked for them."""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import ValidationError
+
+from homelab.config.cluster import Cluster
+from homelab.control.inspection import run_folder
+from homelab.control.recovery import diagnosis_store
+from homelab.control.tracking.metrics_source import MetricsSource
+from homelab.errors import HomelabError
+from homelab.planning.types import Plan
+from homelab.remote.fanout import Fleet
+from homelab.run_report.report_builder import Asked, RunAbout, Sources
+from homelab.runs import event_log, store
+from homelab.runs.paths import RunPaths
+from homelab.runs.poll_reply import Metric
+
+
+def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
+    """Whatever can be had; what cannot is named in `missing`. Raises HomelabError where the run's folder is damaged."""
+    missing = []
+    try:
+        look = MetricsSource(fleet, paths).look()
+        state = look.state
+        if look.trouble:
+            missing.append(f"newer metrics may be on the nodes: {look.trouble}")
+    except HomelabError as error:
+        state = run_folder.state_of(paths)
+        missing.append(f"newer metrics may be on the nodes: {error.message}")
+    run_json = store.read_object(paths.run_json)
+    now = time.time()
+    plans = {number: plan for number in run_folder.attempts(paths) if (plan := _plan(paths, number))}
+    diagnoses = {number: stored.diagnosis for number in plans if (stored := diagnosis_store.read(paths, number))}
+    return Sources(
+        run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_folder.recipe_in(run_json), plans=plans,
+        metrics=[metric for line in store.read_lines(paths.metrics_jsonl) if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
+        price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=missing,
+        utc_offset_s=time.localtime(now).tm_gmtoff,
+    )  # fmt: skip
+
+
+def _plan(paths: RunPaths, number: int) -> Plan | None:
+    try:
+        return run_folder.plan_of(paths, number)
+    except HomelabError:
+        return None
+
+
+def _metric(line: dict[str, object]) -> Metric | None:
+    try:
+        return Metric.model_validate(line)
+    except ValidationError:
+        return None
+
+
+def _asked(line: dict[str, object]) -> Asked | None:
+    try:
+        return Asked.model_validate(line)
+    except ValidationError:
+        return None
