@@ -33,7 +33,6 @@ ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"
         (["logs", "--rank", "first"], "--rank"),
         (["logs", "--attempt", "0"], "--attempt"),
         (["chat", "--base", "--compare"], "--compare"),
-        (["chat", "--json"], "a conversation is no JSON document"),
         (["chat", "--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["lunch", "script.toml"], "lunch"),
         (["plan"], "recipe"),
