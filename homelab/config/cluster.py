@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from homelab.config.environment import NodeEnvironment
 from homelab.models import ConfigModel
@@ -164,6 +164,25 @@ class Price(ConfigModel):
     currency: str = Field(default="", max_length=12)
 
 
+Occasion = Literal["done", "failed", "gave up", "needs you"]
+
+
+class Notify(ConfigModel):
+    """Who is told what became of a run. `command`: for /bin/sh, gets the words on its standard input; `apprise`: a configuration file of apprise.
+
+    "failed": it is being recovered; "gave up": it is not any more; "needs you": a recovery waits for something.
+    """
+
+    command: str | None = Field(default=None, min_length=1, max_length=2000)
+    apprise: str | None = Field(default=None, min_length=1, max_length=1000)
+    on: tuple[Occasion, ...] = get_args(Occasion)
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Cluster(ConfigModel):
     """All of cluster.toml, defaults merged in. `known_hosts` is absolute or None."""
 
@@ -171,6 +190,7 @@ class Cluster(ConfigModel):
     network: Network | None = None
     known_hosts: str | None = None
     energy: Price = Price()
+    notify: Notify = Notify()
     nodes: tuple[Node, ...]
     left_out: tuple[str, ...] = ()
     """Nodes of the file that do not take part now (--nodes, or not reachable); never written by a person."""

@@ -7,17 +7,18 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from homelab.config.cluster import Cluster, Node, Price
+from homelab.config.cluster import Cluster, Node, Notify, Price
 from homelab.config.lines import key_lines, line_of
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.text.hint import Hint, homelab
 
 Fault = tuple[tuple[str | int, ...], str]
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -35,7 +36,7 @@ def parse_cluster(text: str, path: Path) -> Cluster:
 
 def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     faults: list[Fault] = []
-    sections = ["cluster", "defaults", "energy", "nodes"]
+    sections = ["cluster", "defaults", "energy", "nodes", "notify"]
     faults += [((key,), f'unknown section "{key}".{did_you_mean(key, sections)}') for key in data.keys() - set(sections)]
     head = _table(data, "cluster", faults)
     defaults = _table(data, "defaults", faults)
@@ -51,7 +52,7 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     cluster = None
     settings = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
     try:
-        cluster = Cluster(nodes=tuple(nodes), energy=_price(data, faults), **settings)
+        cluster = Cluster(nodes=tuple(nodes), energy=_section(data, "energy", Price, faults), notify=_section(data, "notify", Notify, faults), **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in _faults_of(error, Cluster)]
     faults += _clashes(nodes)
@@ -128,12 +129,12 @@ def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any
     return dict(table)
 
 
-def _price(data: dict[str, Any], faults: list[Fault]) -> Price:
+def _section(data: dict[str, Any], key: str, model: type[Section], faults: list[Fault]) -> Section:
     try:
-        return Price(**_table(data, "energy", faults))
+        return model(**_table(data, key, faults))
     except ValidationError as error:
-        faults += [(("energy", *location), message) for location, message in _faults_of(error, Price)]
-        return Price()
+        faults += [((key, *location), message) for location, message in _faults_of(error, model)]
+        return model()
 
 
 def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) -> list[Node]:

@@ -20,6 +20,7 @@ from homelab.control.inspection import monitor, run_folder
 from homelab.control.recovery import manual_lock, run_inputs
 from homelab.control.recovery.resume_guards import OtherTrainingError
 from homelab.control.supervision.attempt_watch import AttemptWatch
+from homelab.control.supervision.notifier import Notifier
 from homelab.control.supervision.recovery_try import STOP_GRACE_S, RecoveryTry, Supervised
 from homelab.control.supervision.rejoin import RejoinMonitor
 from homelab.control.supervision.status_streams import StatusStreams
@@ -43,6 +44,7 @@ class Supervisor:
 
     def __init__(self, cluster: Cluster, paths: RunPaths, say: Say) -> None:
         self._paths, self._say = paths, say
+        self._notifier = Notifier(cluster.notify, paths, say)
         described = run_folder.description_of(paths)
         recipe, items = described.recipe, run_inputs.inputs_of(paths, described.run_json)
         self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, manual_lock.skipped(paths))
@@ -74,6 +76,7 @@ class Supervisor:
                 result = self._perform(act)
         finally:
             self._close()
+            self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:
         observed = Observation(time.monotonic(), time.time(), store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped"), result)
@@ -134,6 +137,8 @@ class Supervisor:
         details["ranks"] = list(incident.verdict.ranks) if incident.verdict else []
         event_log.append(self._paths, event("trouble" if incident.verdict else "restart", self._plan.attempt, because=incident.because, **details))
         self._write("recovering", incident.because)
+        if incident.verdict:
+            self._notifier.tell("failed", f"attempt {self._plan.attempt}: {incident.because}. It is being recovered.")
         self._try = RecoveryTry(self._run, self._plan, self._watch.streams, self._say, time.monotonic())
 
     def _recover(self, act: acts.Examine | acts.Halt | acts.Resume) -> Result:
@@ -163,6 +168,7 @@ class Supervisor:
             self._say(f"cannot go on yet: {act.error.text}")
             event_log.append(self._paths, event("waiting", self._plan.attempt, message=act.error.message, hint=act.error.hint))
             self._write("recovering", f"waiting: {act.error.message}")
+            self._notifier.tell("needs you", f"it cannot go on yet: {act.error.message}\n{act.error.hint}")
         time.sleep(act.seconds)
 
     def _give_up(self, act: acts.GiveUp) -> None:
@@ -172,6 +178,7 @@ class Supervisor:
         event_log.append(self._paths, event("given-up", self._plan.attempt, because=act.because, cause=act.cause, hint=act.hint))
         self._write("given up", act.because)
         self._say(f"given up: {act.because}")
+        self._notifier.tell("gave up", f"{act.because}\n{act.hint}")
 
     def _end(self, act: acts.End) -> None:
         self._close()
@@ -183,6 +190,8 @@ class Supervisor:
             store.set_state(self._paths, "stopped", self._plan.attempt, intent="stopped")
         if act.why is not None:
             self._write("ended", act.why)
+        if act.how == "done":
+            self._notifier.tell("done", "The model is trained. Next: homelab chat, homelab fetch")
 
     def _stop_ranks(self, names: frozenset[str]) -> None:
         """On these nodes a rank may still wait for its peers."""
