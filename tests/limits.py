@@ -60,6 +60,7 @@ SHARED_NAMES = {
     "recipe": "what is trained and how",
     "registry": "what can be chosen by its name",
     "resources": "disk, memory and open files of a machine",
+    "run": "a training from its start to its end",
     "runs": "the runs of a machine",
     "speed_profiles": "the files of measured speeds",
     "ssh": "SSH",

@@ -9,6 +9,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("homelab doctor laptop > laptop.txt",),
     "plan": ("homelab plan recipes/llama7b-lora.toml --why", "homelab plan recipes/llama7b-lora.toml --what-if +RTX3090"),
     "launch": ("homelab launch recipes/llama7b-lora.toml", "homelab launch recipes/llama7b-lora.toml --nodes tower,laptop --wait"),
+    "run": ("homelab run -- python train.py --epochs 3", "homelab run --nodes tower,laptop -- accelerate launch train.py"),
     "status": ("homelab status", "homelab status 2026-11-21 --once"),
     "logs": ("homelab logs --rank 1", "homelab logs 2026-11-21 --attempt 1"),
     "stop": ("homelab stop", "homelab stop --orphans"),

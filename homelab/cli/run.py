@@ -1,0 +1,35 @@
+"""`homelab run -- python train.py ...`: any Python program on the cluster, from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="python train.py ..., accelerate launch train.py ..., trl sft ..., ...", show_default=False)],
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    nodes: common.NodesOption = "",
+    skip: common.SkipOption = [],  # noqa: B006
+    wait: common.WaitOption = False,
+    supervise: common.SuperviseOption = "here",
+    no_supervise: common.NoSuperviseOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")] = False,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Start a Python program on all nodes under torchrun, with this folder (without what .gitignore names): the same plan, status, logs and stop as a recipe's."""
+    from homelab.cli import launch
+    from homelab.config import program_command
+    from homelab.control.launch import project_copy
+
+    program = program_command.parsed(words)
+    with project_copy.recipe_of(program, Path.cwd()) as recipe:
+        return launch.command(
+            recipe, cluster=cluster, nodes=nodes, skip=skip, wait=wait, supervise=supervise, no_supervise=no_supervise, dry_run=dry_run, runs_dir=runs_dir,
+            as_json=as_json,
+        )  # fmt: skip

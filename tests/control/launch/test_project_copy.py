@@ -1,0 +1,51 @@
+"""The folder of a program: what of it is sent, and that nothing is written into it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from homelab.config.load import load_recipe
+from homelab.config.program_command import WRAPPER, parsed
+from homelab.control.launch import project_copy
+from homelab.errors import InputError
+
+TREE = ("train.py", "lib/model.py", "notes.txt", ".env", ".venv/x.py", "__pycache__/train.pyc", "runs/a/state.json", "big.bin")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in TREE:
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text("x = 1\n")
+    return tmp_path / "project"
+
+
+def test_hidden_files_and_what_programs_make_stay_here(folder: Path) -> None:
+    assert project_copy.files(folder) == ["big.bin", "lib/model.py", "notes.txt", "train.py"]
+
+
+def test_git_says_what_belongs_to_it(folder: Path) -> None:
+    (folder / ".gitignore").write_text("*.bin\nruns/\n__pycache__/\n.venv/\n")
+    subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    assert project_copy.files(folder) == ["lib/model.py", "notes.txt", "train.py"]
+
+
+def test_the_recipe_is_a_script_beside_a_copy(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    with project_copy.recipe_of(parsed(["python", "train.py", "--lr", "1"]), folder) as file:
+        recipe = load_recipe(file)
+        assert recipe.script and recipe.script.path == WRAPPER and recipe.script.args == ("--lr", "1") and "lib/model.py" in recipe.script.files
+        assert file.stem == "train" and (file.parent / "lib/model.py").is_file() and file.parent != folder
+    assert not file.exists() and sorted(folder.rglob("*")) == before
+
+
+def test_too_much_and_nothing_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="not there"), project_copy.recipe_of(parsed(["python", "none.py"]), folder):
+        pass
+    monkeypatch.setattr(project_copy, "MOST_FILES", 4)
+    with pytest.raises(InputError, match="this folder has 4 files") as refused, project_copy.recipe_of(parsed(["python", "train.py"]), folder):
+        pass
+    assert "the largest: " in refused.value.where and ".gitignore" in str(refused.value.hint)
