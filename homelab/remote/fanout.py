@@ -32,8 +32,8 @@ def on_all(names: Iterable[str], work: Callable[[str], T], *, stop: Callable[[],
     if not names:
         return results, errors
     with ThreadPoolExecutor(max_workers=min(32, len(names)), thread_name_prefix="node") as pool:
-        futures = {name: pool.submit(work, name) for name in names}
         try:
+            futures = {name: pool.submit(work, name) for name in names}
             for name, future in futures.items():
                 try:
                     results[name] = future.result()
