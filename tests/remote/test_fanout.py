@@ -30,14 +30,16 @@ def test_ctrl_c_calls_stop_and_starts_nothing_more() -> None:
 
     def work(name: str) -> None:
         worked.append(name)
-        begun.wait()
+        begun.wait(30)
         assert stopped.wait(30)
 
     def press() -> None:
-        begun.wait()
+        begun.wait(30)
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, signal.SIGINT)
+        while not stopped.wait(2):  # a signal in the instant before the main thread goes to sleep does not wake it
+            signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
