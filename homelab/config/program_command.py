@@ -14,6 +14,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _MODULES = {"axolotl train": "axolotl.cli.train", "llamafactory-cli train": "llamafactory.launcher"}
 _OF_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 WRAPPER = "homelab_program.py"
+_SAVED = "$HOMELAB_CHECKPOINT_DIR"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Program:
         return (
             "import os, runpy, sys\n\nif __name__ == '__main__':\n    folder = os.path.dirname(os.path.abspath(__file__))\n    os.chdir(folder)\n"
             f"    sys.path[0] = folder{'' if self.is_module or '/' not in self.target else ' + ' + repr('/' + self.target.rpartition('/')[0])}\n"
-            f"    sys.argv[0] = {self.target!r}\n    {run}\n"
+            f"    sys.argv[0] = {self.target!r}\n"
+            # Typed in quotes: only the node knows its folder.
+            f"    sys.argv[1:] = [word.replace({_SAVED!r}, os.environ.get({_SAVED[1:]!r}, {_SAVED!r})) for word in sys.argv[1:]]\n    {run}\n"
         )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from homelab.models import Value
 from homelab.planning.types import LaunchDocument, LaunchSpec, NodePlan, Placement
+from homelab.protocol import layout
 
 
 class NodeCommand(Value):
@@ -39,5 +40,8 @@ def program_of(spec: LaunchSpec, node: NodePlan) -> tuple[str, ...]:
 
 def environment_of(spec: LaunchSpec, node: NodePlan) -> dict[str, str]:
     """The variables of a node's processes: those of every node, and its own before them."""
-    properties = {"name": node.name, "interface": node.interface, "code_dir": f"{node.workdir}/{spec.code}", "run_dir": node.run_dir}
+    properties = {
+        "name": node.name, "interface": node.interface, "code_dir": f"{node.workdir}/{spec.code}", "run_dir": node.run_dir,
+        "saved_dir": f"{node.run_dir}/{layout.SAVED}",
+    }  # fmt: skip
     return {**{name: properties[key] for name, key in spec.node_environment.items()}, **spec.environment, **node.environment}

@@ -6,6 +6,7 @@ Sources: torch/distributed (2.13), NCCL's documentation of environment variables
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe, ScriptRecipe
@@ -22,6 +23,7 @@ def of(inputs: PlanInputs, machines: Machines, settings: Mapping[str, str]) -> L
     """What is started for this recipe. `settings` are the strategy's variables."""
     recipe = inputs.recipe
     is_script = isinstance(recipe, ScriptRecipe)
+    saved: dict[str, Literal["saved_dir"]] = {"HOMELAB_CHECKPOINT_DIR": "saved_dir"} if is_script else {}
     return LaunchSpec(
         arguments=_arguments(recipe, inputs.script),
         script=inputs.script if is_script else None,
@@ -37,7 +39,7 @@ def of(inputs: PlanInputs, machines: Machines, settings: Mapping[str, str]) -> L
             **({} if _needs_hub(recipe) else {"HF_HUB_OFFLINE": "1"}),
         },
         # The interface is given per node: names differ between machines, and a wrong guess of gloo hangs without a message.
-        node_environment={"PYTHONPATH": "code_dir", "HOMELAB_RUN_DIR": "run_dir", "HOMELAB_NODE": "name", "GLOO_SOCKET_IFNAME": "interface"},
+        node_environment={"PYTHONPATH": "code_dir", "HOMELAB_RUN_DIR": "run_dir", "HOMELAB_NODE": "name", "GLOO_SOCKET_IFNAME": "interface", **saved},
     )
 
 

@@ -117,7 +117,7 @@ class LaunchSpec(Value):
     inputs: tuple[str, ...]
     processes_per_node: tuple[int, ...]
     environment: dict[str, str]
-    node_environment: dict[str, Literal["name", "interface", "code_dir", "run_dir"]]
+    node_environment: dict[str, Literal["name", "interface", "code_dir", "run_dir", "saved_dir"]]
 
 
 class Placement(Value):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.run import attempt_records, claims, isolation_guard, secret_files
 from homelab.node.run.claims import boot_id
+from homelab.node.storage import program_checkpoints
 from homelab.node.system import processes, programs, utilisation
 from homelab.protocol import files, layout
 
@@ -55,6 +56,8 @@ def _start_watcher(request: JsonObject, run: str, attempt: int, folder: str, nod
         raise claims.RefusedError("superseded", reason, claims.see(run))
     files.write_json(os.path.join(folder, "run.json"), request["run_json"])
     files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
+    if request["run_json"].get("recipe", {}).get("script"):
+        program_checkpoints.restore(folder, int(request["plan_json"].get("resume_step") or 0))
     secret_files.put(folder, request.get("secrets") or {})
     start = {key: request[key] for key in ("command", "environment", "run", "node")}
     files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.get("token")))

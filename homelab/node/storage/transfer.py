@@ -10,6 +10,7 @@ import tarfile
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.node.storage import program_checkpoints
 from homelab.protocol import checkpoint_holders, files, layout, manifest
 from homelab.protocol.digest import file_sha256
 
@@ -71,6 +72,7 @@ def checkpoints(request: JsonObject) -> Checkpoints:
     good: list[int] = []
     bad: dict[str, str] = {}
     shards: dict[str, Any] = {}
+    bad.update((str(step), why) for step, why in program_checkpoints.keep(folder).items())
     reads_all = request.get("layout") == checkpoint_holders.SHARDED
     for step in reversed(manifest.steps(folder)):
         if good and not reads_all and str(good[0]) not in shards:

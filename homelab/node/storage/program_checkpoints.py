@@ -1,0 +1,147 @@
+"""Checkpoints of a program of one's own ([script], `homelab run`), in whatever format it writes them.
+
+    saved/checkpoint-120/, saved/step_40.pt    written by the program into HOMELAB_CHECKPOINT_DIR
+    checkpoints/step-00000120/saved.tar        the newest of them in one file with a manifest, made once nothing of the run is left:
+                                               it is verified, chosen and sent to other nodes as every checkpoint
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+
+from homelab.protocol import files, layout, manifest
+from homelab.protocol.digest import file_sha256
+
+ARCHIVE = "saved.tar"
+_KEPT = 2
+# The last number of a name is the step: checkpoint-120, epoch_3, step-40.pt. Hidden ones, and those that are being written, do not count.
+_NAME = re.compile(r"[A-Za-z][\w.-]*?(\d+)(\.[A-Za-z]\w*)?")
+_UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
+# transformers' Trainer (5.23, trainer.py: _save_checkpoint) writes into the folder of the final name; this is the last file that it writes.
+_OF_TRAINER, _LAST_OF_TRAINER = re.compile(r"checkpoint-\d+"), "trainer_state.json"
+
+
+def keep(folder: str) -> dict[int, str]:
+    """Make the newest complete checkpoint of the program one of the run in `folder`. Step -> why it could not be, {} where it is or where there is none."""
+    last = newest(folder)
+    if last is None or last[0] in manifest.steps(folder):
+        return {}
+    step, name = last
+    place = manifest.folder_of(folder, step)
+    root, final_name = os.path.split(place)
+    partial = os.path.join(root, f".{final_name}.{os.getpid()}.partial")
+    try:
+        os.makedirs(partial)
+        path = os.path.join(partial, ARCHIVE)
+        with tarfile.open(path, "w") as archive:
+            archive.add(os.path.join(saved_folder(folder), name), arcname=name)
+        described = files.read_object(os.path.join(folder, layout.RUN_JSON)) or {}
+        entry = {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
+        said = {"schema": manifest.SCHEMA, "step": step, "recipe_hash": described.get("recipe_hash"), "files": {ARCHIVE: entry}}
+        files.write_json(os.path.join(partial, manifest.MANIFEST), said)
+        shutil.rmtree(place, ignore_errors=True)  # without a manifest, or it would be among the steps
+        os.replace(partial, place)
+        files.sync(root)
+    except OSError as error:
+        return {step: f"{name} of the program cannot be kept: {error.strerror or error}"}
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    for old in manifest.steps(folder)[:-_KEPT]:
+        shutil.rmtree(manifest.folder_of(folder, old), ignore_errors=True)
+    return {}
+
+
+def restore(folder: str, step: int) -> None:
+    """Before an attempt: the program finds the checkpoint of `step` and no newer one, on every node the same; for step 0 it finds none.
+
+    Newer ones are hidden (a name with a dot), and the hidden ones of the attempt before are removed. Raises OSError, ValueError for a damaged archive.
+    """
+    saved = saved_folder(folder)
+    os.makedirs(saved, exist_ok=True)
+    for name in os.listdir(saved):
+        if name.startswith(".unused-"):
+            _remove(os.path.join(saved, name))
+    for name in os.listdir(saved):
+        its_step = step_of(name)
+        if its_step is not None and its_step > step:
+            os.replace(os.path.join(saved, name), os.path.join(saved, f".unused-{name}"))
+    path = os.path.join(manifest.folder_of(folder, step), ARCHIVE)
+    if not step or not os.path.isfile(path) or any(step_of(name) == step and _is_complete(saved, name) for name in os.listdir(saved)):
+        return
+    partial = os.path.join(saved, f".unpacked-{os.getpid()}")
+    try:
+        name = _unpacked(path, partial)
+        new, place = os.path.join(partial, name), os.path.join(saved, name)
+        _keep_own_files(place, new)
+        _remove(place)
+        os.replace(new, place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def newest(folder: str) -> tuple[int, str] | None:
+    """(step, name) of the complete checkpoint with the highest step that the program of the run has written; None without one."""
+    saved = saved_folder(folder)
+    names = os.listdir(saved) if os.path.isdir(saved) else []
+    steps = [(step, name) for name in names if (step := step_of(name)) and _is_complete(saved, name)]
+    return max(steps, default=None)
+
+
+def step_of(name: str) -> int | None:
+    """The last number of a name; None for a name that is no checkpoint's."""
+    match = None if name.endswith(_UNFINISHED) else _NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def saved_folder(folder: str) -> str:
+    """HOMELAB_CHECKPOINT_DIR of the run in `folder`."""
+    return os.path.join(folder, layout.SAVED)
+
+
+def _is_complete(saved: str, name: str) -> bool:
+    path = os.path.join(saved, name)
+    if not os.path.isdir(path):
+        return os.path.isfile(path)
+    return os.path.exists(os.path.join(path, _LAST_OF_TRAINER)) if _OF_TRAINER.fullmatch(name) else bool(os.listdir(path))
+
+
+def _unpacked(path: str, target: str) -> str:
+    """Unpack an archive of `keep` into the folder `target`, which is made. The name of its one entry. Raises ValueError for entries that climb."""
+    names = set()
+    with tarfile.open(path, "r") as archive:
+        for member in archive:
+            parts = member.name.split("/")
+            if not (member.isfile() or member.isdir()) or ".." in parts or not parts[0]:
+                raise ValueError(f"unexpected entry in {path}: {member.name!r}")
+            names.add(parts[0])
+            place = os.path.join(target, *parts)
+            if member.isdir():
+                os.makedirs(place, exist_ok=True)
+                continue
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            source = archive.extractfile(member)
+            assert source is not None  # it is a file
+            with open(place, "wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+                out.flush()
+                os.fsync(out.fileno())
+    if len(names) != 1:
+        raise ValueError(f"{path} has {len(names)} checkpoints")
+    return names.pop()
+
+
+def _keep_own_files(old: str, new: str) -> None:
+    """What only this node has of an incomplete folder stays: the Trainer writes each rank's random state on the rank's node."""
+    for name in os.listdir(old) if os.path.isdir(old) and os.path.isdir(new) else ():
+        if os.path.isfile(os.path.join(old, name)) and not os.path.lexists(os.path.join(new, name)):
+            os.replace(os.path.join(old, name), os.path.join(new, name))
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)

@@ -1,0 +1,142 @@
+"""What a program of one's own saves becomes a checkpoint of the run, and is what it finds after a recovery: on every node the same."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.node.storage import program_checkpoints, transfer
+from homelab.protocol import files, manifest
+
+RUN = "2026-01-01-0000-program"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_in(tmp_path / "a")
+
+
+def run_in(workdir: Path) -> Path:
+    folder = workdir / "runs" / RUN
+    (folder / "saved").mkdir(parents=True)
+    files.write_json(folder / "run.json", {"recipe_hash": "abc"})
+    return folder
+
+
+def trainer(folder: Path, step: int, *, is_whole: bool = True, rank: int = 0) -> Path:
+    """A folder as transformers' Trainer writes it."""
+    place = folder / "saved" / f"checkpoint-{step}"
+    place.mkdir()
+    (place / f"rng_state_{rank}.pth").write_text(f"random {rank}")
+    if is_whole:
+        (place / "model.safetensors").write_text(f"weights {step}")
+        (place / "trainer_state.json").write_text("{}")
+    return place
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder / "saved") if not name.startswith("."))
+
+
+def request(workdir: Path, **more: Any) -> dict[str, Any]:
+    return {"workdir": str(workdir), "run": RUN, **more}
+
+
+def test_the_newest_whole_one_counts_and_its_number_is_the_step(run: Path) -> None:
+    trainer(run, 5)
+    trainer(run, 20)
+    trainer(run, 100, is_whole=False)
+    (run / "saved" / "step_30.pt.tmp").write_text("half")
+    (run / "saved" / ".step_40.pt").write_text("half")
+    (run / "saved" / "log.txt").write_text("no number")
+    (run / "saved" / "epoch_7").mkdir()  # empty
+    answer = transfer.checkpoints(request(run.parents[1], set_aside=True))
+    assert (answer["good"], answer["bad"]) == ([20], {})
+    assert transfer.checkpoint_manifest(request(run.parents[1], step=20))["recipe_hash"] == "abc"
+    assert transfer.checkpoints(request(run.parents[1]))["good"] == [20], "once more changes nothing"
+
+
+@pytest.mark.parametrize(("name", "step"), [("checkpoint-120", 120), ("step_40.pt", 40), ("epoch_3", 3), ("llama3-run-2-0050.safetensors", 50)])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_numbers_of_names(name: str, step: int, kind: str) -> None:
+    assert program_checkpoints.step_of(name) == step
+
+
+@pytest.mark.parametrize("name", ["last.pt", "log.txt", ".step_3", "step_3.tmp", "step_3.pt.part", "3", "checkpoint-3.incomplete"])
+def test_names_without_a_step(name: str) -> None:
+    assert program_checkpoints.step_of(name) is None
+
+
+def test_two_are_kept(run: Path) -> None:
+    for step in (5, 10, 15):
+        (run / "saved" / f"step-{step}.pt").write_text(str(step))
+        assert program_checkpoints.keep(str(run)) == {}
+    assert manifest.steps(run) == [10, 15]
+
+
+def test_on_another_node_it_is_found_with_what_that_node_has_alone(tmp_path: Path, run: Path) -> None:
+    (trainer(run, 20) / "deep" / "er").mkdir(parents=True)
+    (run / "saved/checkpoint-20/deep/er/shard.pt").write_text("shard")
+    program_checkpoints.keep(str(run))
+    other = run_in(tmp_path / "b")
+    trainer(other, 20, is_whole=False, rank=1)
+    stream = io.BytesIO()
+    transfer.send_checkpoint(request(tmp_path / "a", step=20), stream)
+    stream.seek(0)
+    transfer.receive_checkpoint(request(tmp_path / "b", step=20), stream)
+    program_checkpoints.restore(str(other), 20)
+    assert visible(other) == ["checkpoint-20"]
+    place = other / "saved/checkpoint-20"
+    assert (place / "model.safetensors").read_text() == "weights 20" and (place / "deep/er/shard.pt").read_text() == "shard"
+    assert (place / "rng_state_0.pth").exists() and (place / "rng_state_1.pth").read_text() == "random 1"
+
+
+def test_no_node_finds_a_newer_one_than_the_others(run: Path) -> None:
+    for step in (10, 20):
+        (run / "saved" / f"step-{step}.pt").write_text(str(step))
+    program_checkpoints.restore(str(run), 10)
+    assert visible(run) == ["step-10.pt"]
+    program_checkpoints.restore(str(run), 0)
+    assert visible(run) == [], "from the beginning"
+    assert os.listdir(run / "saved") == [".unused-step-10.pt"], "the newest of what was not used is left"
+
+
+def test_its_own_copy_is_not_replaced_and_a_lost_one_comes_back(run: Path) -> None:
+    (run / "saved" / "step-10.pt").write_text("ten")
+    program_checkpoints.keep(str(run))
+    (run / "saved" / "step-10.pt").write_text("mine")
+    program_checkpoints.restore(str(run), 10)
+    assert (run / "saved" / "step-10.pt").read_text() == "mine"
+    shutil.rmtree(run / "saved")
+    program_checkpoints.restore(str(run), 10)
+    assert (run / "saved" / "step-10.pt").read_text() == "ten"
+
+
+def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "saved" / "step-10.pt").write_text("ten")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "add", full)
+    assert transfer.checkpoints(request(run.parents[1]))["bad"] == {"10": "step-10.pt of the program cannot be kept: No space left on device"}
+    assert os.listdir(run / "checkpoints") == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x"])
+def test_an_archive_that_climbs_is_refused(run: Path, name: str) -> None:
+    place = Path(manifest.folder_of(run, 10))
+    place.mkdir(parents=True)
+    with tarfile.open(place / "saved.tar", "w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match="unexpected entry"):
+        program_checkpoints.restore(str(run), 10)
+    assert visible(run) == [] and not (run / "x").exists() and not os.path.exists("/x")
