@@ -8,10 +8,10 @@ from homelab.runs.state import State
 from homelab.text.hint import NO_COMMAND, homelab
 
 
-def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None) -> tuple[NextCommand, ...]:
+def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None, *, is_script: bool = False) -> tuple[NextCommand, ...]:
     """What a person may want to type in this state, without options.
 
-    Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    The model of a program of one's own (`is_script`) cannot be asked. Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
     """
     commands = {
         "launch": diagnosis.launch if diagnosis else NO_COMMAND,
@@ -22,7 +22,7 @@ def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None) ->
         "ask it": homelab(f"chat {run} --prompt '...'"),
     }
     wanted: dict[State, tuple[str, ...]] = {
-        "done": ("ask it", "logs"),
+        "done": ("logs",) if is_script else ("ask it", "logs"),
         "failed": ("launch" if commands["launch"] else "recover", "logs"),
         "lost": ("recover", "follow", "stop"),
         "stopped": ("recover", "logs"),

@@ -72,7 +72,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
         nodes=tuple(node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         events=event_rows(observed.events, lines),
         notes=(*map(Hint.said, dict.fromkeys(notes)), *_not_asked(state, run.name, unreachable)),
-        next_commands=next_commands(state, run.name),
+        next_commands=next_commands(state, run.name, is_script=run.is_script),
         supervisor=run.supervisor,
     )
 

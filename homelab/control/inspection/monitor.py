@@ -90,7 +90,7 @@ class Watcher:
         snapshot = build(run, Observation(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
         snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
-        following = next_commands(snapshot.state, snapshot.run, diagnosis)
+        following = next_commands(snapshot.state, snapshot.run, diagnosis, is_script=self._is_script)
         snapshot = snapshot.model_copy(update={"diagnosis": diagnosis, "next_commands": following})
         self.without_supervisor = self._without_supervisor(snapshot, plan)
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))
