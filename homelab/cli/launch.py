@@ -10,6 +10,7 @@ from homelab.cli import common
 from homelab.cli.run_command import RunCommand
 
 if TYPE_CHECKING:
+    from homelab.control.launch.launch_run import LaunchRequest
     from homelab.control.launch.prepare import Prepared
     from homelab.planning.types import Plan
     from homelab.runs.paths import RunPaths
@@ -29,16 +30,23 @@ def command(
 ) -> int:
     """Start a recipe on the cluster. It outlives this terminal and this machine."""
     from homelab.checks import registry
-    from homelab.config.interpreter import for_recipe
-    from homelab.config.load import load_recipe
-    from homelab.control.launch.launch_run import LaunchRequest, launch_run
-    from homelab.remote.fanout import Fleet
+    from homelab.control.launch.launch_run import LaunchRequest
 
-    loaded, training = common.load_cluster(cluster, nodes), load_recipe(recipe)
     request = LaunchRequest(
         recipe, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), is_dry_run=dry_run
     )
-    view = _View(cluster, runs_dir, as_json)
+    return launched(request, nodes, wait=wait, as_json=as_json)
+
+
+def launched(request: LaunchRequest, nodes: str, *, wait: bool, as_json: bool) -> int:
+    """Launch what is asked for; the exit code."""
+    from homelab.config.interpreter import for_recipe
+    from homelab.config.load import load_recipe
+    from homelab.control.launch.launch_run import launch_run
+    from homelab.remote.fanout import Fleet
+
+    loaded, training = common.load_cluster(request.cluster_file, nodes), load_recipe(request.recipe_file)
+    view = _View(request.cluster_file, request.runs_dir, as_json)
     with Fleet(for_recipe(loaded, training)) as fleet:
         paths = launch_run(fleet, training, request, view)
         return view.wait(fleet, paths) if wait and paths is not None else 0

@@ -23,13 +23,14 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Start a Python program on all nodes under torchrun, with this folder (without what .gitignore names): the same plan, status, logs and stop as a recipe's."""
+    from homelab.checks import registry
     from homelab.cli import launch
     from homelab.config import program_command
     from homelab.control.launch import project_copy
+    from homelab.control.launch.launch_run import LaunchRequest
 
-    program = program_command.parsed(words)
+    program, skipped, where = program_command.parsed(words), registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise)
+    typed = program_command.Typed(tuple(words), str(Path.cwd()))
     with project_copy.recipe_of(program, Path.cwd()) as recipe:
-        return launch.command(
-            recipe, cluster=cluster, nodes=nodes, skip=skip, wait=wait, supervise=supervise, no_supervise=no_supervise, dry_run=dry_run, runs_dir=runs_dir,
-            as_json=as_json,
-        )  # fmt: skip
+        request = LaunchRequest(recipe, cluster, runs_dir, skipped, where, is_dry_run=dry_run, typed=typed)
+        return launch.launched(request, nodes, wait=wait, as_json=as_json)

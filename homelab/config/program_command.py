@@ -18,6 +18,14 @@ _SAVED = "$HOMELAB_CHECKPOINT_DIR"
 
 
 @dataclass(frozen=True)
+class Typed:
+    """What a person typed behind `homelab run --`, and where: fixes name this folder's files and this command."""
+
+    words: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
 class Program:
     """A file below the folder, or a module (`is_module`), and its arguments."""
 
@@ -34,7 +42,10 @@ class Program:
     @property
     def wrapper(self) -> str:
         """The file that torchrun starts: it goes into the folder of the program, so that relative paths mean the same as where the command was typed."""
-        run = f"runpy.run_module({self.target!r}, run_name='__main__', alter_sys=True)" if self.is_module else f"runpy.run_path({self.target!r}, run_name='__main__')"
+        if self.is_module:
+            run = f"runpy.run_module({self.target!r}, run_name='__main__', alter_sys=True)"
+        else:
+            run = f"runpy.run_path(os.path.join(folder, {self.target!r}), run_name='__main__')"
         return (
             "import os, runpy, sys\n\nif __name__ == '__main__':\n    folder = os.path.dirname(os.path.abspath(__file__))\n    os.chdir(folder)\n"
             f"    sys.path[0] = folder{'' if self.is_module or '/' not in self.target else ' + ' + repr('/' + self.target.rpartition('/')[0])}\n"

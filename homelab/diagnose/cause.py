@@ -214,7 +214,7 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
     """What fixes it, and the command of the new training where it takes one. `file`: the person's own, where the error is in it; with
     another content it is another training.
     """
-    launch = homelab(f"launch {next((own_file.recipe_file for own_file in context.own_files), 'RECIPE')}")
+    launch = homelab(next((own_file.launch for own_file in context.own_files), "launch RECIPE"))
     if first.own_hint:
         hint = Hint.said(first.own_hint)
         if hint.commands:

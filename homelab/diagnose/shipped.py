@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from homelab.protocol import layout
-from homelab.shell import file_word
+from homelab.shell import file_word, quote_words
 
 
 @dataclass(frozen=True)
 class Shipped:
     """A file of a run, data or a program. `copy` is how the path of its copy ends on every node (`homelab.protocol.layout.data_file`).
 
-    `original`: where it was on the controller at the launch; its name alone, where only the nodes know the run.
+    `original`: where it was on the controller at the launch; its name alone, where only the nodes know the run. `launch`: what starts
+    the same training anew, behind `homelab`.
     """
 
     copy: str
     original: str
-    recipe_file: str
+    launch: str
 
     def place(self, where: str) -> str | None:
         """FILE and line of the person's own file for those of the copy ("FILE:7"; "FILE, line 7"); None for any other file."""
@@ -30,7 +31,7 @@ class Shipped:
 def of_run(described: Mapping[str, Any]) -> tuple[Shipped, ...]:
     """The shipped files of a run.json; none where it is damaged."""
     return tuple(
-        Shipped(copy_of(entry), original_of(entry) or str(entry["name"]), recipe_file(described))
+        Shipped(copy_of(entry), original_of(entry) or str(entry["name"]), launch(described))
         for entry in _entries(described)
     )
 
@@ -58,10 +59,13 @@ def copy_of(entry: Mapping[str, Any]) -> str:
     return layout.data_file(entry)
 
 
-def recipe_file(described: Mapping[str, Any]) -> str:
-    """The recipe's file name as a shell word."""
-    name = described.get("recipe_file")
-    return file_word(name) if isinstance(name, str) and name else "RECIPE"
+def launch(described: Mapping[str, Any]) -> str:
+    """The command that starts this training anew, behind `homelab`, as shell text: of a recipe's file, or what was typed behind `homelab run --`."""
+    name, typed = described.get("recipe_file"), described.get("typed")
+    words = typed.get("words") if isinstance(typed, dict) else None
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+        return f"run -- {quote_words(words)}"
+    return f"launch {file_word(name) if isinstance(name, str) and name else 'RECIPE'}"
 
 
 def _entries(described: Mapping[str, Any]) -> list[dict[str, Any]]:

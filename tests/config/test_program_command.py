@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,5 +60,9 @@ def test_the_program_runs_as_where_it_was_typed(tmp_path: Path, line: str) -> No
     (tmp_path / "rows.txt").write_text("rows")
     program = parsed(line.split())
     (tmp_path / WRAPPER).write_text(program.wrapper)
-    done = subprocess.run([sys.executable, str(tmp_path / WRAPPER), *program.args], cwd="/", capture_output=True, text=True, timeout=30, check=False)
-    assert done.stdout == "helped ['1', '2'] rows __main__\n", done.stderr
+    words = [*program.args, "--to=$HOMELAB_CHECKPOINT_DIR/x"]
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / WRAPPER), *words], cwd="/", env={**os.environ, "HOMELAB_CHECKPOINT_DIR": "/saved"}, capture_output=True, text=True,
+        timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout == "helped ['1', '2', '--to=/saved/x'] rows __main__\n", done.stderr

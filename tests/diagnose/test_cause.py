@@ -344,6 +344,10 @@ def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
     assert shipped.originals(described) == []
     diagnosis = found(raised_in("/w/data/148cb44a9d59563d/train.py"), own_files=shipped.of_run(described))
     assert diagnosis.hint.startswith("correct train.py:7, then: homelab launch r.toml")
+    typed = {**described, "typed": {"words": ["python", "train.py", "--name", "a b"], "folder": "/desk"}}
+    diagnosis = found(raised_in("/w/data/148cb44a9d59563d/train.py"), own_files=shipped.of_run(typed))
+    assert diagnosis.hint.startswith("correct train.py:7, then: homelab run -- python train.py --name 'a b' (a changed")
+    assert shipped.launch({**typed, "typed": {"words": 3}}) == "launch r.toml"
     for damaged in ({}, {"data": None}, {"data": {"script": 3}}, {"data": {"script": {"sent": "shipped"}}}):
         assert shipped.of_run(damaged) == () and shipped.originals(damaged) == []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from homelab.config.program_command import Typed
 from homelab.config.recipe import Recipe
 from homelab.control import claims
 from homelab.control.launch import prepare
@@ -32,6 +33,7 @@ class LaunchRequest:
     skip: Collection[str]
     supervise: Where
     is_dry_run: bool = False
+    typed: Typed | None = None
 
 
 class LaunchView(RunView, TrackingView, Protocol):
@@ -64,6 +66,7 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
 
         with view.progress() as say:
             prepared = prepare.prepare(fleet, recipe, request.recipe_file, name_beside=name_beside, skip=request.skip, say=say)
+            prepared = replace(prepared, typed=request.typed)
         prepared = view.checked(prepared)
         prepare.refuse_on_failure(prepared)
         plan = prepared.plan

@@ -13,6 +13,7 @@ from typing import Any
 from homelab import __version__
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
+from homelab.config.program_command import Typed
 from homelab.config.recipe import Recipe
 from homelab.control import signals
 from homelab.control.claims import Claim
@@ -46,6 +47,8 @@ class Prepared:
     plan: Plan | None
     refused: HomelabError | None
     """Why there is no plan, when there is none."""
+    typed: Typed | None = None
+    """The command that this is made from, in place of a recipe's file."""
 
 
 def prepare(
@@ -167,7 +170,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         described[item.role] = {
             "kind": "hub" if item.kind == "hub" else "file",
             "sent": item.kind,
-            "path": item.path,
+            "path": _path_of(item, prepared),
             "name": item.local.name if item.local else None,
             "sha256": digest_of(item, prepared.evidence),
             **item.place,
@@ -180,6 +183,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "created_at": time.time(),
         "recipe": prepared.recipe.model_dump(mode="json"),
         "recipe_file": prepared.recipe_path.name,
+        **({"typed": asdict(prepared.typed)} if prepared.typed else {}),
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
         "model": fingerprint.model_record(next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)),
@@ -192,6 +196,13 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "code_hash": ship.archive()[0],
         "cluster_name": cluster.name,
     }
+
+
+def _path_of(item: inputs.RecipeInput, prepared: Prepared) -> str:
+    """Where the person has this file: not where a command's folder was copied to."""
+    if prepared.typed is None or item.local is None or not item.local.is_relative_to(prepared.recipe_path.parent):
+        return item.path
+    return str(Path(prepared.typed.folder) / item.local.relative_to(prepared.recipe_path.parent))
 
 
 def digest_of(item: inputs.RecipeInput, evidence: Evidence) -> str:

@@ -94,7 +94,7 @@ def refuse_other_model(paths: RunPaths, described: Mapping[str, Any], evidence: 
             raise OtherTrainingError(
                 f"the base model is not the one the run began with: {_listed(changed)}",
                 where=f"node {name}: {folder}",
-                hint=Hint("put the old model back, or leave this node out with --nodes; to train this one: a new run, {}", homelab(f"launch {shipped.recipe_file(described)}")),
+                hint=Hint("put the old model back, or leave this node out with --nodes; to train this one: a new run, {}", homelab(shipped.launch(described))),
             )
 
 
@@ -107,7 +107,7 @@ def changed_here(described: Mapping[str, Any]) -> list[Hint]:
         except OSError:  # gone, or this is not the machine that it was launched from
             continue
         if is_other:
-            launch = homelab(f"launch {shipped.recipe_file(described)}")
+            launch = homelab(shipped.launch(described))
             notes.append(Hint("{} was changed since the launch: this run uses it as it was then; to train with the new one: {}", original, launch))
     return notes
 
@@ -135,7 +135,7 @@ def _edited(
     return OtherTrainingError(
         f"the recipe of this run was changed since the launch: {_listed(changed) if changed else otherwise}",
         where=str(paths.run_json),
-        hint=Hint("{}; to train with the changed one, which is a new training: {}", back, homelab(f"launch {shipped.recipe_file(described)}")),
+        hint=Hint("{}; to train with the changed one, which is a new training: {}", back, homelab(shipped.launch(described))),
     )
 
 
