@@ -33,6 +33,7 @@ VERBS = {
     "converse": ("conversation", "converse", ""),
     "describe": ("run.poll", "describe", ""),
     "dry-run": ("worker_programs", "dry_run", ""),
+    "energies": ("run.energy_meter", "energies", ""),
     "facts": ("facts", "collect", ""),
     "follow": ("run.status_stream", "follow", ""),
     "free-port": ("system.ports", "answer_free_port", ""),

@@ -3,7 +3,7 @@ worker join them to a folder of theirs; no other file spells them.
 
     WORKDIR/runs/RUN/             run.json, checkpoints/, final/, tensorboard/; saved/ is for what a program of one's own saves
         attempts/N/               plan.json
-            nodes/NODE/           start.json, exit.json, logs
+            nodes/NODE/           start.json, exit.json, energy.json, logs
             ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, error.json
     WORKDIR/supervised/RUN/       a supervisor that was placed on this node
     WORKDIR/data/DIGEST/          files shipped from the controller
@@ -26,6 +26,7 @@ RUN_JSON = "run.json"
 PLAN_JSON = "plan.json"
 START_JSON = "start.json"
 EXIT_JSON = "exit.json"
+ENERGY_JSON = "energy.json"
 HEARTBEAT_JSON = "heartbeat.json"
 ERROR_JSON = "error.json"
 METRICS_JSONL = "metrics.jsonl"

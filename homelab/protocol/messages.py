@@ -125,6 +125,23 @@ class Described(TypedDict):
     plans: dict[str, Json | None]
 
 
+class CardEnergy(TypedDict):
+    """What one card used in an attempt: joules (None: it does not tell its power), and the seconds that were and were not measured."""
+
+    index: int
+    uuid: str
+    name: str
+    joules: float | None
+    measured_s: float
+    unmeasured_s: float
+
+
+class Energies(TypedDict):
+    """The answer of `energies`: number of the attempt -> cards."""
+
+    attempts: dict[str, list[CardEnergy]]
+
+
 class Stopped(TypedDict, total=False):
     """The answer of `stop` and `undo`: processes that were asked to end, killed, and are still there."""
 

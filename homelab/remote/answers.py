@@ -12,7 +12,7 @@ from homelab.models import WireModel
 from homelab.protocol.layout import USABLE_NAME
 from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed
 from homelab.results.answers_of_nodes import ResultFiles, Results
-from homelab.runs.poll_reply import ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
+from homelab.runs.poll_reply import Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
@@ -265,7 +265,7 @@ class SupervisorEnded(WireModel):
 SHAPES: dict[str, type[BaseModel]] = {
     "facts": Facts, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks, "free-port": Port, "meet": Dials,
     "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
-    "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest,
+    "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
     "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,

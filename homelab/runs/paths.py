@@ -60,6 +60,11 @@ class RunPaths:
         return self.root / "answers.jsonl"
 
     @property
+    def energy_json(self) -> Path:
+        """Attempt -> node -> what its cards used, as the nodes said it last."""
+        return self.root / layout.ENERGY_JSON
+
+    @property
     def readme_txt(self) -> Path:
         """What each file of this folder is."""
         return self.root / "README.txt"

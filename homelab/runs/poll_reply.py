@@ -193,6 +193,12 @@ class CardJoules(WireModel):
     unmeasured_s: Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)] = 0.0
 
 
+class Energies(WireModel):
+    """`energies`, the answer of a node: number of the attempt -> its cards."""
+
+    attempts: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[list[CardJoules], Field(max_length=64)]]
+
+
 class NodeLoad(WireModel):
     """How busy the machine is. Bytes of the network are counted since it started, `counted_at_s` by its monotonic clock."""
 

@@ -35,6 +35,7 @@ supervised.json  the node that the supervisor is on, where it is not this machin
 state.json       the state as this controller last saw it (the truth is on the nodes)
 metrics.jsonl    the metrics of all ranks, gathered from the nodes by `homelab status`
 attempts/<n>/    one start of torchrun on all nodes (diagnosis.json: why it failed); recovery makes the next
+energy.json      what each card used in each attempt, as the nodes said it for a report
 answers.jsonl    what `homelab chat --prompt` asked the model, and what it said
 tracking/        what trackers got of it (tensorboard/: event files), each step once
 code/            the recipe (and script) as it was at launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
@@ -13,10 +14,11 @@ from homelab.control.tracking.metrics_source import MetricsSource
 from homelab.errors import HomelabError
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
+from homelab.run_report.energy import Place
 from homelab.run_report.report_builder import Asked, RunAbout, Sources
 from homelab.runs import event_log, store
 from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import Metric
+from homelab.runs.poll_reply import CardJoules, Energies, Metric
 
 
 def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
@@ -38,8 +40,26 @@ def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
         run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_folder.recipe_in(run_json), plans=plans,
         metrics=[metric for line in store.read_lines(paths.metrics_jsonl) if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
         price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=missing,
-        utc_offset_s=time.localtime(now).tm_gmtoff,
+        utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans),
     )  # fmt: skip
+
+
+def _energy(fleet: Fleet, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Place, Sequence[CardJoules]]:
+    """What the nodes say now, and of those that do not answer what they said for an earlier report: it is kept in the run's folder."""
+    said = store.read_object(paths.energy_json)
+    if any(plan.device == "cuda" for plan in plans.values()):
+        answers, _ = fleet.ask("energies", {"run": paths.name})
+        said.update({node: answer for node, answer in answers.items() if answer["attempts"]})
+        if said:
+            store.write_json(paths.energy_json, said)
+    cards: dict[Place, Sequence[CardJoules]] = {}
+    for node, entry in said.items():
+        try:
+            attempts = Energies.model_validate(entry).attempts
+        except ValidationError:
+            continue
+        cards.update({(int(number), node): measured for number, measured in attempts.items()})
+    return cards
 
 
 def _plan(paths: RunPaths, number: int) -> Plan | None:

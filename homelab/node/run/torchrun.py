@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, claims, isolation_guard, secret_files
+from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, secret_files
 from homelab.node.run.claims import boot_id
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import processes, programs, utilisation
@@ -111,7 +111,8 @@ def watch(node_dir: str) -> None:
         processes.end_run(plan["run"], workdir, plan["node"], grace_s=1.0, spare=(os.getpid(),))
         secret_files.remove(folder)
         sys.exit(error.errno or 1)
-    with isolation_guard.awake(plan["run"]), isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"]) as guard:
+    guard = isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"])
+    with isolation_guard.awake(plan["run"]), energy_meter.Meter(node_dir), guard:
         returncode = child.wait()
     # Workers that survive a killed torchrun would hold the card and the port.
     processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
