@@ -56,6 +56,7 @@ SHARED_NAMES = {
     "plan": "who computes what",
     "power": "what lets a node sleep or restart",
     "preflight": "all checks before a run",
+    "push": "the trained model goes to the hub",
     "python": "the Python of a node and its packages",
     "recipe": "what is trained and how",
     "registry": "what can be chosen by its name",

@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "fetch": ("homelab fetch", "homelab fetch 2026-11-21 my-model --merged"),
     "merge": ("homelab merge --base auto",),
     "gguf": ("homelab gguf --quantise q4_k_m",),
+    "push": ("homelab push me/llama7b-support", "homelab push 2026-11-21 me/llama7b-support --merged --public"),
     "tensorboard": ("homelab tensorboard",),
     "track": ("homelab track --to trackio",),
     "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),

@@ -1,0 +1,44 @@
+"""`homelab push`: the trained model goes to the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homelab.cli import common
+
+
+def command(
+    words: Annotated[list[str], typer.Argument(metavar="[RUN] REPO", help="The run (left out: the only or newest one), and NAME/MODEL on the hub.", show_default=False)],
+    merged: Annotated[bool, typer.Option("--merged", help="Upload what `homelab merge` has made.")] = False,
+    base_model: Annotated[
+        str | None, typer.Option("--base-model", metavar="NAME/MODEL", help="What the base is called on the hub, where the recipe names a folder.", show_default=False)
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is seen by everybody. Default: by you alone.")] = False,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Upload the trained adapter (or model) to a repository of the Hugging Face hub, private where it is new. It comes to this machine first."""
+    from homelab.control.inspection import run_lookup
+    from homelab.control.results import hub, push
+    from homelab.errors import InputError
+    from homelab.remote.fanout import Fleet
+    from homelab.text.hint import homelab
+
+    if len(words) > 2:
+        raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))
+    wanted = push.Wanted(hub.check_name(words[-1]), base_model, is_merged=merged, is_public=public)
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        paths = run_lookup.run(fleet, runs_dir, words[0] if len(words) == 2 else None, say)
+        place = Path("models") / (f"{paths.name}-merged" if merged else paths.name)
+        done = push.push(fleet, paths, place, wanted, say)
+    if as_json:
+        common.print_json(done.model_dump())
+        return 0
+    typer.echo(f"{done.run}: {len(done.files)} files are in {done.repository}; a copy is in {done.folder}")
+    typer.echo(f"Next: {done.address}")
+    return 0
