@@ -16,4 +16,4 @@ from homelab.shell import file_word
 def test_no_file_is_taken_for_an_option(name: str, word: str) -> None:
     assert file_word(name) == word
     assert not shlex.split(word)[0].startswith("-")
-    assert shipped.recipe_file({"recipe_file": name}) == word
+    assert shipped.launch({"recipe_file": name}) == f"launch {word}"
