@@ -41,12 +41,15 @@ class Notifier:
             thread.join(LIMIT_S + 5)
 
     def _tell(self, occasion: Occasion, text: str) -> None:
-        title = f"homelab: {self._paths.name} {occasion}"
+        title, text = f"homelab: {self._paths.name} {occasion}", redact.text(text)  # it leaves this machine
         problems = []
-        if self._notify.command:
-            problems.append(by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._paths.name, "HOMELAB_OCCASION": occasion}))
-        if self._notify.apprise:
-            problems.append(by_apprise(self._notify.apprise, title, text))
+        try:
+            if self._notify.command:
+                problems.append(by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._paths.name, "HOMELAB_OCCASION": occasion}))
+            if self._notify.apprise:
+                problems.append(by_apprise(self._notify.apprise, title, text))
+        except Exception as error:  # a plugin's own mistake is told as every other refusal
+            problems.append(f"[notify] failed: {redact.text(plain_lines(f'{type(error).__name__}: {error}'))[:300]}")
         for problem in problems:
             if problem and problem not in self._told:
                 self._told.add(problem)

@@ -34,6 +34,7 @@ from homelab.supervision.observation import Error, Failed, Followed, Observation
 from homelab.supervision.restart_policy import Restart
 from homelab.supervision.step import State, next_step
 from homelab.supervision.step_durations import StepTimeWindow
+from homelab.text.hint import homelab
 from homelab.text.say import Say
 
 _LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
@@ -191,7 +192,7 @@ class Supervisor:
         if act.why is not None:
             self._write("ended", act.why)
         if act.how == "done":
-            self._notifier.tell("done", "The model is trained. Next: homelab chat, homelab fetch")
+            self._notifier.tell("done", f"It ended well. Next: {homelab('status', self._paths.name)}")
 
     def _stop_ranks(self, names: frozenset[str]) -> None:
         """On these nodes a rank may still wait for its peers."""

@@ -5,6 +5,7 @@ Source of the field: `nvidia-smi --help-query-gpu` (power.draw: the mean of the 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import threading
@@ -35,9 +36,7 @@ class Totals:
         self._at_s: float | None = None
 
     def add(self, sample: list[tuple[int, str, str, float | None]], at_s: float) -> None:
-        """`sample`: index, uuid, name and watts (None: not told) of each card; an empty one leaves a gap."""
-        if not sample:
-            return
+        """`sample`: index, uuid, name and watts (None: not told) of each card."""
         passed_s = at_s - self._at_s if self._at_s is not None else 0.0
         for index, uuid, name, watts in sample:
             card = self.cards.setdefault(uuid, {"index": index, "uuid": uuid, "name": name, "joules": None, "measured_s": 0.0, "unmeasured_s": 0.0})
@@ -50,6 +49,12 @@ class Totals:
             if watts is not None:
                 self._last[uuid] = (at_s, watts)
         self._at_s = at_s
+
+    def missed(self, at_s: float) -> None:
+        """Nothing was measured from the last sample to now."""
+        for card in self.cards.values():
+            card["unmeasured_s"] += max(0.0, at_s - (self._at_s if self._at_s is not None else at_s))
+        self._last, self._at_s = {}, at_s
 
 
 class Meter:
@@ -73,23 +78,31 @@ class Meter:
             self._thread.join(_LAST_S)
 
     def _measure(self) -> None:
-        while True:
+        is_last = False
+        while not is_last:
             is_last = self._ended.is_set()
-            self._sample()
-            if is_last or not self._totals.cards:  # no card answers: it is not asked for hours
-                return
+            sample = self._sample()
+            if not sample:
+                # A question that hangs in the driver leaves its program behind: it is not asked again, and the rest of the time is unknown.
+                if not self._totals.cards:
+                    return
+                self._ended.wait()
+                is_last = True
+                self._totals.missed(time.time())
+            else:
+                self._totals.add(sample, time.time())
+            with contextlib.suppress(OSError):  # a disk that is full: the attempt has worse trouble
+                files.write_json(self._path, {"cards": list(self._totals.cards.values())})
             self._ended.wait(EVERY_S)
 
-    def _sample(self) -> None:
-        """One sample. A disk that is full loses it: the attempt has worse trouble."""
+    def _sample(self) -> list[tuple[int, str, str, float | None]]:
+        """What the cards use now; nothing where the driver does not say it."""
+        assert self._program
         try:
-            assert self._program
             code, output, _ = programs.answer_of([self._program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"], _ANSWER_S)
-            self._totals.add(parse(output) if code == 0 else [], time.time())
-            if self._totals.cards:
-                files.write_json(self._path, {"cards": list(self._totals.cards.values())})
         except (OSError, TimeoutError):
-            return
+            return []
+        return parse(output) if code == 0 else []
 
 
 def parse(text: str) -> list[tuple[int, str, str, float | None]]:

@@ -75,6 +75,20 @@ def test_apprise_takes_its_own_configuration(paths: RunPaths, monkeypatch: pytes
     assert heard == [("homelab: r-1 done", "the disk is full")]
 
 
+def test_a_token_does_not_leave_this_machine_and_a_plugin_s_mistake_is_told(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = paths.root / "out"
+    one = Notifier(Notify(command=f"cat > '{out}'"), paths, print)
+    one.tell("gave up", "401 for hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
+    one.close()
+    assert out.read_text() == "homelab: r-1 gave up\n401 for ***\n"
+
+    def broken(*_: object) -> str:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(notifier, "by_apprise", broken)
+    assert told(paths, Notify(apprise="x"), "done") == ["[notify] failed: KeyError: 'odd'"]
+
+
 def test_the_section_is_checked(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     nodes = '[[nodes]]\nname = "a"\nhost = "127.0.0.1"\n'
