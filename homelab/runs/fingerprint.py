@@ -35,6 +35,12 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     law: dict[str, Any] = {name: described["recipe"].get(name) for name in _LAW}
     if law["method"]:
         law["method"] = {key: value for key, value in law["method"].items() if key != "backend"}
+    if law["train"]:
+        chosen = {key: law["train"].get(key) for key in ("keep_best", "early_stopping")}
+        if any(chosen.values()):
+            law["eval_every_steps"] = described["recipe"]["tracking"].get("eval_every_steps")
+        else:
+            law["train"] = {key: value for key, value in law["train"].items() if key not in chosen}
     if law["script"] and described["recipe"].get("environment"):
         law["environment"] = described["recipe"]["environment"]
     return law | {"sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}

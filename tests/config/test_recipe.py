@@ -163,6 +163,15 @@ def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> Non
     assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)
 
 
+@pytest.mark.parametrize("key", ["keep_best = true", "early_stopping = 3"])
+def test_what_chooses_by_held_out_rows_needs_them(tmp_path: Path, key: str) -> None:
+    text = GOOD.replace("steps = 10", f"steps = 10\n{key}")
+    assert "give [data] eval or eval_fraction" in faults(tmp_path, text)[0]
+    text = text.replace('train = "chats.jsonl"', 'train = "chats.jsonl"\neval_fraction = 0.1')
+    assert "give [tracking] eval_every_steps" in faults(tmp_path, text)[0]
+    assert load(tmp_path, text + "[tracking]\neval_every_steps = 5\n").train
+
+
 def test_data_of_the_hub_has_its_configuration_split_and_revision(tmp_path: Path) -> None:
     def hub(text: str) -> list[tuple[str | None, ...] | None]:
         data = load(tmp_path, GOOD.replace('train = "chats.jsonl"', text)).data

@@ -45,6 +45,18 @@ def test_what_may_change_on_recovery_changes_nothing(changes: dict[str, Any]) ->
     assert fingerprint.law_differences(described(), described(**changes)) == []
 
 
+def test_how_often_is_evaluated_is_part_of_a_training_that_chooses_by_it() -> None:
+    plain, chosen = described(), described(train__keep_best=True)
+    assert fingerprint.fingerprint(described(tracking__eval_every_steps=5)) == fingerprint.fingerprint(plain)
+    other = described(train__keep_best=True, tracking__eval_every_steps=5)
+    assert len({fingerprint.fingerprint(entry) for entry in (plain, chosen, other)}) == 3
+    assert fingerprint.law_differences(chosen, other) == ["eval_every_steps: 0 -> 5"]
+    content = RECIPE.model_dump() | {"data": {"train": "a", "eval": "b"}, "tracking": {"eval_every_steps": 5}}
+    recipe = parse_recipe(content | {"train": {**content["train"], "early_stopping": 2}}, strict=False)
+    entry = {"recipe": recipe.model_dump(mode="json"), "data": {}}
+    assert fingerprint.fingerprint(entry) == recipe.law_hash(())
+
+
 def test_a_key_that_a_newer_version_knows_is_no_edit() -> None:
     """It is not in the run.json of an older one, and the default that a newer one would fill in is not part of that training's name."""
     old = described()

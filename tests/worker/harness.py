@@ -39,7 +39,8 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
         "train": {
             "global_batch": 12, "epochs": 2, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "cosine",
             "seq_len": 256, "seed": 42, "weight_decay": 0.01, "max_grad_norm": 0.5, "optimizer": "adamw", "precision": "fp32",
-            "gradient_checkpointing": False, "fused_loss": False, "lr_scale": "none", "reference_batch": None,
+            "gradient_checkpointing": False, "fused_loss": False, "lr_scale": "none", "reference_batch": None, "keep_best": False,
+            "early_stopping": 0,
         },
         "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "compress": "none", "port": 29500},
         "checkpoint": {"every_steps": 2, "keep": 100},

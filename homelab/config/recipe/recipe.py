@@ -64,6 +64,10 @@ class TrainRecipe(RunSections):
     def _law(self) -> dict[str, Any]:
         law = super()._law()
         law["method"].pop("backend")  # the training library (transformers or Unsloth) is not part of the law
+        if self.train.chooses_by_evaluation:
+            law["eval_every_steps"] = self.tracking.eval_every_steps
+        else:  # as in the hashes of runs before these keys existed
+            del law["train"]["keep_best"], law["train"]["early_stopping"]
         return law
 
 
@@ -102,6 +106,16 @@ class RecipeFile(RunSections):
                 raise ValueError("missing " + ", ".join(f"[{name}]" for name in missing) + " (or give a [script])")
         elif any(section is not None for section in built_in.values()):
             raise ValueError("a [script] trains by itself: it goes without [model], [data], [method] and [train]")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_chosen_is_measured(self) -> RecipeFile:
+        if self.train is None or self.data is None or not self.train.chooses_by_evaluation:
+            return self
+        if self.data.eval is None and not self.data.eval_fraction:
+            raise ValueError("[train] keep_best and early_stopping choose by the loss over held-out rows: give [data] eval or eval_fraction")
+        if not self.tracking.eval_every_steps:
+            raise ValueError("[train] keep_best and early_stopping choose among evaluations: give [tracking] eval_every_steps")
         return self
 
     @model_validator(mode="after")

@@ -61,6 +61,8 @@ class Train(ConfigModel):
     `fused_loss` never builds all logits at once: the same loss in less memory and time ("auto": for every model whose loss is of the
     usual kind). `lr_scale` scales `learning_rate` by
     global_batch / reference_batch, or its square root. `global_batch_max` allows a launch over a slow wire to raise `global_batch`.
+    `keep_best`: the model has the weights with the lowest held-out loss instead of the last ones; `early_stopping`: the training ends when so many
+    evaluations in a row brought no lower one (0: never).
     """
 
     global_batch: int = Field(ge=1, le=1_000_000)
@@ -80,6 +82,13 @@ class Train(ConfigModel):
     lr_scale: Literal["none", "linear", "sqrt"] = "none"
     reference_batch: int | None = Field(default=None, ge=1)
     global_batch_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    keep_best: bool = False
+    early_stopping: int = Field(default=0, ge=0)
+
+    @property
+    def chooses_by_evaluation(self) -> bool:
+        """Whether the held-out losses decide about the training; then how often they are measured is part of the law."""
+        return self.keep_best or self.early_stopping > 0
 
     @model_validator(mode="after")
     def _scale_needs_a_reference(self) -> Train:

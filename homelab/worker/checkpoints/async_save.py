@@ -13,6 +13,7 @@ from homelab.worker.checkpoints.background import Background
 from homelab.worker.runtime.task import Task
 
 if TYPE_CHECKING:
+    from homelab.worker.checkpoints.best_weights import BestWeights
     from homelab.worker.checkpoints.curves import Curves
     from homelab.worker.training.trainer import ShareTrainer
 
@@ -35,7 +36,7 @@ class Saver:
         self.size_bytes = 0  # of the last checkpoint
         self.is_in_background = False
 
-    def begin(self, trainer: ShareTrainer, step: int, curves: Curves) -> None:
+    def begin(self, trainer: ShareTrainer, step: int, curves: Curves, best: BestWeights) -> None:
         """Save the state after `step`: it is on the disk when this returns, or copied, and on the disk after `finish`.
 
         Waits for the write before, and raises WorkerError when that one or this one fails.
@@ -46,7 +47,7 @@ class Saver:
         root, keep = self._task.checkpoints_dir, self._task.checkpoint.keep
         self.size_bytes = disk_space.of_training(trainer)
         disk_space.make(root, step, self.size_bytes, keep)
-        state = checkpoint_state(trainer, self._task, curves, self._rows)
+        state = checkpoint_state(trainer, self._task, curves, best, self._rows)
         self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))

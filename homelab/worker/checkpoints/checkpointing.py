@@ -9,6 +9,7 @@ from homelab.law.checkpoint_interval import LOSS_S, Interval, loses_more
 from homelab.protocol import phases
 from homelab.worker.balancing import speed_profile
 from homelab.worker.checkpoints.async_save import Saver
+from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class Checkpointing:
-    """The checkpoints of one attempt on one rank. `rows` identifies the training rows; every checkpoint carries it."""
+    """The checkpoints of one attempt on one rank. `rows` identifies the training rows; every checkpoint carries it, and the curves and the best weights."""
 
-    def __init__(self, task: Task, recorder: Recorder, curves: Curves, rows: dict[str, dict[str, str]]) -> None:
+    def __init__(self, task: Task, recorder: Recorder, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> None:
         self._task = task
         self._recorder = recorder
         self._curves = curves
+        self._best = best
         self._saver = Saver(task, recorder.note, rows)
         known_s = speed_profile.save_s_of(task) if task.resume_step else None
         self.interval = Interval(task.checkpoint.every_steps, known_s)
@@ -39,6 +41,10 @@ class Checkpointing:
         self._save(trainer, step, last=last)
         return True
 
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on the disk. Raises WorkerError when it failed."""
+        self._saver.finish()
+
     def _save(self, trainer: ShareTrainer, step: int, *, last: bool) -> None:
         """A checkpoint on every node, by its first rank. The others wait, and say so.
 
@@ -52,7 +58,7 @@ class Checkpointing:
             self._recorder.note(difference)
         self._curves.agree()
         if self._task.local_rank == 0:
-            self._saver.begin(trainer, step, self._curves)
+            self._saver.begin(trainer, step, self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
         if last or not self._is_saved:

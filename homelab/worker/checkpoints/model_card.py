@@ -7,6 +7,7 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
+from homelab.law import early_stopping
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime.metrics_recorder import perplexity
 from homelab.worker.runtime.recipe import Data, Method
@@ -15,8 +16,8 @@ from homelab.worker.runtime.task import Task
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 
-def model_card(task: Task, curves: Curves) -> str:
-    """README.md with the front matter that the hub reads (base model, library), losses before and after, recipe, data, cluster, versions.
+def model_card(task: Task, curves: Curves, step: int) -> str:
+    """README.md with the front matter that the hub reads (base model, library), losses before and after, recipe, data, cluster, versions. `step`: of the weights.
 
     People publish it: it names no folder of a node, which tells who has an account there.
     """
@@ -30,6 +31,7 @@ def model_card(task: Task, curves: Curves) -> str:
         f"`{model}` fine-tuned with {_method(method)}, on {_cluster(task)}.",
         "## Result",
         _results(curves, int(curves.last[0]) if curves.last else 0),
+        f"These are the weights after step {step}" + (", the best of all evaluations." if step == early_stopping.best_step(curves.eval_losses) else "."),
         "## Data",
         "\n".join(_data(role, source, task.data) for role, source in task.run["data"].items() if source),
         "## Recipe",

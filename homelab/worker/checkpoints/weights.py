@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_map_only
 
 from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints.best_weights import BestWeights, link
 from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.data.row_agreement import LAW
@@ -30,7 +31,7 @@ WEIGHTS = "trainable.safetensors"
 OPTIMIZER = "optimizer.pt"
 
 
-def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
+def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
     """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
 
     The Trainer reads all but the weights under these names.
@@ -42,6 +43,7 @@ def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, rows: di
     }
     state = {
         **trainer.strategy.state(trainer),
+        **best.state(),
         "scheduler.pt": trainer.lr_scheduler.state_dict(),
         "trainer_state.json": trainer.state,
         LAW: law,
@@ -77,7 +79,9 @@ def writers_of(state: dict[str, Any]) -> dict[str, Callable[[Path], None]]:
 
 
 def _write(content: Any, path: Path) -> None:
-    if path.suffix == ".safetensors":
+    if isinstance(content, Path):
+        link(content, path)
+    elif path.suffix == ".safetensors":
         tensors = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
         save_file(tensors, str(path), metadata={"format": "pt"})
     elif path.suffix == ".pt":
@@ -90,15 +94,25 @@ def _write(content: Any, path: Path) -> None:
         content.save_to_json(str(path))
 
 
+def save_trained(model: Any, path: Path) -> None:
+    """Write the weights that are trained."""
+    _write(trained(model), path)
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
-    saved = load_file(str(folder / WEIGHTS))
+    load_tensors(model, folder / WEIGHTS)
+
+
+def load_tensors(model: Any, path: Path) -> None:
+    """Put the weights of this file into a model of the same recipe. Raises WorkerError when names or shapes differ."""
+    saved = load_file(str(path))
     own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
         odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
         raise WorkerError(
             f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
-            where=str(folder / WEIGHTS),
+            where=str(path),
             hint="the base model on this node is another one: copy the same model folder to every node",
         )
     with torch.no_grad():
@@ -106,8 +120,8 @@ def load_weights(model: Any, folder: Path) -> None:
             parameter.copy_(saved[name])
 
 
-def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves) -> None:
-    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
+def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card. `step`: of these weights.
 
     Raises WorkerError when the disk does not take it.
     """
@@ -120,7 +134,7 @@ def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves) -> None:
         else:
             model.save_pretrained(partial, save_embedding_layers=False)
         tokenizer.save_pretrained(partial)
-        (partial / "README.md").write_text(model_card(task, curves), encoding="utf-8")
+        (partial / "README.md").write_text(model_card(task, curves, step), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)
     except Exception as error:  # the libraries that write have errors of their own

@@ -52,6 +52,8 @@ class Train:
     fused_loss: bool | str = False
     lr_scale: str = "none"
     reference_batch: int | None = None
+    keep_best: bool = False
+    early_stopping: int = 0
 
 
 @dataclass(frozen=True)

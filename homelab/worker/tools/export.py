@@ -65,7 +65,7 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
         adapted.peft_config["default"].base_model_name_or_path = path
         adapted.save_pretrained(partial, state_dict=saved, save_embedding_layers=False)
     load_tokenizer(run, path).save_pretrained(partial)
-    (partial / result_files.CARD).write_text(model_card(task, Curves.carried_by(checkpoint, task)), encoding="utf-8")
+    (partial / result_files.CARD).write_text(model_card(task, Curves.carried_by(checkpoint, task), task.resume_step), encoding="utf-8")
 
 
 def main() -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from homelab.law import order
+from homelab.law import early_stopping, order
 from homelab.protocol import phases
 from homelab.worker.checkpoints import checkpoint_folder, fencing
+from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.metrics_recorder import Recorder, peak_memory_bytes, perplexity
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from homelab.worker.checkpoints.checkpointing import Checkpointing
     from homelab.worker.data.encoding import Data, Row
     from homelab.worker.training.trainer import ShareTrainer
+
+
+class _NoLongerBetter(Exception):
+    """The held-out loss no longer falls: it ends the loop of the Trainer, also before its first step."""
 
 
 class Run:
@@ -33,6 +38,7 @@ class Run:
         self.tokenizer: Any = None
         self.tensorboard: TensorBoard | None = None
         self.curves: Curves
+        self.best: BestWeights
         self.checkpointing: Checkpointing
         self.evaluate_s: float | None = None
 
@@ -62,11 +68,13 @@ class Run:
         row_agreement.refuse_other(rows, task, resume)
         self.curves = Curves.carried_by(resume, task)
         keep_before(task, self.curves)
-        self.checkpointing = Checkpointing(task, recorder, self.curves, rows)
+        self.best = BestWeights(task, self.curves, resume)
+        self.checkpointing = Checkpointing(task, recorder, self.curves, self.best, rows)
         if task.rank == 0 and task.tracking.tensorboard:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
         trainer = self._trainer(model, data.train, is_joined)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        with contextlib.suppress(_NoLongerBetter):
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         self._finish(trainer)
         process_group.disconnect()
 
@@ -142,7 +150,8 @@ class Run:
             self.recorder.note(difference)
         # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
-            self.evaluate_s = _timed(lambda: self._evaluate(trainer, begin))
+            self._evaluate(trainer, begin)
+        self._stop_early(begin)
         self.checkpointing.interval.begin(time.perf_counter())
         self.recorder.heartbeat(phases.TRAINING)
 
@@ -156,7 +165,8 @@ class Run:
         if self.checkpointing.after_step(trainer, step, last=step == self.recorder.total_steps):
             self._keep_speeds(trainer)
         if self._evaluates_after(step):
-            self.evaluate_s = _timed(lambda: self._evaluate(trainer, step))
+            self._evaluate(trainer, step)
+            self._stop_early(step)
         self.recorder.heartbeat(phases.TRAINING)
 
     def _evaluates_after(self, step: int) -> bool:
@@ -227,6 +237,7 @@ class Run:
         """The mean loss per token over the held-out rows, the same number on every rank."""
         if not self.held_out:
             return
+        start_s = time.perf_counter()
         self.recorder.heartbeat(phases.EVALUATING)
         from homelab.worker.runtime import process_group
         from homelab.worker.training.evaluate import held_out_loss
@@ -236,10 +247,22 @@ class Run:
             after_pass=self.recorder.sign, wait=lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size),
         )  # fmt: skip
         self.curves.evaluation(step, loss, time.time())
+        self.best.evaluated(trainer.model, step)
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
             if self.tensorboard:
                 self.tensorboard.write(step, {"eval/loss": loss, "eval/perplexity": perplexity(loss)})
+        self.evaluate_s = time.perf_counter() - start_s
+
+    def _stop_early(self, step: int) -> None:
+        """End the loop where [train] early_stopping says so. Every rank has the same losses."""
+        why = early_stopping.why_over(self.curves.eval_losses, self.task.train.early_stopping)
+        if step == self.recorder.total_steps or why is None:
+            return
+        self.recorder.note(f"stopped after step {step} of {self.recorder.total_steps}: {why}")
+        self.recorder.total_steps = step
+        self.checkpointing.finish()
+        raise _NoLongerBetter
 
     def _finish(self, trainer: ShareTrainer) -> None:
         """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
@@ -251,7 +274,8 @@ class Run:
             self.tensorboard.close()
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
-            write_final(trainer.model, self.tokenizer, self.task, self.curves)
+            self.best.load(trainer.model)
+            write_final(trainer.model, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
         process_group.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
 
@@ -264,13 +288,6 @@ def _why_padded(task: Task, model: Any) -> str | None:
     from homelab.worker.model.build import DTYPES
 
     return packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
-
-
-def _timed(work: Callable[[], None]) -> float:
-    """Run it; the seconds that it took."""
-    before = time.perf_counter()
-    work()
-    return time.perf_counter() - before
 
 
 def total_steps(task: Task, rows: int) -> int:

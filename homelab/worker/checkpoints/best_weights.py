@@ -1,0 +1,96 @@
+"""The trained weights with the lowest held-out loss so far, for a recipe with [train] keep_best.
+
+They lie in best/ of the run's folder, and every checkpoint carries them: an attempt that resumes knows the best step up to that checkpoint,
+and no later one. Attempts that got further leave nothing that counts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from homelab.law import early_stopping
+from homelab.protocol.files import sync
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.errors import WorkerError
+from homelab.worker.runtime.task import Task
+
+FILE = "best.safetensors"
+
+
+class BestWeights:
+    """One per rank. The first rank of each node writes, so that every node's checkpoints are complete."""
+
+    def __init__(self, task: Task, curves: Curves, resume: Path | None) -> None:
+        """`resume`: the checkpoint that this attempt goes on from. Raises WorkerError where the disk does not take its weights."""
+        self._task = task
+        self._curves = curves
+        self._folder = task.run_dir / "best"
+        self._is_kept = task.train.keep_best
+        self.step = early_stopping.best_step(curves.eval_losses) if self._is_kept else None
+        if not self._is_kept or task.local_rank != 0:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if resume is not None and self.step is not None:
+            self._put(self.step, lambda path: link(resume / FILE, path))
+
+    def evaluated(self, model: Any, step: int) -> None:
+        """The loss after `step` is in the curves: keep these weights where it is the best. Raises WorkerError where the disk is full."""
+        if not self._is_kept or early_stopping.best_step(self._curves.eval_losses) != step:
+            return
+        from homelab.worker.checkpoints.weights import save_trained
+
+        self.step = step
+        if self._task.local_rank == 0:
+            self._put(step, lambda path: save_trained(model, path))
+
+    def state(self) -> dict[str, Path]:
+        """What a checkpoint carries of it; older files go. Call it when no checkpoint is being written."""
+        if self.step is None:
+            return {}
+        for path in self._folder.iterdir():
+            if path != self._path(self.step):
+                path.unlink()
+        return {FILE: self._path(self.step)}
+
+    def load(self, model: Any) -> None:
+        """Put the best weights into the model. Does nothing where the recipe keeps those of the last step."""
+        if self.step is not None:
+            from homelab.worker.checkpoints.weights import load_tensors
+
+            load_tensors(model, self._path(self.step))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}.safetensors"
+
+    def _put(self, step: int, write: Any) -> None:
+        path = self._path(step)
+        partial = path.with_name(f".{path.name}")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            write(partial)
+            sync(partial)
+            os.replace(partial, path)
+        except Exception as error:  # safetensors has errors of its own
+            why = checkpoint_folder.disk_fault(error, self._task.run_dir)
+            if why is None:
+                raise
+            partial.unlink(missing_ok=True)
+            raise WorkerError(
+                f"the best weights (step {step}) cannot be written: {why}",
+                where=str(self._folder),
+                hint="make room on that disk (`df -h` shows it), then `homelab recover`; the checkpoints are untouched",
+            ) from error
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where the disk has no hard links. Raises OSError."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
