@@ -5,6 +5,7 @@ any machine: a limit is there for what hangs, not for what is slow.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ LONG = ("e2e", "cli", "worker", "lab", "remote")
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the commands remember between two calls is not that of the person who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -69,6 +69,7 @@ SHARED_NAMES = {
     "tensorboard": "the curves for TensorBoard",
     "training": "what is trained",
     "xid": "the NVIDIA driver's error reports",
+    "wake": "switching on a machine that sleeps",
 }
 # JSON is read or written here; what comes out goes into a type before it leaves the room.
 READS_JSON = (

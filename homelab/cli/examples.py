@@ -5,6 +5,7 @@ from __future__ import annotations
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("homelab init", "homelab init tower me@laptop:2222"),
     "setup": ("homelab setup", "homelab setup --recipe recipes/llama7b-lora.toml tower laptop"),
+    "wake": ("homelab wake", "homelab wake tower"),
     "preflight": ("homelab preflight recipes/llama7b-lora.toml --fix", "homelab preflight --only network --watch"),
     "doctor": ("homelab doctor laptop > laptop.txt",),
     "plan": ("homelab plan recipes/llama7b-lora.toml --why", "homelab plan recipes/llama7b-lora.toml --what-if +RTX3090"),

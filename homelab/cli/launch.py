@@ -25,16 +25,20 @@ def command(
     supervise: common.SuperviseOption = "here",
     no_supervise: common.NoSuperviseOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")] = False,
+    wake: Annotated[bool, typer.Option("--wake", help="First wake the nodes that sleep, as `homelab wake` does.")] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
     """Start a recipe on the cluster. It outlives this terminal and this machine."""
     from homelab.checks import registry
+    from homelab.cli.wake import before
     from homelab.control.launch.launch_run import LaunchRequest
 
     request = LaunchRequest(
         recipe, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), is_dry_run=dry_run
     )
+    if wake:
+        before(common.load_cluster(cluster, nodes))
     return launched(request, nodes, wait=wait, as_json=as_json)
 
 

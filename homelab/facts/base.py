@@ -50,5 +50,6 @@ def _is_address(text: str) -> bool:
 # Words that hints make commands of. Process 0 and below are groups of processes to kill(1).
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
 Address = Annotated[str, AfterValidator(_address)]
+Mac = Annotated[str, Field(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}$")]
 Pid = Annotated[int | None, AfterValidator(lambda pid: pid if pid is None or pid > 0 else None)]
 Run = Annotated[str, Field(pattern=r"^\w", max_length=200)]  # never an option of `homelab stop`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homelab.facts.base import Address, Addresses, Pid, Run
+from homelab.facts.base import Address, Addresses, Mac, Pid, Run
 from homelab.models import WireModel
 
 
@@ -15,6 +15,8 @@ class Interface(WireModel):
     kind: str = "physical"  # physical | wifi | virtual | loopback
     mtu: int | None = None
     speed_mbit: int | None = None
+    mac: Mac | None = None
+    wakes: bool | None = None  # a magic packet wakes the machine; None where the card does not say
 
 
 class Route(WireModel):
@@ -31,6 +33,12 @@ class PortFacts(WireModel):
     holder: str | None = None
     holder_pid: Pid = None
     holder_run: Run | None = None
+
+
+class PacketSent(WireModel):
+    """The answer of `wake`: whether this node is in the sleeper's network, and has sent the packet there."""
+
+    sent: bool
 
 
 class NetworkFacts(WireModel):

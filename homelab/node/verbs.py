@@ -71,6 +71,7 @@ VERBS = {
     "supervisor-reach": ("supervisor_host", "reach", ""),
     "supervisor-start": ("supervisor_host", "start", ""),
     "undo": ("run.torchrun", "undo", ""),
+    "wake": ("network.wake", "wake", ""),
 }
 
 

@@ -33,6 +33,12 @@ class Port(TypedDict):
     port: int
 
 
+class PacketSent(TypedDict):
+    """The answer of `wake`: whether this node is in that network, and has sent the packet."""
+
+    sent: bool
+
+
 class Meeting(TypedDict):
     """The first line of `meet`: the ports on which this node listens, None where it cannot."""
 

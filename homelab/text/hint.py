@@ -17,7 +17,7 @@ Options = Callable[[str], str]
 
 _OWN_NAMES = (
     "chat", "demo", "doctor", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "push", "recover", "report", "run", "runs",
-    "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "why",
+    "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
 )  # fmt: skip
 # Not "the user that homelab logs in with".
 _OWN = re.compile(rf"(?<![\w./-])homelab ({'|'.join(_OWN_NAMES)})\b(?!-)(?! in with)")

@@ -23,7 +23,7 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers.Runs, messages.Runs), (answers.KnownRun, messages.KnownRun), (answers.Described, messages.Described),
     (answers.Stopped, messages.Stopped), (answers.Holder, messages.Holder), (answers.Claimed, messages.Claimed),
     (answers.HasFile, messages.HasFile), (answers.Checkpoints, messages.Checkpoints), (answers.Shards, messages.Shards), (answers.Manifest, messages.Manifest),
-    (answers.Stacks, messages.Stacks), (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port),
+    (answers.Stacks, messages.Stacks), (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port), (answers.PacketSent, machine_messages.PacketSent),
     (answers.Dials, machine_messages.Dials), (answers.Dial, machine_messages.Dial), (answers.CollectiveLine, machine_messages.CollectiveLine),
     (answers.CollectiveLook, machine_messages.CollectiveLook), (answers.CollectiveRank, machine_messages.CollectiveRank),
     (answers.CollectiveEnded, machine_messages.CollectiveEnded), (answers.SupervisorNeeds, messages.SupervisorNeeds),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import re
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ def interfaces() -> list[JsonObject]:
                     "kind": kind(name),
                     "mtu": struct.unpack("i", mtu[16:20])[0] if mtu else None,
                     "speed_mbit": int(speed) if speed.isdigit() else None,
+                    **wake_up(name),
                 }
             )
     return entries
@@ -70,6 +72,14 @@ def _addresses(probe: socket.socket) -> dict[str, list[str]]:
         name = label.decode("utf-8", "replace").split(":")[0]  # "eth0:1" is an address of eth0
         addresses.setdefault(name, []).append(f"{socket.inet_ntoa(entry[20:24])}/{prefix}")
     return addresses
+
+
+def wake_up(name: str, networks: str = _NETWORKS) -> JsonObject:
+    """The MAC address, and whether the card is set up to wake the machine (sysfs-devices-power: power/wakeup; `ethtool -s NAME wol g` sets it)."""
+    mac = files.text(f"{networks}/{name}/address").lower()
+    state = files.text(f"{networks}/{name}/device/power/wakeup")
+    is_mac = re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) is not None and mac != "00:00:00:00:00:00"
+    return {"mac": mac if is_mac else None, "wakes": {"enabled": True, "disabled": False}.get(state)}
 
 
 def kind(name: str, networks: str = _NETWORKS) -> str:

@@ -1,0 +1,19 @@
+"""Waking another machine of this node's LAN, for a controller that is not in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from homelab.protocol import magic_packet
+
+if TYPE_CHECKING:
+    from homelab.protocol.files import JsonObject
+    from homelab.protocol.machine_messages import PacketSent
+
+
+def wake(request: JsonObject) -> PacketSent:
+    """Send the packet for `mac` into `network`, where this node is a part of it."""
+    if not magic_packet.is_in(request["network"]):
+        return {"sent": False}
+    magic_packet.send(request["mac"], request["network"])
+    return {"sent": True}
