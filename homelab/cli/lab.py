@@ -31,6 +31,7 @@ def up(
         list[Path] | None, typer.Option(help="A folder below /tmp that the nodes see all the same (repeatable).")
     ] = None,
     python: Annotated[str | None, typer.Option(help="The nodes' Python; default: this one.")] = None,
+    login: Annotated[list[str] | None, typer.Option(metavar="NODE=USER[:PORT]", help="An account and a port of its own (namespaces, repeatable).")] = None,
 ) -> None:
     """Start a lab and write its cluster.toml."""
     import shlex
@@ -43,6 +44,7 @@ def up(
     lab = Lab.up(
         folder, nodes, backend=cast("BackendName | None", backend), cpu=_cores(cpu) if cpu is not None else None, rate=rate, python=python,
         names=[name.strip() for name in names.split(",")] if names is not None else None, shared=share or (),
+        logins=dict(entry.partition("=")[::2] for entry in login or ()),
         tell=lambda line: console.print(line, markup=False, soft_wrap=True),
     )  # fmt: skip
     for node in lab.nodes:

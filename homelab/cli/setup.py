@@ -31,11 +31,13 @@ def command(
         Path | None, typer.Option("--requirements", metavar="FILE", help="Install these packages instead of the worker's (lines as for pip).", show_default=False)
     ] = None,
     recipe: RecipeOption = None,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Resolve the packages anew: their newest versions instead of those of the first setup.")] = False,
+    send: Annotated[bool, typer.Option("--send", help="Fetch everything here, once, and send it, also to nodes that reach the package index themselves.")] = False,
     unsloth: Annotated[bool, typer.Option("--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Install the training's packages on every node, where cluster.toml's `python` says. The nodes need no internet and no root: this machine fetches everything."""
+    """Install the training's packages on every node, where cluster.toml's `python` says. No root; a node without internet gets everything from this machine."""
     from homelab.config.interpreter import uses_unsloth, with_unsloth
     from homelab.control.setup import model_source, send_model, setup_nodes, wanted
     from homelab.errors import InputError
@@ -54,7 +56,7 @@ def command(
     without_model: dict[str, HomelabError] = {}
     with Fleet(whole) as fleet, common.progress(as_json) as say:
         what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
-        done, errors = setup_nodes.run(fleet, names, what, check=check, say=say)
+        done, errors = setup_nodes.run(fleet, names, what, setup_nodes.How(check, upgrade, fetches_here=send), say)
         if model:
             models, without_model = send_model.run(fleet, done, model_source.of_recipe(model, say), check=check, say=say)
     errors |= without_model

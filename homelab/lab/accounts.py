@@ -29,6 +29,11 @@ def passwd_with_home(passwd: str, user: str, home: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def passwd_with_account(passwd: str, user: str, uid: int, home: str) -> str:
+    """The text of /etc/passwd with one account more. Its group has its number, and no name."""
+    return f"{passwd.rstrip(chr(10))}\n{user}:x:{uid}:{uid}::{home}:/bin/sh\n"
+
+
 def shadow_of(passwd: str) -> str:
     """A shadow file in which no account has a password, and none is locked or expired."""
     names = [line.split(":")[0] for line in passwd.splitlines() if line.count(":") == 6]

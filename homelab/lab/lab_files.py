@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def prepare(state: LabState) -> str:
         folder = state.node_folder(node)
         for needed in (folder, folder / "bin", Path(node.home), Path(node.workdir)):
             needed.mkdir(exist_ok=True)
+            if node.uid is not None and needed != folder:
+                os.chown(needed, node.uid, node.uid)
     return sshd.make_key(keys / "id_ed25519", f"homelab-lab-{state.id}")
 
 
@@ -73,6 +76,10 @@ def write_cluster(state: LabState, host_keys: list[str]) -> None:
             f"workdir = {json.dumps(node.workdir, ensure_ascii=False)}",
             "gpus = []",
         ]
+        if node.user != state.nodes[0].user:
+            lines.append(f"user = {json.dumps(node.user)}")
+        if state.backend == "namespaces" and node.port != state.nodes[0].port:
+            lines.append(f"port = {node.port}")
         if node.cpu is not None:
             lines.append(f"speed = {float(node.cpu)}")
     (state.path / CLUSTER_FILE).write_text("\n".join(lines) + "\n")

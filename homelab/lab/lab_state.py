@@ -44,6 +44,7 @@ class LabNode:
     cable: Literal["plugged", "pulled"] = "plugged"
     # The name for `ip netns exec` (extra faults: nft, mtu); empty on the loopback backend.
     network_namespace: str = ""
+    uid: int | None = None  # of an account that only this node has; None: the one that `up` ran as
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,12 @@ def load(folder: Path) -> LabState:
             where=str(file),
             hint="take the lab down with the version that started it",
         ) from None
-    if state.nodes[0].user != (me := user_name()):
+    starter = next((node.user for node in state.nodes if node.uid is None), None)
+    if starter not in (None, me := user_name()):
         raise HomelabError(
-            f"this lab was started by {state.nodes[0].user}, and {me} cannot see its processes",
+            f"this lab was started by {starter}, and {me} cannot see its processes",
             where=str(file),
-            hint=f"run the command as {state.nodes[0].user}" + (" (sudo)" if state.nodes[0].user == "root" else ""),
+            hint=f"run the command as {starter}" + (" (sudo)" if starter == "root" else ""),
         )
     if Path(state.folder) != folder.resolve():
         raise HomelabError(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from homelab.errors import HomelabError
 from homelab.lab import cgroup, network, nodes, procfs, sshd
-from homelab.lab.accounts import passwd_with_home, shadow_of
+from homelab.lab.accounts import passwd_with_account, passwd_with_home, shadow_of
 from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.tools import machine_lock, program, require
 from homelab.text.hint import Hint, homelab
@@ -58,7 +58,7 @@ class Namespaces:
             replace(
                 node,
                 host=network.address(net, node.number),
-                port=22,
+                port=node.port or 22,
                 interface=network.INTERFACE,
                 network_namespace=network.namespace(state.id, node.name),
             )
@@ -76,8 +76,9 @@ class Namespaces:
         for name in ("etc", "tmp", "sys"):
             (folder / name).mkdir(exist_ok=True)
         passwd = Path("/etc/passwd").read_text(errors="surrogateescape")
+        passwd = passwd_with_home(passwd, node.user, node.home) if node.uid is None else passwd_with_account(passwd, node.user, node.uid, node.home)
         files = {
-            "passwd": passwd_with_home(passwd, node.user, node.home),
+            "passwd": passwd,
             "shadow": shadow_of(passwd),
             "hostname": f"{node.name}\n",
             # A well-kept machine, which knows its neighbours. (Debian writes 127.0.1.1 here, which preflight warns of.)
@@ -97,7 +98,10 @@ class Namespaces:
             wrapper=None,
             pam="no",
         )
-        return sshd.write_configuration(folder, server)
+        host_key = sshd.write_configuration(folder, server)
+        if node.uid is not None:
+            os.chown(folder / "authorized_keys", node.uid, node.uid)  # sshd reads it as that user
+        return host_key
 
     def power_on(self, state: LabState, node: LabNode) -> None:
         """Wire the node and start its PID 1. The CPU limit is the one it had, its /tmp is empty."""

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,6 +16,9 @@ from homelab.lab.lab_state import BackendName, LabNode, LabState, boot_id, user_
 
 BACKEND_NAMES = ("loopback", "namespaces")
 MOST_NODES = 32
+# Of accounts that only a node has: 60706 to 61183 belong to none of systemd's ranges (its UIDS-GIDS.md).
+_FIRST_UID = 61000
+_USER = re.compile(r"^[a-z_][a-z0-9_-]{0,30}$")
 _NAME = re.compile(r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")
 
 
@@ -26,6 +29,7 @@ class LabOptions(TypedDict, total=False):
     `rate`: of every cable, like "1gbit". `names`: instead of node1, node2, ... `python`: the interpreter written
     into cluster.toml (default: this one). `shared`: folders below /tmp or /dev/shm that the nodes of the namespaces
     backend see all the same, though theirs are private; the folder that holds the lab's folder is always one.
+    `logins`: node -> "user" or "user:port", an account and a port that only this node of the namespaces backend has.
     """
 
     backend: BackendName | None
@@ -34,6 +38,7 @@ class LabOptions(TypedDict, total=False):
     names: Sequence[str] | None
     python: str | None
     shared: Sequence[Path | str]
+    logins: Mapping[str, str]
 
 
 def new_state(path: Path, count: int, options: LabOptions) -> LabState:
@@ -43,6 +48,7 @@ def new_state(path: Path, count: int, options: LabOptions) -> LabState:
     limits = _checked_limits(options.get("cpu"), len(names))
     backend = _checked_backend(options.get("backend"))
     user = user_name()
+    logins = _checked_logins(path, options.get("logins") or {}, names, backend, user)
     python = os.path.abspath(os.path.expanduser(options.get("python") or sys.executable))
     shared = [
         str(path.parent),
@@ -54,9 +60,10 @@ def new_state(path: Path, count: int, options: LabOptions) -> LabState:
             name=name,
             number=number,
             host="",
-            port=0,
+            port=logins[name][1] if name in logins else 0,
             interface="",
-            user=user,
+            user=logins[name][0] if name in logins else user,
+            uid=_FIRST_UID + number if name in logins and logins[name][0] != user else None,
             python=python,
             home=str(path / "nodes" / name / "home"),
             workdir=str(path / "nodes" / name / "home" / "homelab"),
@@ -98,6 +105,24 @@ def _checked_names(count: int, names: Sequence[str] | None) -> Sequence[str]:
             f"names must differ, and be 1 to {MOST_NODES}", where="--names", hint="--names tower,laptop,mini"
         )
     return names
+
+
+def _checked_logins(path: Path, logins: Mapping[str, str], names: Sequence[str], backend: BackendName, own: str) -> dict[str, tuple[str, int]]:
+    """{node: (user, port)}. Another user must reach its home, which lies below the lab's folder."""
+    checked = {}
+    for node, text in logins.items():
+        user, _, port = text.partition(":")
+        if backend != "namespaces" or node not in names:
+            raise InputError(f"{node} cannot have a login of its own", where="--login", hint=f"a node of --backend namespaces: {', '.join(names)}")
+        if not _USER.match(user) or not (port or "22").isdigit() or not 0 < int(port or 22) < 65536:
+            raise InputError(f'"{text}" is no login', where="--login", hint=f"--login {node}=anna:2222")
+        if user != own and any(line.startswith(f"{user}:") for line in Path("/etc/passwd").read_text(errors="replace").splitlines()):
+            raise InputError(f'this machine has an account "{user}" already', where="--login", hint="choose a name that it does not have")
+        checked[node] = (user, int(port or 22))
+    closed = next((folder for folder in path.parents if folder.exists() and not folder.stat().st_mode & 0o001), None)
+    if closed is not None and any(user != own for user, _ in checked.values()):
+        raise InputError("another user cannot reach the lab's folder", where=str(closed), hint=f"chmod o+x {closed}")
+    return checked
 
 
 def _checked_limits(cpu: Sequence[float] | None, count: int) -> Sequence[float | None]:

@@ -56,6 +56,7 @@ VERBS = {
     "runs": ("run.poll", "runs", ""),
     "sample-data": ("data_sample", "sample_data", "stdin"),
     "send-checkpoint": ("storage.transfer", "send_checkpoint", "stdout"),
+    "setup-fetch": ("setup.download", "download", ""),
     "setup-look": ("setup.installed", "look", ""),
     "setup-make": ("setup.worker_environment", "make", ""),
     "setup-receive": ("setup.pieces", "receive", "stdin"),

@@ -269,7 +269,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
-    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-make": Made, "setup-remove": Removed,
+    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 
 

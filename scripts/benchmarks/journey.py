@@ -1,6 +1,7 @@
 """From cold machines to the tuned model as a GGUF file, as a new user types it: bare practice nodes, a real terminal, no edit by hand.
 
-The nodes have no packages and no way out, the login shell of the first is fish, and python3 of the second is 3.9 where this machine has one.
+The nodes have no packages and no way out. The first has an account and a port of its own, and its login shell is fish; python3 of the second, which has another
+port, is 3.9 where this machine has one.
 The person has an ~/.ssh/config with their names, and the recipe and data that come with the project.
 
 commands_typed        lines that the person types
@@ -100,8 +101,9 @@ def main() -> int:
     """Walk once. Returns 0 when the figures hold: 8 commands, 5 questions, no edit, nothing changed by a second setup."""
     options = report.arguments(__doc__ or "")
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
+    folder.chmod(0o711)  # another account has its home below
     try:
-        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[]) as lab, _odd(lab):
+        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[], logins={"node1": "anna:2222", "node2": "root:2022"}) as lab, _odd(lab):
             person, minutes, changes = _walk(lab, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

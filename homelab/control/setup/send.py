@@ -1,4 +1,4 @@
-"""Sends files to a node in pieces, over the connection that is there: the node says from where to go on."""
+"""Brings files to a node in pieces: sent over the connection that is there, or fetched by the node itself. The node says from where to go on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from homelab.remote.agent import Agent
 from homelab.text.hint import homelab
 
 PIECE_BYTES = 32 << 20
+_FETCHED_BYTES = 128 << 20  # a request more costs a handshake
 _PIECE_TIMEOUT_S = 900.0  # 70 kB/s
 _MOST_BEGINNINGS = 3
 
@@ -29,17 +30,37 @@ def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told
 
     Raises HomelabError where it arrives damaged again and again, UnreachableError.
     """
-    beginnings = 0
     with source.open("rb") as stream:
-        while True:
-            stream.seek(have)
-            request = {**target.request, "name": part.name, "sha256": part.sha256, "size": part.size_bytes, "offset": have}
-            before, have = have, agent.send(target.verb, request, stream.read(PIECE_BYTES), timeout_s=_PIECE_TIMEOUT_S)["have"]
-            told(have - before)
-            if have == part.size_bytes:
-                return
-            beginnings += have <= before  # another sender, or a damaged file that begins anew
-            if beginnings > _MOST_BEGINNINGS or have > part.size_bytes:
-                raise HomelabError(
-                    f"{part.name} arrived damaged {beginnings} times", where=f"node {agent.node.name}, from {source}", hint=homelab("setup", agent.node.name)
-                )
+
+        def step(offset: int) -> int:
+            stream.seek(offset)
+            return int(agent.send(target.verb, _request(target, part, offset), stream.read(PIECE_BYTES), timeout_s=_PIECE_TIMEOUT_S)["have"])
+
+        _until_whole(agent, part, str(source), have, told, step)
+
+
+def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, told: Callable[[int], None]) -> None:
+    """The same, but the node fetches it from this address. Raises HomelabError where it cannot."""
+    environment = agent.node.environment
+    proxies = {scheme: value for scheme in ("http", "https") if (value := environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY"))}
+    beside = {"url": address, "most": _FETCHED_BYTES, "proxies": proxies}
+    _until_whole(
+        agent, part, address, have, told,
+        lambda offset: int(agent.ask("setup-fetch", {**_request(target, part, offset), **beside}, timeout_s=_PIECE_TIMEOUT_S)["have"]),
+    )  # fmt: skip
+
+
+def _request(target: Target, part: Part, offset: int) -> dict[str, str | int]:
+    return {**target.request, "name": part.name, "sha256": part.sha256, "size": part.size_bytes, "offset": offset}
+
+
+def _until_whole(agent: Agent, part: Part, source: str, have: int, told: Callable[[int], None], step: Callable[[int], int]) -> None:
+    beginnings = 0
+    while True:
+        before, have = have, step(have)
+        told(have - before)
+        if have == part.size_bytes:
+            return
+        beginnings += have <= before  # another sender, or a damaged file that begins anew
+        if beginnings > _MOST_BEGINNINGS or have > part.size_bytes:
+            raise HomelabError(f"{part.name} arrived damaged {beginnings} times", where=f"node {agent.node.name}, from {source}", hint=homelab("setup", agent.node.name))

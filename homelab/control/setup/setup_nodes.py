@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
-from homelab.control.setup import cache, python_archive, send, uv_program, wheelhouse
+from homelab.control.setup import python_archive, wheelhouse
+from homelab.control.setup.supply import Supply
 from homelab.control.setup.transfer_progress import TransferProgress
 from homelab.control.setup.wanted import Wanted
 from homelab.errors import BusyError, HomelabError
 from homelab.models import DisplayValue
 from homelab.node_commands import environment_of
-from homelab.protocol import files
-from homelab.protocol.digest import file_sha256
 from homelab.provision import setup_plan
 from homelab.provision.node_state import NodeState
 from homelab.provision.platform import Platform, fleet_python, platform_of
 from homelab.provision.requirements import Lock
-from homelab.provision.setup_plan import Part
 from homelab.remote.agent import Agent
 from homelab.remote.fanout import Fleet, Outcome, on_all
 from homelab.text.hint import Hint, homelab
@@ -30,9 +28,17 @@ _LOOK_TIMEOUT_S = 300.0  # some gigabytes are read to their ends
 _MAKE_TIMEOUT_S = 3600.0
 _BUSY_LIMIT_S = 600.0
 _BUSY_AGAIN_S = 2.0
-_TARGET = send.Target("setup-receive", {})
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class How:
+    """`check`: only compare. `upgrade`: the newest versions instead of those that were resolved first. `fetches_here`: no node fetches a package itself."""
+
+    check: bool = False
+    upgrade: bool = False
+    fetches_here: bool = False
 
 
 class NodeDone(DisplayValue):
@@ -46,8 +52,8 @@ class NodeDone(DisplayValue):
     sent_bytes: int = 0
 
 
-def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say: Say) -> Outcome[NodeDone]:
-    """Bring these nodes to what is wanted, or with `check` only compare. One node's error does not stop the others."""
+def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) -> Outcome[NodeDone]:
+    """Bring these nodes to what is wanted. One node's error does not stop the others."""
     names = list(names)
     say(f"looking at the environment of {listed(names)}")
     states, errors = on_all(names, lambda name: look(fleet.agent(name), {}), stop=fleet.give_up_all)
@@ -57,23 +63,22 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, *, check: bool, say:
     locks = {}
     for platform in dict.fromkeys(platforms.values()):
         say(f"resolving the packages for {platform.name}")
-        locks[platform] = wheelhouse.lock(wanted, platform)
+        locks[platform] = wheelhouse.lock(wanted, platform, anew=how.upgrade)
     todo = {name: setup_plan.difference(states[name], locks[platform], platform.python) for name, platform in platforms.items()}
-    sources = {}
-    if not check:
+    supplies = {}
+    if not how.check:
         for platform in dict.fromkeys(platforms[name] for name, found in todo.items() if not found.is_whole):
-            say(f"fetching the packages for {platform.name}")
             lacks_python = any(platforms[name] == platform and platform.python not in states[name].pythons for name in platforms)
-            sources[platform] = _sources(locks[platform], platform, with_python=lacks_python)
+            supplies[platform] = Supply(locks[platform], platform, say, with_python=lacks_python, fetches_here=how.fetches_here)
     progress = TransferProgress(say)
 
     def one(name: str) -> NodeDone:
         platform, found = platforms[name], todo[name]
         lock = locks[platform]
-        sent = 0 if check or found.is_whole else _bring(fleet.agent(name), states[name], platform, lock, sources[platform], progress)
+        brought = 0 if how.check or found.is_whole else _bring(fleet.agent(name), states[name], platform, lock, supplies[platform], progress)
         return NodeDone(
-            difference=found.text, is_whole=found.is_whole, changed=not check and not found.is_whole, python=platform.python,
-            packages=len(lock.packages), sent_bytes=sent,
+            difference=found.text, is_whole=found.is_whole, changed=not how.check and not found.is_whole, python=platform.python,
+            packages=len(lock.packages), sent_bytes=brought,
         )  # fmt: skip
 
     done, failed = on_all(platforms, one, stop=fleet.give_up_all)
@@ -120,35 +125,21 @@ def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
     return platform_of(name, state, python)
 
 
-def _sources(lock: Lock, platform: Platform, *, with_python: bool) -> dict[Part, Path]:
-    """The files that a node of this platform needs, and where they are here."""
-    wheelhouse.fetch(lock, platform)
-    text = cache.folder() / "requirements" / f"{lock.digest}.txt"
-    files.write_atomic(text, lock.text.encode())
-    uv = uv_program.fetch(platform.machine)
-    python = dict([python_archive.fetch(platform.machine, platform.python)]) if with_python else {}
-    wheels = {part: cache.folder() / part.name for part in wheelhouse.parts(lock)}
-    return {_part("uv.whl", uv): uv, **python, **wheels, _part("requirements.txt", text): text}
-
-
-def _part(name: str, path: Path) -> Part:
-    return Part(name=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
-
-
 def _bring(
-    agent: Agent, state: NodeState, platform: Platform, lock: Lock, sources: Mapping[Part, Path], progress: TransferProgress
+    agent: Agent, state: NodeState, platform: Platform, lock: Lock, supply: Supply, progress: TransferProgress
 ) -> int:
-    """Send what the node lacks and install it; how many bytes were sent."""
+    """Have the node get what it lacks, and install it; how many bytes it got."""
     name = agent.node.name
     refuse_while_runs_live(agent)
     python = state.pythons.get(platform.python, "")
-    needed = [part for part in sources if not (python and part.name == python_archive.NAME)]
+    needed = [part for part in supply.parts if not (python and part.name == python_archive.NAME)]
     state = look(agent, {part.name: part.sha256 for part in needed})
     steps = setup_plan.plan(state, needed)
     setup_plan.check_room(name, state, steps)
     progress.begin(name, steps.send_bytes)
+    refused: set[str] = set()
     for part in steps.parts:
-        send.file(agent, _TARGET, part, sources[part], state.partial.get(part.name, 0), lambda count: progress.add(name, count))
+        supply.bring(agent, part, state.partial.get(part.name, 0), lambda count: progress.add(name, count), refused)
     request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest, "is_closed": lock.is_closed}
     progress.end(name, f"installing {len(lock.packages)} packages")
     made = when_free(

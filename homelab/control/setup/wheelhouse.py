@@ -22,11 +22,11 @@ from homelab.text.hint import Hint, homelab
 from homelab.text.units import decimal_size, listed
 
 
-def lock(wanted: Wanted, platform: Platform) -> Lock:
-    """The lock of what is wanted, as it was resolved first. Raises HomelabError."""
+def lock(wanted: Wanted, platform: Platform, *, anew: bool = False) -> Lock:
+    """The lock of what is wanted, as it was resolved first; with `anew` with the versions of today. Raises HomelabError."""
     alone = ["alone:", *wanted.alone] if wanted.alone else []
     place = cache.folder() / "locks" / f"{key_of([*wanted.lines, wanted.index or '', *alone], platform.name)}.json"
-    if place.is_file():
+    if place.is_file() and not anew:
         try:
             return Lock.model_validate(files.read_json(place))
         except ValidationError:
@@ -76,8 +76,9 @@ def fetch(resolved: Lock, platform: Platform) -> None:
 
 
 def parts(resolved: Lock) -> list[Part]:
-    """The wheels as files to send. `fetch` has brought them here."""
-    return [_part(cache.folder() / "wheels" / package.wheel, package) for package in resolved.packages]
+    """The wheels that lie here, as files to send."""
+    wheels = cache.folder() / "wheels"
+    return [_part(wheels / package.wheel, package) for package in resolved.packages if _is_good(wheels / package.wheel, package)]
 
 
 def _part(path: Path, package: Package) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from homelab.config.interpreter import UNSLOTH_VERSIONS
 from homelab.lab import Lab
 from homelab.text.units import decimal_size
 from tests.lab.conftest import namespaces_missing
+from tests.servers import serving
 from tests.worker.fake_hub import Hub
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
@@ -56,8 +58,8 @@ class Bench:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "homelab", *arguments]
 
-    def homelab(self, *arguments: str, code: int = 0) -> str:
-        done = subprocess.run(self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=500, check=False)
+    def homelab(self, *arguments: str, code: int = 0, **environment: str) -> str:
+        done = subprocess.run(self.command(*arguments), env=self.environment | environment, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -257,6 +259,30 @@ def test_unsloth_has_an_environment_of_its_own(bench: Bench) -> None:
     assert versions[-2:] == [f"{UNSLOTH_VERSIONS['torch']}+cpu", UNSLOTH_VERSIONS["transformers"]]
     assert "Nothing to do." in bench.homelab("setup", "--check", "--requirements", str(bench.requirements))
     assert "leave --unsloth or --requirements out" in bench.homelab("setup", "--unsloth", "--requirements", str(bench.requirements), code=2)
+
+
+def test_a_node_that_reaches_the_index_fetches_the_wheels_itself(bench: Bench, tmp_path: Path) -> None:
+    """An index on this machine's address in the nodes' network; then one that only this machine reaches."""
+    if bench.lab.state.backend != "namespaces":
+        pytest.skip("the node has no network of its own")
+    index = tmp_path / "index"
+    for name in ("humanize", "idna"):
+        wheel = next(bench.wheels.glob(f"{name}-*.whl"))
+        (index / "simple" / name).mkdir(parents=True)
+        shutil.copy(wheel, index / wheel.name)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        (index / "simple" / name / "index.html").write_text(f'<a href="../../{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    own_address = bench.on_node("echo $SSH_CONNECTION").split()[0]
+    for host, verb in ((own_address, "fetches"), ("127.0.0.1", "is sent")):
+        bench.homelab("teardown", "--yes")
+        with serving(index, host) as server:
+            cache, pip = str(tmp_path / f"cache-{host}"), {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{server.address}/simple", "PIP_TRUSTED_HOST": host}
+            shutil.copytree(bench.wheels.parent, Path(cache) / "homelab/setup", ignore=shutil.ignore_patterns("locks", "wheels"))
+            said = bench.homelab("setup", "--requirements", str(bench.requirements), XDG_CACHE_HOME=cache, **pip)
+        wheels = [part for command, path, part in server.asked if command == "GET" and path.endswith(".whl") and part.startswith("bytes=0-")]
+        assert bench.on_node("ls ~/.homelab/env/lib/python*/site-packages/humanize/__init__.py")
+        assert list((Path(cache) / "homelab/setup/wheels").glob("*.whl")) == [] if verb == "fetches" else "does not fetch the packages itself" in said
+        assert len(wheels) >= 2 if verb == "fetches" else True
 
 
 def test_teardown_leaves_the_home_as_it_was(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.control.setup import wheel_size, wheelhouse
+from homelab.control.setup.wanted import Wanted
 from homelab.errors import HomelabError
 from homelab.provision.platform import Platform, platform_of
 from homelab.provision.requirements import Lock, Package
@@ -51,3 +52,16 @@ def test_what_cannot_be_fetched_is_listed_with_sizes(tmp_path: Path, monkeypatch
     with pytest.raises(HomelabError, match=r"not on this machine, and cannot be fetched \(1\.5 MB in all\): a 1\.0 \(1\.5 MB\): pip says: ") as refused:
         wheelhouse.fetch(Lock(packages=(package,)), platform)
     assert "homelab setup" in str(refused.value.hint) and not list((tmp_path / "homelab/setup/wheels").glob("*"))
+
+
+def test_the_first_lock_stays_until_an_upgrade_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    versions = iter(("1.0", "2.0", "3.0"))
+
+    def resolve(*_: object) -> Lock:
+        return Lock(packages=(Package(name="a", version=next(versions), sha256="ab" * 32, wheel=WHEEL, url="file:///a.whl", size_bytes=1),))
+
+    monkeypatch.setattr(wheelhouse, "_resolve", resolve)
+    wanted, platform = Wanted(("a",), None), platform_of("n", state(), "3.11")
+    said = [wheelhouse.lock(wanted, platform, anew=anew).versions["a"] for anew in (False, False, True, False)]
+    assert said == ["1.0", "1.0", "2.0", "2.0"]
