@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @needs_namespaces
 @pytest.mark.namespaces
 def test_a_node_has_a_user_and_a_port_that_no_other_has(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o011)
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
     with Lab.up(tmp_path / "lab", nodes=2, backend="namespaces", logins={"node1": "anna:2222", "node2": "root:2022"}) as lab:
         assert output(lab, "node1", "whoami; echo $HOME; touch $HOME/mine && ls $HOME").split() == ["anna", lab.state.node("node1").home, "homelab", "mine"]
         assert output(lab, "node2", "whoami") == "root"
