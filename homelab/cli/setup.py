@@ -12,6 +12,9 @@ from homelab.cli import common, completion
 
 if TYPE_CHECKING:
     from homelab.config.recipe import Recipe
+    from homelab.control.setup.send_model import ModelDone
+    from homelab.control.setup.setup_nodes import NodeDone
+    from homelab.control.setup.wanted import Wanted
     from homelab.errors import HomelabError
 
 RecipeOption = Annotated[
@@ -33,13 +36,17 @@ def command(
     recipe: RecipeOption = None,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Resolve the packages anew: their newest versions instead of those of the first setup.")] = False,
     send: Annotated[bool, typer.Option("--send", help="Fetch everything here, once, and send it, also to nodes that reach the package index themselves.")] = False,
+    between: Annotated[
+        bool, typer.Option("--between-nodes", help="Send each file to one node only; the others copy it from there (done by itself where this machine is on Wi-Fi).")
+    ] = False,
     unsloth: Annotated[bool, typer.Option("--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
     """Install the training's packages on every node, where cluster.toml's `python` says. No root; a node without internet gets everything from this machine."""
     from homelab.config.interpreter import uses_unsloth, with_unsloth
-    from homelab.control.setup import model_source, send_model, setup_nodes, wanted
+    from homelab.control.setup import model_source, relay, send_model, setup_nodes, wanted
+    from homelab.control.setup.how import How
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
@@ -52,23 +59,19 @@ def command(
     if unsloth:
         whole = with_unsloth(whole)
     names = [node.name for node in common.load_cluster(cluster, ",".join(nodes or [])).nodes]
-    models: dict[str, send_model.ModelDone] = {}
+    models: dict[str, ModelDone] = {}
     without_model: dict[str, HomelabError] = {}
+    is_far = not check and relay.is_on_wifi(next((node.host for node in whole.nodes if node.host != "local"), ""))
+    how = How(check, upgrade, fetches_here=send, between_nodes=between or is_far)
     with Fleet(whole) as fleet, common.progress(as_json) as say:
         what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
-        done, errors = setup_nodes.run(fleet, names, what, setup_nodes.How(check, upgrade, fetches_here=send), say)
+        done, errors = setup_nodes.run(fleet, names, what, how, say)
         if model:
-            models, without_model = send_model.run(fleet, done, model_source.of_recipe(model, say), check=check, say=say)
+            models, without_model = send_model.run(fleet, done, model_source.of_recipe(model, say), how, say)
     errors |= without_model
     differs = any(not entry.is_whole for entry in done.values()) or any(entry.missing for entry in models.values())
     if as_json:
-        torch = what.torch and {"requirement": what.torch.requirement, "index": what.torch.index, "because": what.torch.because}
-        common.print_json({
-            "torch": torch, "nodes": {name: entry.model_dump() for name, entry in done.items()},
-            "models": {name: entry.model_dump() for name, entry in models.items()},
-            "errors": {name: error.as_dict() for name, error in errors.items()},
-        })  # fmt: skip
-        return next(iter(errors.values())).exit_code if errors else int(check and differs)
+        return _print_json(what, done, models, errors, differs=check and differs)
     if what.torch:
         typer.echo(f"torch: {what.torch.requirement}: {what.torch.because}")
     for name, entry in done.items():
@@ -84,6 +87,15 @@ def command(
     of_recipe = f" {shlex.quote(str(recipe))}" if recipe else ""
     typer.echo(("" if differs else "Nothing was changed. ") + f"Next: homelab preflight{of_recipe}{common.same_options(cluster)}")
     return 0
+
+
+def _print_json(what: Wanted, done: dict[str, NodeDone], models: dict[str, ModelDone], errors: dict[str, HomelabError], *, differs: bool) -> int:
+    torch = what.torch and {"requirement": what.torch.requirement, "index": what.torch.index, "because": what.torch.because}
+    common.print_json({
+        "torch": torch, "nodes": {name: entry.model_dump() for name, entry in done.items()}, "models": {name: entry.model_dump() for name, entry in models.items()},
+        "errors": {name: error.as_dict() for name, error in errors.items()},
+    })  # fmt: skip
+    return next(iter(errors.values())).exit_code if errors else int(differs)
 
 
 def _training_of(path: Path) -> Recipe:

@@ -61,6 +61,7 @@ VERBS = {
     "setup-make": ("setup.worker_environment", "make", ""),
     "setup-receive": ("setup.pieces", "receive", "stdin"),
     "setup-remove": ("setup.worker_environment", "remove", ""),
+    "setup-share": ("setup.share", "share", ""),
     "stacks": ("run.stacks", "stacks", ""),
     "start": ("run.torchrun", "start", ""),
     "stop": ("run.torchrun", "stop", ""),

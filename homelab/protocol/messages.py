@@ -280,7 +280,7 @@ class ModelState(TypedDict):
 
 
 class SetupReceived(TypedDict):
-    """The answer of `setup-receive` and `model-receive`: how many bytes of the file are there."""
+    """The answer of `setup-receive`, `setup-fetch` and `model-receive`: how many bytes of the file are there."""
 
     have: int
 

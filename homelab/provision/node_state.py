@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from homelab.facts.base import Address
 from homelab.models import WireModel
 
 Text = Annotated[str, Field(max_length=4096)]
@@ -40,9 +41,17 @@ class ModelState(WireModel):
 
 
 class Received(WireModel):
-    """`setup-receive` and `model-receive`."""
+    """`setup-receive`, `setup-fetch` and `model-receive`."""
 
     have: Bytes
+
+
+class Shared(WireModel):
+    """`setup-share`: where this node serves files to the others."""
+
+    address: Address
+    port: Annotated[int, Field(ge=1, le=65535)]
+    token: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
 
 
 class Made(WireModel):

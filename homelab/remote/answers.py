@@ -11,7 +11,7 @@ from homelab.facts.network import PacketSent
 from homelab.facts.node import Facts
 from homelab.models import WireModel
 from homelab.protocol.layout import USABLE_NAME
-from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed
+from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed, Shared
 from homelab.results.answers_of_nodes import ResultFiles, Results
 from homelab.runs.poll_reply import Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
@@ -269,7 +269,8 @@ SHAPES: dict[str, type[BaseModel]] = {
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
-    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-make": Made, "setup-remove": Removed,
+    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-share": Shared,
+    "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from homelab.errors import HomelabError
+from homelab.errors import HomelabError, UnreachableError
 from homelab.provision.setup_plan import Part
 from homelab.remote.agent import Agent
 from homelab.text.hint import homelab
@@ -39,15 +39,21 @@ def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told
         _until_whole(agent, part, str(source), have, told, step)
 
 
-def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, told: Callable[[int], None]) -> None:
-    """The same, but the node fetches it from this address. Raises HomelabError where it cannot."""
+def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, told: Callable[[int], None]) -> HomelabError | None:
+    """The same, but the node fetches it from this address. Why it could not, or None. Raises UnreachableError where the node itself is gone."""
     environment = agent.node.environment
     proxies = {scheme: value for scheme in ("http", "https") if (value := environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY"))}
     beside = {"url": address, "most": _FETCHED_BYTES, "proxies": proxies}
-    _until_whole(
-        agent, part, address, have, told,
-        lambda offset: int(agent.ask("setup-fetch", {**_request(target, part, offset), **beside}, timeout_s=_PIECE_TIMEOUT_S)["have"]),
-    )  # fmt: skip
+    try:
+        _until_whole(
+            agent, part, address, have, told,
+            lambda offset: int(agent.ask("setup-fetch", {**_request(target, part, offset), **beside}, timeout_s=_PIECE_TIMEOUT_S)["have"]),
+        )  # fmt: skip
+    except UnreachableError:
+        raise
+    except HomelabError as error:
+        return error
+    return None
 
 
 def _request(target: Target, part: Part, offset: int) -> dict[str, str | int]:

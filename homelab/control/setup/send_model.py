@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 
-from homelab.control.setup import send
+from homelab.control.setup import relay, send
+from homelab.control.setup.how import How
 from homelab.control.setup.model_source import ModelSource
 from homelab.control.setup.transfer_progress import TransferProgress
+from homelab.errors import HomelabError
 from homelab.models import DisplayValue
 from homelab.provision import model_files
 from homelab.provision.node_state import ModelState
@@ -35,25 +38,52 @@ class ModelDone(DisplayValue):
         return f"sent {amount}" if self.sent_bytes else f"to send: {amount}"
 
 
-def run(fleet: Fleet, names: Iterable[str], source: ModelSource, *, check: bool, say: Say) -> Outcome[ModelDone]:
-    """Send what is missing, or with `check` only compare. One node's error does not stop the others."""
+def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: How, say: Say) -> Outcome[ModelDone]:
+    """Bring what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
-    progress = TransferProgress(say)
-    return on_all(list(names), lambda name: _one(fleet.agent(name), source, check=check, progress=progress), stop=fleet.give_up_all)
+    target = send.Target("model-receive", {"model": source.name, "commit": source.commit})
+    states, errors = on_all(list(names), lambda name: _look(fleet.agent(name), source, target), stop=fleet.give_up_all)
+    progress, done, failed = TransferProgress(say), dict[str, ModelDone](), dict[str, HomelabError]()
+
+    def one(name: str, addresses: Mapping[str, str]) -> ModelDone:
+        return _bring(fleet.agent(name), states[name], source, target, addresses, None if how.check else progress)
+
+    def all_of(some: Iterable[str], addresses: Mapping[str, str]) -> None:
+        brought, not_brought = on_all(some, lambda name: one(name, addresses), stop=fleet.give_up_all)
+        done.update(brought)
+        failed.update(not_brought)
+
+    lacking = [name for name, state in states.items() if len(state.good) < len(source.files)]
+    first = next(iter([name for name in states if name not in lacking] or lacking), None)
+    if how.between_nodes and not how.check and first and len(states) > 1:
+        all_of([first], {})
+        with ExitStack() as share:
+            addresses = share.enter_context(relay.sharing(fleet.agent(first), target, list(source.files), say)) if first in done else {}
+            all_of([name for name in states if name != first], addresses)
+    else:
+        all_of(states, {})
+    return {name: done[name] for name in states if name in done}, errors | failed
 
 
-def _one(agent: Agent, source: ModelSource, *, check: bool, progress: TransferProgress) -> ModelDone:
-    place = {"model": source.name, "commit": source.commit}
+def _look(agent: Agent, source: ModelSource, target: send.Target) -> ModelState:
     wanted = {part.name: part.sha256 for part in source.files}
-    state = ModelState.model_validate(agent.ask("model-look", {**place, "files": wanted}, timeout_s=_LOOK_TIMEOUT_S))
-    missing = model_files.lacking(agent.node.name, state, list(source.files))
+    return ModelState.model_validate(agent.ask("model-look", {**target.request, "files": wanted}, timeout_s=_LOOK_TIMEOUT_S))
+
+
+def _bring(
+    agent: Agent, state: ModelState, source: ModelSource, target: send.Target, addresses: Mapping[str, str], progress: TransferProgress | None
+) -> ModelDone:
+    """`addresses`: sha256 -> where another node serves the file. `progress` None: only compare."""
+    name = agent.node.name
+    missing = model_files.lacking(name, state, list(source.files))
     sizes = {part: part.size_bytes - state.partial.get(part.name, 0) for part in missing}
-    if not check and missing:
-        progress.begin(agent.node.name, sum(sizes.values()))
-        target = send.Target("model-receive", place)
+    if progress is not None and missing:
+        progress.begin(name, sum(sizes.values()))
         for part in missing:
             begun_bytes = state.partial.get(part.name, 0)
-            send.file(agent, target, part, source.files[part], begun_bytes, lambda count: progress.add(agent.node.name, count))
-        progress.end(agent.node.name, "done")
-    sent_bytes = 0 if check else sum(sizes.values())
+            address = addresses.get(part.sha256)
+            if address is None or send.fetched(agent, target, part, address, begun_bytes, lambda count: progress.add(name, count)):
+                send.file(agent, target, part, source.files[part], begun_bytes, lambda count: progress.add(name, count))
+        progress.end(name, "done")
+    sent_bytes = sum(sizes.values()) if progress is not None else 0
     return ModelDone(folder=state.folder, missing=tuple(part.name for part in missing), missing_bytes=sum(sizes.values()), sent_bytes=sent_bytes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import TypeVar
 
 from homelab.control.setup import python_archive, wheelhouse
+from homelab.control.setup.how import How
 from homelab.control.setup.supply import Supply
 from homelab.control.setup.transfer_progress import TransferProgress
 from homelab.control.setup.wanted import Wanted
@@ -30,15 +31,6 @@ _BUSY_LIMIT_S = 600.0
 _BUSY_AGAIN_S = 2.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class How:
-    """`check`: only compare. `upgrade`: the newest versions instead of those that were resolved first. `fetches_here`: no node fetches a package itself."""
-
-    check: bool = False
-    upgrade: bool = False
-    fetches_here: bool = False
 
 
 class NodeDone(DisplayValue):
@@ -81,8 +73,15 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
             packages=len(lock.packages), sent_bytes=brought,
         )  # fmt: skip
 
-    done, failed = on_all(platforms, one, stop=fleet.give_up_all)
-    return done, errors | failed
+    firsts = [next(name for name in platforms if platforms[name] == platform) for platform in supplies] if how.between_nodes else []
+    done, failed = on_all(firsts, one, stop=fleet.give_up_all)
+    with ExitStack() as shares:
+        for name in firsts:
+            if name in done:
+                shares.enter_context(supplies[platforms[name]].shared_by(fleet.agent(name)))
+        others, not_brought = on_all([name for name in platforms if name not in firsts], one, stop=fleet.give_up_all)
+    done |= others
+    return {name: done[name] for name in platforms if name in done}, errors | failed | not_brought
 
 
 def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:

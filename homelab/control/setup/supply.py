@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from homelab.control.setup import cache, python_archive, send, uv_program, wheelhouse
-from homelab.errors import HomelabError, UnreachableError
+from homelab.control.setup import cache, python_archive, relay, send, uv_program, wheelhouse
 from homelab.protocol import files
 from homelab.protocol.digest import file_sha256
 from homelab.provision.platform import Platform
@@ -42,6 +42,7 @@ class Supply:
             self._fetch_here()
             lying = {part.name: part for part in wheelhouse.parts(lock)}
         self._lying = frozenset(lying)
+        self._shared: dict[str, str] = {}
         self.parts = [*self._here, *(lying.get(name) or _estimated(name, package) for name, package in self._wheels.items())]
 
     def bring(self, agent: Agent, part: Part, have: int, told: Callable[[int], None], refused: set[str]) -> None:
@@ -49,21 +50,30 @@ class Supply:
 
         Raises HomelabError.
         """
-        package = self._wheels.get(part.name)
+        shared, package = self._shared.get(part.sha256), self._wheels.get(part.name)
+        if shared and send.fetched(agent, _TARGET, part, shared, have, told) is None:
+            return
         if package and part.name not in self._lying and agent.node.name not in refused and is_public(package.url):
-            try:
-                send.fetched(agent, _TARGET, part, package.url, have, told)
+            error = send.fetched(agent, _TARGET, part, package.url, have, told)
+            if error is None:
                 return
-            except UnreachableError:
-                raise
-            except HomelabError as error:
-                refused.add(agent.node.name)
-                self._say(f"{agent.node.name} does not fetch the packages itself ({error.message}); they are fetched here and sent")
+            refused.add(agent.node.name)
+            self._say(f"{agent.node.name} does not fetch the packages itself ({error.message}); they are fetched here and sent")
         if package and part.name not in self._lying:
             self._fetch_here()
             part = next(real for real in wheelhouse.parts(self._lock) if real.name == part.name)
-        path = cache.folder() / part.name if package else self._here[part]
-        send.file(agent, _TARGET, part, path, have, told)
+        send.file(agent, _TARGET, part, cache.folder() / part.name if package else self._here[part], have, told)
+
+    @contextmanager
+    def shared_by(self, agent: Agent) -> Iterator[None]:
+        """Until the end of the block this node, which has everything, serves the wheels to the others."""
+        wheels = [part for part in self.parts if part.name in self._wheels]
+        with relay.sharing(agent, _TARGET, wheels, self._say) as addresses:
+            self._shared = addresses
+            try:
+                yield
+            finally:
+                self._shared = {}
 
     def _fetch_here(self) -> None:
         with self._one_at_a_time:

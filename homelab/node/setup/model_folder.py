@@ -51,17 +51,23 @@ def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
 
     A folder that was not there before is written down for teardown. Raises ValueError for a name that is no plain file name.
     """
-    if not _FILE.fullmatch(request["name"]):
-        raise ValueError(f"not a file of a model: {request['name']!r}")
+    name = checked_name(request["name"])
     folder = place(request["model"], request["commit"])
     if not os.path.isdir(folder):
         record.note(folder)
-    answer = pieces.receive_into(folder, request["name"], request, stream)
+    answer = pieces.receive_into(folder, name, request, stream)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.join(folder, "partial"))  # unless a file is still coming
     if request["commit"]:
         _name_commit(os.path.dirname(os.path.dirname(folder)), request["commit"])
     return answer
+
+
+def checked_name(name: str) -> str:
+    """The name of a file of a model. Raises ValueError for one that is no plain file name."""
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"not a file of a model: {name!r}")
+    return name
 
 
 def place(model: str, commit: str) -> str:
