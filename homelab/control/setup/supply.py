@@ -36,6 +36,7 @@ class Supply:
         python = dict([python_archive.fetch(platform.machine, platform.python)]) if with_python else {}
         self._here = {_part("uv.whl", uv): uv, **python, _part("requirements.txt", text): text}
         self._one_at_a_time = threading.Lock()
+        self._lying: frozenset[str] = frozenset()
         self._wheels = {f"wheels/{package.wheel}": package for package in lock.packages}
         lying = {part.name: part for part in wheelhouse.parts(lock)}
         if fetches_here or not all(package.size_bytes for name, package in self._wheels.items() if name not in lying):
@@ -79,6 +80,7 @@ class Supply:
         with self._one_at_a_time:
             self._say(f"fetching the packages for {self._platform.name}")
             wheelhouse.fetch(self._lock, self._platform)
+            self._lying = frozenset(self._wheels)
 
 
 def is_public(url: str) -> bool:

@@ -45,10 +45,16 @@ def make(request: JsonObject) -> SetupMade:
         wheels = os.path.join(record.folder(), "wheels")
         os.makedirs(wheels, exist_ok=True)
         python = os.path.join(environment, "bin", "python")
-        said = _uv(
-            lock, "pip", "sync", "--python", python, "--no-index", "--find-links", wheels, "--require-hashes", "--allow-empty-requirements",
-            pieces.place("requirements.txt"),
-        )  # fmt: skip
+        try:
+            said = _uv(
+                lock, "pip", "sync", "--python", python, "--no-index", "--find-links", wheels, "--require-hashes", "--allow-empty-requirements",
+                pieces.place("requirements.txt"),
+            )  # fmt: skip
+        except Refusal as error:
+            if error.kind == "full":  # the next call makes it anew: half an environment only takes the room for it
+                shutil.rmtree(environment, ignore_errors=True)
+                shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)
+            raise
         if request["is_closed"]:
             said += _uv(lock, "pip", "check", "--python", python)
         _remove_other_wheels(wheels)
