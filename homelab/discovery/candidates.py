@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,16 @@ def one_each(greetings: Iterable[Greeting]) -> tuple[list[Greeting], dict[str, s
         for mark in marks:
             places.setdefault(mark, same or greeting)
     return kept, others
+
+
+def moved(remembered: Mapping[str, Collection[str]], greetings: Mapping[str, Greeting]) -> dict[str, str]:
+    """{node: candidate}: nodes that do not answer where they were, and whose host key, of those that were accepted there, one candidate shows now."""
+    places: dict[str, str] = {}
+    for node, fingerprints in remembered.items():
+        here = [name for name, greeting in greetings.items() if greeting.fingerprint and greeting.fingerprint in fingerprints]
+        if len(here) == 1 and here[0] not in places.values():
+            places[node] = here[0]
+    return places
 
 
 def name_for(candidate: Candidate, hostname: str, taken: Collection[str]) -> str:

@@ -16,13 +16,13 @@ from homelab.facts.node import Facts
 
 @dataclass(frozen=True)
 class Draft:
-    """`text` is the file as it is (None: there is none), `old` its cluster; `new` and `users` (of old nodes) by name."""
+    """`text` is the file as it is (None: there is none), `old` its cluster; `new` nodes by name, and `changed`: keys of old ones."""
 
     path: Path
     text: str | None
     old: Cluster | None
     new: dict[str, NewNode] = field(default_factory=dict)
-    users: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, dict[str, cluster_edit.Value]] = field(default_factory=dict)
 
     @property
     def old_names(self) -> tuple[str, ...]:
@@ -46,7 +46,27 @@ class Draft:
         """The draft in which this node is logged in to as another user."""
         if name in self.new:
             return replace(self, new={**self.new, name: replace(self.new[name], user=user)})
-        return replace(self, users={**self.users, name: user})
+        return self._with_keys(name, {"user": user})
+
+    def with_place(self, name: str, candidate: Candidate) -> Draft:
+        """The draft in which an old node has moved to where this candidate is."""
+        assert self.old is not None
+        node = self.old.node(name)
+        keys: dict[str, cluster_edit.Value] = {"host": candidate.host}
+        if (candidate.port or 22) != node.port:
+            keys["port"] = candidate.port or 22
+        if node.lan_address == node.host and is_address(candidate.host):
+            keys["lan_address"] = candidate.host
+        return self._with_keys(name, keys)
+
+    def without_user(self, name: str) -> Draft:
+        """The draft in which the user of an old node stays as it is."""
+        kept = {key: value for key, value in self.changed.get(name, {}).items() if key != "user"}
+        others = {other: keys for other, keys in self.changed.items() if other != name}
+        return replace(self, changed={**others, **({name: kept} if kept else {})})
+
+    def _with_keys(self, name: str, keys: Mapping[str, cluster_edit.Value]) -> Draft:
+        return replace(self, changed={**self.changed, name: {**self.changed.get(name, {}), **keys}})
 
     def only(self, names: Iterable[str]) -> Draft:
         """The draft with just these of the new nodes."""
@@ -66,7 +86,7 @@ class Draft:
 
     def changes(self, facts: Mapping[str, Facts]) -> dict[str, dict[str, cluster_edit.Value]]:
         """What is to be written into each old node: keys and values."""
-        found: dict[str, dict[str, cluster_edit.Value]] = {name: {"user": user} for name, user in self.users.items()}
+        found = {name: dict(keys) for name, keys in self.changed.items()}
         for node in self.old.nodes if self.old else ():
             if node.name in facts and proposal.has_changed_cards(node, facts[node.name]):
                 seen = proposal.gpus_of(facts[node.name])
@@ -86,4 +106,4 @@ class Draft:
 
     def cluster(self) -> Cluster:
         """The cluster as it would be read. Raises InputError with all faults of the text."""
-        return parse_cluster(self.render({name: {"user": user} for name, user in self.users.items()}, None), self.path)
+        return parse_cluster(self.render(self.changed, None), self.path)

@@ -37,7 +37,7 @@ from homelab.lab.misconfigurations import login
 _LIMIT_S = 900.0
 _PROMPT = "$ "
 # What a person reads in a question -> what they type. A question that is not here ends the benchmark.
-_ANSWERS = {"which are nodes?": "", "does this machine train, too?": "n", "shall it be remembered?": "y", "which network?": ""}
+_ANSWERS = {"which are nodes?": "", "does this machine train, too?": "n", "shall it be remembered?": "y", "which carries the training?": ""}
 _SPINNER = re.compile("[\u2800-\u28ff] [^\u2800-\u28ff\n]*")
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 

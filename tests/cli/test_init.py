@@ -119,6 +119,22 @@ def test_a_named_host_is_added_and_every_comment_stays(home: Home) -> None:
     assert home.file.read_bytes().decode() == written
 
 
+def test_a_machine_that_has_moved_is_no_second_node(home: Home) -> None:
+    """Its old address is silent, or another machine answers there; its host key, which was accepted once, answers at another place."""
+    lines = [line.split(" ", 1) for line in (home.desk.lab.folder / "known_hosts").read_text().splitlines()]
+    for old_place in ("[127.0.0.1]:9", lines[0][0]):  # nobody; the other node
+        home.known_hosts.write_text(f"{old_place} {lines[1][1]}\n")
+        host, _, port = old_place.strip("[").partition("]:")
+        text = f'[cluster]\n\n[[nodes]]\nname = "below"  # the old one\nhost = "{host}"  # until the router was exchanged\nport = {port or 22}\n'
+        home.file.write_text(text)
+        done = home.init("cellar", "--yes", "--no-this-machine")
+        assert names(home) == ["below"] and "below is at cellar now" in done.stdout + done.stderr
+        (node,) = load_cluster(home.file).nodes
+        assert (node.host, "# until the router was exchanged" in home.file.read_text()) == ("cellar", True)
+        home.desk.homelab("preflight", "--only", "ssh", code=0)
+        assert "nothing to change" in home.init("cellar", "--yes", "--no-this-machine").stdout
+
+
 def test_a_new_host_key_is_shown_and_may_be_declined(home: Home) -> None:
     home.believe(0)
     declined = home.init("attic", "cellar", "--no-this-machine", answers="n\n", code=3)

@@ -14,11 +14,12 @@ from homelab.remote.fanout import on_all
 
 @dataclass(frozen=True)
 class Greeted:
-    """`greetings` in the order of the nodes; `keys` and `errors` by the node's name."""
+    """`greetings` in the order of the nodes; `keys` and `errors` by the node's name; `remembered`: of those with an error, the fingerprints that were accepted once."""
 
     greetings: dict[str, Greeting]
     keys: dict[str, ssh_login.HostKey]
     errors: dict[str, HomelabError]
+    remembered: dict[str, frozenset[str]]
 
 
 def greet(cluster: Cluster, candidates: Mapping[str, Candidate]) -> Greeted:
@@ -32,7 +33,12 @@ def greet(cluster: Cluster, candidates: Mapping[str, Candidate]) -> Greeted:
     # What is reached through another machine shows its key at the login only.
     keys, errors = on_all([name for name in asked if addresses[name].proxy_jump is None], one)
     greetings = {name: _greeting(candidates[name], addresses[name], keys.get(name), errors.get(name)) for name in asked}
-    return Greeted(greetings, keys, errors)
+    accepted = hostkeys.known(cluster)
+    remembered = {}
+    for name in errors:
+        of_place = accepted.lookup(hostkeys.name_in_file(addresses[name].host, addresses[name].port)) or {}
+        remembered[name] = frozenset(hostkeys.fingerprint(key) for key in of_place.values())
+    return Greeted(greetings, keys, errors, remembered)
 
 
 def _greeting(candidate: Candidate, address: ssh_login.Address, key: ssh_login.HostKey | None, error: HomelabError | None) -> Greeting:

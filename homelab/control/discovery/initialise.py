@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from homelab.control.discovery.greet import Greeted, as_candidate, greet, own_fi
 from homelab.control.preflight import gather
 from homelab.control.preflight.preflight import DEFAULT_PORT
 from homelab.discovery import proposal
-from homelab.discovery.candidates import SCAN, Candidate, Greeting, distinct, from_argument, one_each
+from homelab.discovery.candidates import SCAN, Candidate, Greeting, distinct, from_argument, moved, one_each
 from homelab.discovery.draft import Draft
 from homelab.discovery.proposal import SharedNetwork
 from homelab.errors import HomelabError, InputError
@@ -123,9 +123,10 @@ def _choose(draft: Draft, candidates: dict[str, Candidate], all_named: bool, tal
     """(the draft with the nodes that were chosen, all machines that were asked, what their servers showed)."""
     old = {node.name: as_candidate(node) for node in draft.old.nodes if node.host != "local"} if draft.old else {}
     if not old and not candidates:
-        return draft, [], Greeted({}, {}, {})
+        return draft, [], Greeted({}, {}, {}, {})
     talk.say("asking the SSH servers for their host keys")
     greeted = greet(draft.cluster(), {**old, **candidates})
+    draft, candidates = _with_moved(draft, candidates, greeted, talk)
     names = {id(greeting): name for name, greeting in greeted.greetings.items()}
     kept, same = one_each(greeted.greetings.values())
     own = own_fingerprints(sources.own_host_keys())
@@ -139,6 +140,19 @@ def _choose(draft: Draft, candidates: dict[str, Candidate], all_named: bool, tal
         chosen = talk.questions.which(offered) if offered else []
     chosen_names = [names[id(greeting)] for greeting in chosen]
     return draft.only([*chosen_names, *(name for name in draft.new if name not in candidates)]), kept, greeted
+
+
+def _with_moved(draft: Draft, candidates: dict[str, Candidate], greeted: Greeted, talk: _Talk) -> tuple[Draft, dict[str, Candidate]]:
+    """The draft with the new places of old nodes, and the candidates without these. A host key that was accepted once is the machine, wherever it is."""
+    for name, place in moved(greeted.remembered, {place: greeted.greetings[place] for place in candidates if place in greeted.greetings}).items():
+        candidate, key = candidates[place], greeted.keys[place]
+        talk.note(f"{name} is at {candidate.host} now: the same host key answers there")
+        draft = draft.with_place(name, candidate).only(set(draft.new) - {place})
+        hostkeys.remember(draft.cluster(), key.host, key.port, key.key)
+        greeted.greetings[name], greeted.keys[name] = greeted.greetings.pop(place), replace(greeted.keys.pop(place), is_known=True)
+        del greeted.errors[name]
+        candidates = {other: entry for other, entry in candidates.items() if other != place}
+    return draft, candidates
 
 
 def _with_this_machine(draft: Draft, talk: _Talk) -> tuple[Draft, list[str]]:
@@ -189,8 +203,9 @@ def _facts(draft: Draft, asked: list[str], talk: _Talk) -> tuple[Draft, dict[str
         facts, errors = {**facts, **more}, {**errors, **failed}
     refused_again = {name: error for name, error in errors.items() if name not in facts}
     talk.left_out |= refused_again
-    users = {name: user for name, user in draft.users.items() if name not in refused_again}
-    return Draft(draft.path, draft.text, draft.old, draft.new, users), facts
+    for name in refused_again:
+        draft = draft.without_user(name)
+    return draft, facts
 
 
 def _ask(draft: Draft, names: list[str], talk: _Talk) -> tuple[dict[str, Facts], dict[str, HomelabError]]:
