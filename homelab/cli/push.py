@@ -23,14 +23,15 @@ def command(
 ) -> int:
     """Upload the trained adapter (or model) to a repository of the Hugging Face hub, private where it is new. It comes to this machine first."""
     from homelab.control.inspection import run_lookup
-    from homelab.control.results import hub, push
+    from homelab.control.results import push
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
+    from homelab.results import repository_name
     from homelab.text.hint import homelab
 
     if len(words) > 2:
         raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))
-    wanted = push.Wanted(hub.check_name(words[-1]), base_model, is_merged=merged, is_public=public)
+    wanted = push.Wanted(repository_name.checked(words[-1]), base_model, is_merged=merged, is_public=public)
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         paths = run_lookup.run(fleet, runs_dir, words[0] if len(words) == 2 else None, say)

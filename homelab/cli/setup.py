@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RecipeOption = Annotated[
     Path | None,
     typer.Option(
-        "--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model to the nodes that lack it.", show_default=False,
+        "--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model and its data of the hub to the nodes that lack them.", show_default=False,
         autocompletion=completion.recipes,
     ),
 ]
@@ -45,13 +45,12 @@ def command(
 ) -> int:
     """Install the training's packages on every node, where cluster.toml's `python` says. No root; a node without internet gets everything from this machine."""
     from homelab.config.interpreter import uses_unsloth, with_unsloth
-    from homelab.control.setup import model_source, relay, send_model, setup_nodes, wanted
+    from homelab.control.setup import hub_data, model_source, relay, send_model, setup_nodes, wanted
     from homelab.control.setup.how import How
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
     training = _training_of(recipe) if recipe else None
-    model = training.model if training else None
     unsloth = unsloth or uses_unsloth(training)
     if unsloth and requirements:
         raise InputError("Unsloth's packages are a list of their own", where="--requirements", hint=f"leave {'--recipe' if recipe else '--unsloth'} or --requirements out")
@@ -59,26 +58,27 @@ def command(
     if unsloth:
         whole = with_unsloth(whole)
     names = [node.name for node in common.load_cluster(cluster, ",".join(nodes or [])).nodes]
-    models: dict[str, ModelDone] = {}
-    without_model: dict[str, HomelabError] = {}
+    brought: list[dict[str, ModelDone]] = []
     is_far = not check and relay.is_on_wifi(next((node.host for node in whole.nodes if node.host != "local"), ""))
     how = How(check, upgrade, fetches_here=send, between_nodes=between or is_far)
     with Fleet(whole) as fleet, common.progress(as_json) as say:
         what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
         done, errors = setup_nodes.run(fleet, names, what, how, say)
-        if model:
-            models, without_model = send_model.run(fleet, done, model_source.of_recipe(model, say), how, say)
-    errors |= without_model
-    differs = any(not entry.is_whole for entry in done.values()) or any(entry.missing for entry in models.values())
+        for source in [model_source.of_recipe(training.model, say), *hub_data.of_recipe(training, say)] if training and training.model else []:
+            entries, failed = send_model.run(fleet, done, source, how, say)
+            brought.append(entries)
+            errors |= failed
+    differs = any(not entry.is_whole for entry in done.values()) or any(entry.missing for entries in brought for entry in entries.values())
     if as_json:
-        return _print_json(what, done, models, errors, differs=check and differs)
+        return _print_json(what, done, brought, errors, differs=check and differs)
     if what.torch:
         typer.echo(f"torch: {what.torch.requirement}: {what.torch.because}")
     for name, entry in done.items():
         verb = "done: " if entry.changed else ""
         typer.echo(f"{name}: Python {entry.python}, {entry.packages} packages: {verb}{entry.difference}")
-        if name in models:
-            typer.echo(f"{name}: {models[name].text}")
+        for entries in brought:
+            if name in entries:
+                typer.echo(f"{name}: {entries[name].text}")
     common.raise_first(errors.values())
     if check:
         with_recipe = f" --recipe {shlex.quote(str(recipe))}" if recipe else " --unsloth" if unsloth else ""
@@ -89,10 +89,12 @@ def command(
     return 0
 
 
-def _print_json(what: Wanted, done: dict[str, NodeDone], models: dict[str, ModelDone], errors: dict[str, HomelabError], *, differs: bool) -> int:
+def _print_json(what: Wanted, done: dict[str, NodeDone], brought: list[dict[str, ModelDone]], errors: dict[str, HomelabError], *, differs: bool) -> int:
     torch = what.torch and {"requirement": what.torch.requirement, "index": what.torch.index, "because": what.torch.because}
     common.print_json({
-        "torch": torch, "nodes": {name: entry.model_dump() for name, entry in done.items()}, "models": {name: entry.model_dump() for name, entry in models.items()},
+        "torch": torch, "nodes": {name: entry.model_dump() for name, entry in done.items()},
+        "models": {name: entry.model_dump() for entries in brought[:1] for name, entry in entries.items()},
+        "data": {name: [entries[name].model_dump() for entries in brought[1:] if name in entries] for name in done},
         "errors": {name: error.as_dict() for name, error in errors.items()},
     })  # fmt: skip
     return next(iter(errors.values())).exit_code if errors else int(differs)

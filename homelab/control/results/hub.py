@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from homelab.control import hub_token
 from homelab.control.tracking import package
-from homelab.errors import HomelabError, InputError
+from homelab.errors import HomelabError
 from homelab.text import redact
-from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain
 
-# huggingface_hub/utils/_validators.py (2.4): at most 96 characters, and none of the rest.
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_MOST = 96
 _LOGIN = "get a token that may write at https://huggingface.co/settings/tokens, then: hf auth login"
-
-
-def check_name(repository: str) -> str:
-    """The name itself. Raises InputError for what cannot be NAME/MODEL."""
-    if not _NAME.fullmatch(repository) or len(repository) > _MOST or "--" in repository or ".." in repository or repository.endswith((".git", ".", "-")):
-        hint = Hint("your name on the hub, a slash, and the model's name: {}", homelab("push", "me/llama7b-support"))
-        raise InputError(f"{repository!r} is no repository of the hub", where="the argument REPO", hint=hint)
-    return repository
 
 
 class Hub:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from homelab.control.inspection import run_folder
 from homelab.control.results import fetch, receive
-from homelab.control.results.hub import Hub, check_name
+from homelab.control.results.hub import Hub
 from homelab.errors import InputError
 from homelab.models import DisplayValue
 from homelab.remote.fanout import Fleet
-from homelab.results import base_name
+from homelab.results import base_name, repository_name
 from homelab.runs.paths import RunPaths
 from homelab.text.say import Say
 
@@ -47,8 +47,8 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: Wanted, say: Say) -
     local_base = model.name if model is not None and model.is_folder else None
     if local_base and not wanted.base_model:
         raise base_name.unnamed(local_base, paths.name, wanted.repository)
-    base = check_name(wanted.base_model) if wanted.base_model else None
-    hub = Hub(check_name(wanted.repository))
+    base = repository_name.checked(wanted.base_model) if wanted.base_model else None
+    hub = Hub(repository_name.checked(wanted.repository))
     say(f"asking the hub for {wanted.repository}")
     address = hub.create(is_public=wanted.is_public)
     done = (fetch.merged if wanted.is_merged else fetch.model)(fleet, paths, place, say)

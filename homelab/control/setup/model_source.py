@@ -21,11 +21,12 @@ _BLOB = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`commit`: "" for a folder. `files`: what is sent, in this order, and where it lies here."""
+    """`commit`: "" for a folder. `files`: what is sent, in this order, and where it lies here. `place`: what the node is told to find its folder."""
 
     name: str
     commit: str
     files: dict[Part, Path]
+    place: str
 
 
 def of_recipe(model: Model, say: Say) -> ModelSource:
@@ -39,10 +40,11 @@ def of_recipe(model: Model, say: Say) -> ModelSource:
         )  # fmt: skip
     say(f"reading {model.name}")
     names = model_files.needed(path.name for path in folder.iterdir() if path.is_file())
-    return ModelSource(model.name, commit, {_part(folder / name): folder / name for name in names})
+    return ModelSource(model.name, commit, {part_of(folder / name): folder / name for name in names}, model.name)
 
 
-def _part(path: Path) -> Part:
+def part_of(path: Path) -> Part:
+    """A file as it is sent, by its own name."""
     real = path.resolve()
     # The hub's cache names large files by their sha256; small ones are named by git.
     digest = real.name if _BLOB.fullmatch(real.name) else file_sha256(real)

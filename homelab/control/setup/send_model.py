@@ -1,4 +1,4 @@
-"""Brings the base model of a recipe to the nodes that lack it, from this machine."""
+"""Brings the base model of a recipe, or its data of the hub, to the nodes that lack it, from this machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _LOOK_TIMEOUT_S = 3600.0  # a large model is read to its end once
 
 
 class ModelDone(DisplayValue):
-    """What was found and done on a node. `missing`: names of files; `sent_bytes` 0 with --check."""
+    """What was found and done on a node. `what`: "the model", "hub:org/name"; `missing`: names of files; `sent_bytes` 0 with --check."""
 
+    what: str
     folder: str
     missing: tuple[str, ...]
     missing_bytes: int
@@ -33,15 +34,15 @@ class ModelDone(DisplayValue):
     def text(self) -> str:
         """One line for a person."""
         if not self.missing:
-            return f"the model is in {self.folder}"
-        amount = f"{decimal_size(self.missing_bytes)} of the model, to {self.folder}"
+            return f"{self.what} is in {self.folder}"
+        amount = f"{decimal_size(self.missing_bytes)} of {self.what}, to {self.folder}"
         return f"sent {amount}" if self.sent_bytes else f"to send: {amount}"
 
 
 def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: How, say: Say) -> Outcome[ModelDone]:
     """Bring what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
-    target = send.Target("model-receive", {"model": source.name, "commit": source.commit})
+    target = send.Target("model-receive", {"model": source.place, "commit": source.commit})
     states, errors = on_all(list(names), lambda name: _look(fleet.agent(name), source, target), stop=fleet.give_up_all)
     progress, done, failed = TransferProgress(say), dict[str, ModelDone](), dict[str, HomelabError]()
 
@@ -86,4 +87,5 @@ def _bring(
                 send.file(agent, target, part, source.files[part], begun_bytes, lambda count: progress.add(name, count))
         progress.end(name, "done")
     sent_bytes = sum(sizes.values()) if progress is not None else 0
-    return ModelDone(folder=state.folder, missing=tuple(part.name for part in missing), missing_bytes=sum(sizes.values()), sent_bytes=sent_bytes)
+    what = source.name if source.place.startswith("data:") else "the model"
+    return ModelDone(what=what, folder=state.folder, missing=tuple(part.name for part in missing), missing_bytes=sum(sizes.values()), sent_bytes=sent_bytes)

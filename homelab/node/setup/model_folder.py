@@ -1,7 +1,8 @@
-"""The base model of a recipe on this node: which of its files are there, and receiving those that are not.
+"""The base model of a recipe on this node, and its data of the hub: which of their files are there, and receiving those that are not.
 
 A model by its path lies there; one of the hub in the hub's cache, as plain files (models--ORG--NAME/snapshots/COMMIT, refs/main), which the hub's library
-takes without a network (huggingface_hub 2.4, `_snapshot_download.py`).
+takes without a network (huggingface_hub 2.4, `_snapshot_download.py`). Data lies in the cache of `datasets` (ORG___NAME/CONFIGURATION/VERSION/COMMIT), as that library
+prepares it; its place begins with "data:".
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from homelab.protocol.messages import ModelState, SetupReceived
 
 _FILE = re.compile(r"\w[\w.+-]{0,200}")
+_DATA_FOLDERS = 3  # of a data set, its configuration and its version
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LIMIT_S = 3000.0  # a large model is read to its end once; afterwards its digest is kept
 
@@ -58,7 +60,7 @@ def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
     answer = pieces.receive_into(folder, name, request, stream)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.join(folder, "partial"))  # unless a file is still coming
-    if request["commit"]:
+    if request["commit"] and not request["model"].startswith("data:"):
         _name_commit(os.path.dirname(os.path.dirname(folder)), request["commit"])
     return answer
 
@@ -76,6 +78,11 @@ def place(model: str, commit: str) -> str:
         return os.path.expanduser(model)
     if not _COMMIT.fullmatch(commit) or ".." in model:
         raise ValueError(f"not a model of the hub: {model!r} at {commit!r}")
+    if model.startswith("data:"):
+        parts = model[5:].split("/")
+        if len(parts) != _DATA_FOLDERS or not all(_FILE.fullmatch(part) for part in parts):
+            raise ValueError(f"not a place of data: {model!r}")
+        return os.path.join(hub.data_cache(), *parts, commit)
     return os.path.join(hub.cache(), "models--" + model.replace("/", "--"), "snapshots", commit)
 
 

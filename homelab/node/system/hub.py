@@ -25,6 +25,12 @@ def cache() -> str:
     return os.path.expanduser(named) if named else os.path.join(home(), "hub")
 
 
+def data_cache() -> str:
+    """The folder of data sets as `datasets` prepares them (its config.py)."""
+    named = os.environ.get("HF_DATASETS_CACHE")
+    return os.path.expanduser(named) if named else os.path.join(home(), "datasets")
+
+
 def has_token() -> bool:
     """True where the Hugging Face libraries would find a token."""
     if any((os.environ.get(name) or "").strip() for name in _TOKENS):

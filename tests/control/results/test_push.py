@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from homelab.control import hub_token
-from homelab.control.results import fetch, hub, push
+from homelab.control.results import fetch, push
 from homelab.errors import HomelabError, InputError
-from homelab.results import base_name
+from homelab.results import base_name, repository_name
 from homelab.runs.paths import RunPaths
 from tests.fakes import FakeFleet
 
@@ -174,7 +174,7 @@ def test_no_hub_no_token_no_name(fleet: FakeFleet, server: FakeHub, tmp_path: Pa
 @pytest.mark.parametrize("name", ["x", "", "me/x/y", "me/..", "me/a--b", "/x", "me/", "-me/x", "me/" + "x" * 96, "me/x.git", "me/$(touch y)", "me/x "])
 def test_names_that_the_hub_does_not_take(name: str) -> None:
     with pytest.raises(InputError, match="is no repository of the hub"):
-        hub.check_name(name)
+        repository_name.checked(name)
 
 
 def test_folders_are_replaced_the_longest_first() -> None:

@@ -235,6 +235,36 @@ def test_a_model_of_the_hub_is_fetched_here_and_lies_in_the_cache_there(bench: B
     assert folder.name == commit and folder.is_relative_to(bench.home) and (folder / "model.safetensors").read_text() == "weights"
 
 
+def test_data_of_the_hub_comes_along_as_the_library_takes_it_offline(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetched here from a hub that the node does not reach; there the worker's own reader finds the rows, and the commit."""
+    hub = Hub()
+    try:
+        card = "---\nconfigs:\n- config_name: default\n  data_files: train.jsonl\n---\n"
+        commit = hub.push("org/facts", {"train.jsonl": '{"text": "one"}\n{"text": "two"}\n', "README.md": card})
+        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HOME": str(tmp_path)}.items():
+            monkeypatch.setitem(bench.environment, name, value)
+        (tmp_path / "models/tiny").mkdir(parents=True)
+        (tmp_path / "models/tiny/config.json").write_text("{}")
+        recipe = tmp_path / "tiny.toml"
+        recipe.write_text(RECIPE.replace("chats.jsonl", "hub:org/facts"))
+        (first,) = bench.setup("--recipe", str(recipe), part="data")
+        (again,) = bench.setup("--recipe", str(recipe), part="data")
+        recipe.write_text(RECIPE.replace("chats.jsonl", "hub:org/none"))
+        assert "hub:org/none cannot be fetched" in bench.homelab("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1)
+    finally:
+        hub.close()
+    assert first["what"] == "hub:org/facts" and first["sent_bytes"] and first["missing"][-1] == "dataset_info.json" and not again["missing"]
+    ask = (
+        "import json; from homelab.worker.data import hub; source = {'path': 'hub:org/facts', 'config': None, 'split': 'train', 'revision': None};"
+        "rows, commit = hub.load(source, node='node1', run='r'); print(json.dumps([commit, [row.fields['text'] for row in rows]]))"
+    )
+    shutil.copytree(bench.home / ".cache/huggingface", tmp_path / "there")  # the library writes beside what it reads
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "there"), "HF_HUB_OFFLINE": "1"}
+    answer = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0 and json.loads(answer.stdout.splitlines()[-1]) == [commit, ["one", "two"]], answer.stderr
+    shutil.rmtree(bench.home / "models")
+
+
 def test_another_model_in_the_folder_of_the_recipe_stays(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench.environment, "HOME", str(tmp_path))
     (tmp_path / "models/mine").mkdir(parents=True)
