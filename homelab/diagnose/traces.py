@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from homelab.config.program_command import WRAPPER
+
 _PREFIX = re.compile(r"^\[(?:default|rank)?\d+\]:? ?")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen|<string>")
+# What `homelab run` starts a program by is not the person's either.
+_LIBRARY = re.compile(rf"site-packages|dist-packages|/lib/python3|<frozen|<string>|/{re.escape(WRAPPER)}:")
 _LOG_LINE = re.compile(r"^\[[WEI]\d{3,4} ")
 _MESSAGE_LINES = 6  # of an exception whose message has several lines
 

@@ -175,3 +175,12 @@ def test_the_chain_of_exceptions_oldest_first() -> None:
     chain = last_exceptions(mini.ranks[2].log_tail.stderr)
     assert ["/etc/shadow" in raised.text for raised in chain] == [True, False]
     assert chain[0].where.endswith("worker.py:44")
+
+
+def test_what_homelab_run_starts_a_program_by_is_not_the_person_s_file() -> None:
+    frames = ("/data/ab/homelab_program.py", "/env/lib/python3.11/site-packages/llamafactory/launcher.py", "/env/lib/python3.11/site-packages/audio/__init__.py")
+    lines = ["Traceback (most recent call last):", *(f'  File "{file}", line {line}, in <module>' for line, file in enumerate(frames, start=9)), "RuntimeError: odd"]
+    (raised,) = last_exceptions(lines)
+    assert raised.where == f"{frames[-1]}:11"
+    (raised,) = last_exceptions([*lines[:2], '  File "/data/ab/train.py", line 3, in main', *lines[2:]])
+    assert raised.where == "/data/ab/train.py:3"
