@@ -37,14 +37,15 @@ def _install(folder: Path, machine: str, version: str) -> Path:
     environment = {key: value for key, value in os.environ.items() if key != "UV_PYTHON_DOWNLOADS"} | {"NO_COLOR": "1", "UV_NO_CONFIG": "1"}
     try:
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=900)
-        said = " ".join(done.stderr.split())
+        # uv names its causes from the outermost to the innermost, with addresses of hundreds of letters.
+        said = " ".join(done.stderr.split()).rpartition(" cause: ")[2]
     except (OSError, subprocess.TimeoutExpired) as error:
         said = str(error)
     # Beside it lies a link that has the short version in its name.
     roots = [path for path in folder.glob(f"cpython-{version}*-linux-{machine}-gnu") if not path.is_symlink()]
     if len(roots) != 1:
         raise HomelabError(
-            f"Python {version} for {machine} cannot be fetched: uv says: {said[-500:]}", where="this machine",
+            f"Python {version} for {machine} (about 30 MB) cannot be fetched: uv says: {said[-300:]}", where="this machine",
             hint=Hint("install Python {} on the nodes that lack it (with their system's package manager), then: {}", version, homelab("setup")),
         )  # fmt: skip
     return roots[0]
