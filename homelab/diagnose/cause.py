@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.config.cluster import Node
-from homelab.diagnose import endings
+from homelab.diagnose import endings, traces
 from homelab.diagnose.rules import RULES
 from homelab.diagnose.shipped import Shipped
 from homelab.diagnose.suspects import Suspect, absent, first_line, of_node, person, silent, unconnected
@@ -224,7 +224,9 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
         return (Hint("{}; then, as a new training: {}", hint, launch), launch) if first.needs_launch else (hint, NO_COMMAND)
     run, node = values["run"], context.nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
     commands = {"recover": homelab("recover", run), "logs": homelab("logs", run), "status": homelab("status", run), "launch": launch}
-    template = endings.SCRIPT_ERROR_HINT if file and first.rule is endings.PYTHON_ERROR else first.rule.hint
+    template = first.rule.hint
+    if first.rule is endings.PYTHON_ERROR:
+        template = endings.SCRIPT_ERROR_HINT if file else endings.LIBRARY_ERROR_HINT if traces.is_of_a_library(first.where) else template
     hint = _filled(template, defaultdict(lambda: "?", {**values, **commands, "python": path_word(node.python)}), node)
     return hint, launch if launch in hint.commands else NO_COMMAND
 

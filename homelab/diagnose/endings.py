@@ -31,6 +31,8 @@ SILENT = _BY_ID["silent-rank"]
 
 OF_SIGNAL = {4: CRASHED, 5: ABORTED, 6: ABORTED, 7: CRASHED, 8: CRASHED, 9: KILLED, 11: CRASHED}
 # An error in the file that the recipe names: the run keeps the copy that it was launched with.
+# No line of the person's own is in the traceback.
+LIBRARY_ERROR_HINT = "an installed package raised it, at {where}: does it go with what it was asked for? The whole traceback: {logs}; then: {recover}"
 SCRIPT_ERROR_HINT = "correct {where}, then: {launch} (a changed script is a new training)"
 # A node is gone, or was: it explains why the ranks of the others lost their connections.
 OF_A_NODE = (UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED)

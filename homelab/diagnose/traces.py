@@ -123,6 +123,11 @@ def last_exceptions(lines: Sequence[str]) -> tuple[Raised, ...]:
     return tuple(chain)
 
 
+def is_of_a_library(where: str) -> bool:
+    """Whether the place of an exception is in an installed package or in Python itself."""
+    return _LIBRARY.search(where) is not None
+
+
 def _read_traceback(texts: Sequence[str], position: int) -> tuple[int, Raised | None]:
     """From the line after "Traceback": the position behind it, and the exception, or None where the text breaks off."""
     frames: list[str] = []

@@ -326,6 +326,12 @@ def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> 
         assert found(raised_in(other), own_files=shipped.of_run(RUN_JSON)).hint == f"correct {other}:7, then: homelab recover r"
 
 
+def test_nobody_is_told_to_correct_an_installed_package() -> None:
+    where = "/env/lib/python3.11/site-packages/transformers/modeling_utils.py"
+    hint = found(raised_in(where), own_files=shipped.of_run(RUN_JSON)).hint
+    assert hint.startswith(f"an installed package raised it, at {where}:7: ") and "homelab logs r; then: homelab recover r" in hint and "correct" not in hint
+
+
 def test_a_module_that_did_not_come_along_is_told_where_it_lies() -> None:
     lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 1, in <module>', "ModuleNotFoundError: No module named 'helper.deep'"]
     own, near = shipped.of_run(RUN_JSON), {"helper": "/desk/src/helper"}
