@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -46,3 +47,17 @@ def test_a_node_that_was_asked_before_is_woken_by_its_card(desk: Desk, lab: Lab)
     assert {name: entry["state"] for name, entry in nodes.items()} == {"node1": "awake", "node2": "woken", "node3": "awake"}
     assert nodes["node2"]["mac"] == mac
     assert "Next: homelab preflight" in desk.homelab("wake", "node2").stdout
+
+
+def test_ctrl_c_ends_the_waiting(desk: Desk, lab: Lab) -> None:
+    desk.homelab("preflight", "--only", "clock", "--json")
+    lab.fault("node2", "power-cut")
+    try:
+        waiting = desk.spawn("wake")
+        assert waiting.stdout is not None
+        while "waiting for its answer" not in waiting.stdout.readline():
+            assert waiting.poll() is None
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(timeout=20) == 130
+    finally:
+        lab.fault("node2", "power-on")

@@ -35,7 +35,7 @@ def of_file(path: Path) -> Wanted:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the requirements cannot be read: {error}", where=str(path), hint=homelab("setup --help")) from None
+        raise InputError(f"the requirements cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path), hint=homelab("setup --help")) from None
     lines = tuple(line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
     for line in lines:
         if not re.match(r"[A-Za-z0-9]", line):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from homelab.config.cluster import Cluster, Node
@@ -23,6 +25,7 @@ from homelab.text.say import Say
 
 LIMIT_S = 180.0  # a machine that was off needs its firmware's checks and a start of its system
 _LOGIN_S = 40.0  # a system that starts refuses logins until it is up (pam_nologin)
+_PAUSE_S = 1.0  # between two logins
 _AGAIN_S = 5.0  # between two packets for one machine: a switch may still be learning where its port is
 
 
@@ -46,42 +49,55 @@ def wake(cluster: Cluster, names: Sequence[str], say: Say, *, limit_s: float = L
     done = {name: _woken("unknown" if name in errors else "awake", known[name]) for name in names}
     asleep = {name: sleeper for name, sleeper in known.items() if name in errors and sleeper}
     errors = {name: _never_asked(cluster.node(name), error) for name, error in errors.items() if name not in asleep}
+    is_over = threading.Event()
     with Fleet(cluster) as fleet:
         helpers = [node.name for node in cluster.nodes if done.get(node.name) and done[node.name].state == "awake"]
 
         def one(name: str) -> Woken:
-            return _wake_one(fleet, name, asleep[name], helpers, say, limit_s)
+            waiting = _Waiting(fleet, helpers, say, limit_s, is_over)
+            return waiting.until_awake(name, asleep[name])
 
-        woken, still_silent = on_all(asleep, one)
+        woken, still_silent = on_all(asleep, one, stop=is_over.set)
     done |= woken | {name: _woken("silent", known[name]) for name in still_silent}
     return done, errors | still_silent
 
 
-def _wake_one(fleet: Fleet, name: str, sleeper: Sleeper, helpers: Sequence[str], say: Say, limit_s: float) -> Woken:
-    """Until it answers, or raises why it does not."""
-    node, start_s = fleet.cluster.node(name), time.monotonic()
-    sent_s: float | None = None
-    answered_s: float | None = None
-    while True:
-        now_s = time.monotonic()
-        if sent_s is None or now_s - sent_s >= _AGAIN_S:
-            by = _send(fleet, sleeper, helpers)
-            if by is None:
-                raise _not_in_its_network(node, sleeper)
-            sent_s = now_s
-        say(f"{name}: a packet for {sleeper.mac} was sent by {by}; waiting for its answer ({now_s - start_s:.0f} s of at most {limit_s:.0f})")
-        try:
-            connect(fleet.cluster, node).close()
-            return _woken("woken", sleeper, round(time.monotonic() - start_s, 1))
-        except HomelabError as error:
+@dataclass(frozen=True)
+class _Waiting:
+    """For nodes that sleep. `helpers`: nodes that are awake; `is_over`: the person has given up."""
+
+    fleet: Fleet
+    helpers: Sequence[str]
+    say: Say
+    limit_s: float
+    is_over: threading.Event
+
+    def until_awake(self, name: str, sleeper: Sleeper) -> Woken:
+        """Send packets until it answers. Raises HomelabError, which says why it does not."""
+        node, start_s = self.fleet.cluster.node(name), time.monotonic()
+        sent_s: float | None = None
+        answered_s: float | None = None
+        while True:
             now_s = time.monotonic()
-            if answered_s is None and not _sleeps(error):
-                answered_s = now_s
-            if now_s - start_s > limit_s:
-                raise (_does_not_wake(node, sleeper, limit_s, error) if _sleeps(error) else error) from error
-            if answered_s is not None and now_s - answered_s > _LOGIN_S:
-                raise
-        time.sleep(1.0)
+            if sent_s is None or now_s - sent_s >= _AGAIN_S:
+                by = _send(self.fleet, sleeper, self.helpers)
+                if by is None:
+                    raise _not_in_its_network(node, sleeper)
+                sent_s = now_s
+            self.say(f"{name}: a packet for {sleeper.mac} was sent by {by}; waiting for its answer ({now_s - start_s:.0f} s of at most {self.limit_s:.0f})")
+            try:
+                connect(self.fleet.cluster, node).close()
+                return _woken("woken", sleeper, round(time.monotonic() - start_s, 1))
+            except HomelabError as error:
+                now_s = time.monotonic()
+                if answered_s is None and not _sleeps(error):
+                    answered_s = now_s
+                if now_s - start_s > self.limit_s:
+                    raise (_does_not_wake(node, sleeper, self.limit_s, error) if _sleeps(error) else error) from error
+                if answered_s is not None and now_s - answered_s > _LOGIN_S:
+                    raise
+                if self.is_over.wait(_PAUSE_S):
+                    raise
 
 
 def _send(fleet: Fleet, sleeper: Sleeper, helpers: Sequence[str]) -> str | None:

@@ -30,6 +30,8 @@ def share(request: JsonObject) -> None:
     Who knows no token gets nothing; who gets a file compares its sha256. Raises Refusal where nothing can be served.
     """
     address = request["address"] or (os.environ.get("SSH_CONNECTION", "").split() + ["", "", ""])[2]
+    if not address:  # an empty one would mean all of them
+        raise Refusal("this node does not know its address on the LAN", where="lan_address in cluster.toml", hint="homelab setup", kind="silent")
     token = secrets.token_hex(16)
     places = {f"/{token}/{sha256}": _place(entry) for sha256, entry in request["files"].items()}
     try:

@@ -82,6 +82,9 @@ def test_only_files_of_setup_are_served(home: Path, entry: dict[str, str]) -> No
 
 
 def test_an_address_that_is_not_the_node_s_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    with pytest.raises(Refusal, match="does not know its address"):
+        share.share({"address": "", "files": {}})
     with pytest.raises(Refusal, match="no other node can copy"):
         share.share({"address": "203.0.113.7", "files": {}})
 

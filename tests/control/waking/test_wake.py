@@ -91,7 +91,7 @@ class Machines:
         monkeypatch.setattr(wake, "connect", self.connect)
         monkeypatch.setattr(magic_packet, "is_in", lambda _: network)
         monkeypatch.setattr(magic_packet, "send", self.send)
-        monkeypatch.setattr(wake.time, "sleep", lambda _: None)
+        monkeypatch.setattr(wake, "_PAUSE_S", 0.01)
 
     def connect(self, cluster: Any, node: Any) -> Any:
         if node.name in self.off:
