@@ -25,7 +25,7 @@ def command(
     why: Annotated[bool, typer.Option("--why", help="Also print the reason of each choice.")] = False,
     what_if: Annotated[
         list[str],
-        typer.Option("--what-if", help="Compare with one more machine (+RTX3090, +2xRTX3090) or without a node (-laptop); repeatable."),
+        typer.Option("--what-if", help="Compare with one more machine (+RTX3090, +2xRTX3090), without a node (-laptop) or with another network (wire=2.5gbit); repeatable."),
     ] = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try the training step without weights on one node.")] = True,
     fit: Annotated[bool, typer.Option("--fit", help="Write a copy of the recipe that fits into the free memory.")] = False,
@@ -130,14 +130,16 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     except DoesNotFit as error:
         before = error
     cluster, facts = hypothesis.apply(changes, inputs.cluster, inputs.facts)
-    after = make(replace(inputs, cluster=cluster, facts=facts))
+    facts, throughputs = hypothesis.with_wire(changes, cluster, facts, inputs.throughputs)
+    after = make(replace(inputs, cluster=cluster, facts=facts, throughputs=throughputs))
     if as_json:
         sides = {name: time_table.as_json(side) for name, side in (("before", before), ("after", after))}
         common.print_json({"what_if": [change.text for change in changes], **sides})
         return 0
     console = Console()
     console.print(time_table.before_and_after(before, after, ["now", " ".join(change.text for change in changes)]))
-    warnings = [before.message] if isinstance(before, DoesNotFit) else before.warnings
+    warnings = hypothesis.assumed(changes, inputs.cluster, inputs.throughputs)
+    warnings += [before.message] if isinstance(before, DoesNotFit) else before.warnings
     for warning in dict.fromkeys((*warnings, *after.warnings)):
         console.print(f"! {warning}", style="yellow", markup=False, highlight=False)
     console.print("Nothing was started. The whole plan: leave out --what-if.", style="dim")

@@ -1,4 +1,4 @@
-"""What would change with another card in the cluster, or without a node: hypothetical machines for the planner. Nothing is executed."""
+"""What would change with another card in the cluster, without a node, or with another wire: hypothetical machines for the planner. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from homelab.facts.gpu import GpuFacts, NvidiaFacts
 from homelab.facts.machine import ResourcesFacts, SystemFacts
 from homelab.facts.node import Facts
 from homelab.hardware import CARDS, Card, lookup
-from homelab.text.units import gibibytes
+from homelab.planning.inputs import Throughputs
+from homelab.planning.strategy import network_cost
+from homelab.text.units import decimal_size, gibibytes
 
 _WHERE = "--what-if"
+_LEAST_GBIT, _MOST_GBIT = 0.001, 800.0
+_WIRE = re.compile(r"wire=(\d+(?:\.\d+)?)\s*([gm])bit(?:/s)?", re.IGNORECASE)
 _ADD = re.compile(r"\+(?:(\d+)\s*x\s*)?(.+)")
 
 
 @dataclass(frozen=True)
 class Change:
-    """`card` and `count`: one more machine with so many of these cards. `node`: without this node."""
+    """`card` and `count`: one more machine with so many of these cards. `node`: without this node. `bytes_per_s`: the wire between all nodes."""
 
     text: str
     card: Card | None = None
     count: int = 1
     node: str | None = None
+    bytes_per_s: float | None = None
 
 
 def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Change, ...]:
-    """Read "+RTX3090", "+2xRTX3090" (one machine with two cards), "-laptop". Raises InputError for cards and nodes that are not known.
+    """Read "+RTX3090", "+2xRTX3090" (one machine with two cards), "-laptop", "wire=2.5gbit". Raises InputError for cards and nodes that are not known.
 
     `device` is what the cluster trains on now.
     """
@@ -38,7 +43,9 @@ def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Chang
     names = [node.name for node in cluster.nodes]
     for text in texts:
         added = _ADD.fullmatch(text.strip())
-        if added is not None:
+        if text.strip().lower().startswith("wire"):
+            changes.append(_wire(text))
+        elif added is not None:
             changes.append(_added(text, int(added[1] or 1), added[2].strip(), device))
         elif text.strip().startswith("-") and text.strip()[1:]:
             name = text.strip()[1:]
@@ -53,7 +60,7 @@ def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Chang
             near = f"+{text}" if lookup(text) else f"-{text}" if text in names else "+RTX3090"
             raise InputError(
                 f'"{text}" says neither what comes nor what goes', where=_WHERE,
-                hint=f"--what-if {near} (+CARD: one more machine with it; -NODE: without this node)",
+                hint=f"--what-if {near} (+CARD: one more machine with it; -NODE: without this node; wire=2.5gbit: another network)",
             )  # fmt: skip
     removed = {change.node for change in changes}
     if set(names) <= removed and not any(change.card for change in changes):
@@ -74,6 +81,42 @@ def apply(changes: Sequence[Change], cluster: Cluster, facts: Mapping[str, Facts
         changed_facts[name] = _facts(name, change.card, change.count)
     left_out = (*cluster.left_out, *(node.name for node in cluster.nodes if node.name in removed))
     return cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), changed_facts
+
+
+def with_wire(
+    changes: Sequence[Change], cluster: Cluster, facts: Mapping[str, Facts], throughputs: Throughputs
+) -> tuple[dict[str, Facts], Throughputs]:
+    """Facts and throughputs with the wire that is asked for, the same between all nodes. Seconds on the wire of earlier runs shrink or grow with it."""
+    rate = next((change.bytes_per_s for change in changes if change.bytes_per_s), None)
+    names = [node.name for node in cluster.nodes]
+    if rate is None:
+        return dict(facts), throughputs
+    times = network_cost.wire_between(names, throughputs).bytes_per_s / rate
+    pairs = {(source, target): rate for source in names for target in names if source != target}
+    return {name: _with_sync(one, times) for name, one in facts.items()}, pairs
+
+
+def assumed(changes: Sequence[Change], cluster: Cluster, throughputs: Throughputs) -> list[str]:
+    """What a person should know of a wire that nobody has measured."""
+    wire = network_cost.wire_between([node.name for node in cluster.nodes], throughputs)
+    now = f"measured now: {decimal_size(int(wire.bytes_per_s))}/s on the slowest pair" if wire.is_measured else "what is there now was not measured: 1 Gbit/s is assumed"
+    return [f"{change.text} is assumed between all nodes, {decimal_size(int(change.bytes_per_s))}/s; {now}" for change in changes if change.bytes_per_s]
+
+
+def _wire(text: str) -> Change:
+    match = _WIRE.fullmatch(text.strip())
+    gbit = float(match[1]) / (1 if match[2].lower() == "g" else 1000) if match else 0.0
+    if not _LEAST_GBIT <= gbit <= _MOST_GBIT:
+        raise InputError(f'"{text}" is no wire', where=_WHERE, hint="--what-if wire=2.5gbit (or 100mbit, 1gbit, 10gbit)")
+    return Change(text.strip(), bytes_per_s=gbit * network_cost.GIGABIT_BYTES_PER_S)
+
+
+def _with_sync(facts: Facts, times: float) -> Facts:
+    profiles = facts.speed_profiles
+    sync_s = (profiles.content or {}).get("sync_s") if profiles else None
+    if profiles is None or not isinstance(sync_s, int | float):
+        return facts
+    return facts.model_copy(update={"speed_profiles": profiles.model_copy(update={"content": {**(profiles.content or {}), "sync_s": sync_s * times}})})
 
 
 def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:

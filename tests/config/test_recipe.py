@@ -163,6 +163,11 @@ def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> Non
     assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)
 
 
+def test_a_value_is_shown_as_toml_spells_it(tmp_path: Path) -> None:
+    (line,) = faults(tmp_path, GOOD.replace("steps = 10", "steps = true"))
+    assert "train.steps: got true; allowed: a whole number" in line
+
+
 @pytest.mark.parametrize("key", ["keep_best = true", "early_stopping = 3"])
 def test_what_chooses_by_held_out_rows_needs_them(tmp_path: Path, key: str) -> None:
     text = GOOD.replace("steps = 10", f"steps = 10\n{key}")

@@ -25,9 +25,10 @@ def changed(seen: Evidence, *texts: str, recipe: Recipe | None = None, device: s
     changes = what_if.parse(texts, seen.cluster, device=device)
     wanted = what_if.recipe_for(changes, wanted)
     cluster, facts = what_if.apply(changes, seen.cluster, seen.facts)
+    facts, throughputs = what_if.with_wire(changes, cluster, facts, {})
     before, after = (
-        builders.make_plan(of, wanted, known)
-        for of, known in ((seen.cluster, seen.facts), (cluster, facts))
+        builders.make_plan(of, wanted, known, throughputs=rates)
+        for of, known, rates in ((seen.cluster, seen.facts, {}), (cluster, facts, throughputs))
     )
     return before, after
 
@@ -103,6 +104,9 @@ def test_a_table_of_shares_gives_way_to_speeds() -> None:
         ("+99xRTX3090", "cuda", "99 cards in one machine"),
         ("+RTX3090", "cpu", "this cluster trains on CPUs"),
         ("+$(touch pwned)", "cuda", "no data sheet here"),
+        ("wire=fast", "cuda", "is no wire"),
+        ("wire=0gbit", "cuda", "is no wire"),
+        ("wire=2.5", "cuda", "wire=2.5gbit"),
     ],
 )
 def test_what_cannot_be(text: str, device: str, words: str) -> None:
@@ -113,6 +117,27 @@ def test_what_cannot_be(text: str, device: str, words: str) -> None:
         and "--what-if" in caught.value.where
         and caught.value.hint
     )
+
+
+@pytest.mark.parametrize(("text", "times"), [("wire=2.5gbit", 2.5), ("wire=100mbit", 0.1), ("WIRE=10 Gbit/s", 10.0), ("wire=1gbit", 1.0)])
+def test_another_wire(text: str, times: float) -> None:
+    before, after = changed(GPUS, text)
+    assert before.time and after.time and before.time.wire_s == pytest.approx(times * after.time.wire_s)
+    assert (after.time.tokens_per_s > before.time.tokens_per_s) == (times > 1) or times == 1
+
+
+def test_seconds_on_the_wire_that_were_measured_go_with_it() -> None:
+    before, after = changed(all_measured(GPUS), "wire=2gbit")
+    assert before.time and after.time and before.time.wire_s == pytest.approx(2 * after.time.wire_s)
+
+
+def test_an_assumed_wire_is_said() -> None:
+    cluster = GPUS.cluster
+    changes = what_if.parse(["wire=2.5gbit"], cluster, device="cuda")
+    assert what_if.assumed(changes, cluster, {}) == ["wire=2.5gbit is assumed between all nodes, 294.0 MB/s; what is there now was not measured: 1 Gbit/s is assumed"]
+    rates = {(source, target): 80e6 for source in NAMES for target in NAMES if source != target}
+    assert what_if.assumed(changes, cluster, rates)[0].endswith("measured now: 80.0 MB/s on the slowest pair")
+    assert what_if.assumed(what_if.parse(["-laptop"], cluster, device="cuda"), cluster, {}) == []
 
 
 def test_somebody_has_to_stay() -> None:
