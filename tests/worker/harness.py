@@ -87,6 +87,7 @@ def make_plan(
     measured: bool = False,
     token_caps: Sequence[int | None] | None = None,
     switches: dict[str, bool] | None = None,
+    strategy: str = "ddp",
 ) -> None:
     """attempts/<n>/plan.json with one rank per share, all on the node "here", or each on its own of `nodes` (those of a node together).
 
@@ -113,6 +114,7 @@ def make_plan(
         "nodes": list(dict.fromkeys(places)),
         "balance": "measured" if measured else "fixed",
         "switches": switches or {},
+        "strategy": strategy,
     }  # fmt: skip
     for node in dict.fromkeys(places):
         own = folder_of(run, node, places)

@@ -36,18 +36,18 @@ class Saver:
         self.size_bytes = 0  # of the last checkpoint
         self.is_in_background = False
 
-    def begin(self, trainer: ShareTrainer, step: int, curves: Curves, best: BestWeights) -> None:
+    def begin(self, trainer: ShareTrainer, step: int, own: dict[str, Any], curves: Curves, best: BestWeights) -> None:
         """Save the state after `step`: it is on the disk when this returns, or copied, and on the disk after `finish`.
 
-        Waits for the write before, and raises WorkerError when that one or this one fails.
+        `own`: weights and optimizer, as the strategy saves them. Waits for the write before, and raises WorkerError when that one or this one fails.
         """
         from homelab.worker.checkpoints.weights import checkpoint_state, copy_of, writers_of
 
         self._background.wait()
         root, keep = self._task.checkpoints_dir, self._task.checkpoint.keep
-        self.size_bytes = disk_space.of_training(trainer)
+        self.size_bytes = disk_space.of_state(own)
         disk_space.make(root, step, self.size_bytes, keep)
-        state = checkpoint_state(trainer, self._task, curves, best, self._rows)
+        state = own | checkpoint_state(trainer, self._task, curves, best, self._rows)
         self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,19 @@ class BestWeights:
         if resume is not None and self.step is not None:
             self._put(self.step, lambda path: link(resume / FILE, path))
 
-    def evaluated(self, model: Any, step: int) -> None:
-        """The loss after `step` is in the curves: keep these weights where it is the best. Raises WorkerError where the disk is full."""
+    def evaluated(self, step: int, whole_weights: Callable[[], dict[str, Any]]) -> None:
+        """The loss after `step` is in the curves: keep these weights where it is the best. Raises WorkerError where the disk is full.
+
+        Every rank asks for the whole weights then, and the first of each node writes them.
+        """
         if not self._is_kept or early_stopping.best_step(self._curves.eval_losses) != step:
             return
-        from homelab.worker.checkpoints.weights import save_trained
+        from homelab.worker.checkpoints.weights import save
 
         self.step = step
+        tensors = whole_weights()
         if self._task.local_rank == 0:
-            self._put(step, lambda path: save_trained(model, path))
+            self._put(step, lambda path: save(tensors, path))
 
     def state(self) -> dict[str, Path]:
         """What a checkpoint carries of it; older files go. Call it when no checkpoint is being written."""
@@ -56,12 +61,12 @@ class BestWeights:
                 path.unlink()
         return {FILE: self._path(self.step)}
 
-    def load(self, model: Any) -> None:
-        """Put the best weights into the model. Does nothing where the recipe keeps those of the last step."""
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Put the best weights into these, the whole ones by name. Does nothing where the recipe keeps those of the last step."""
         if self.step is not None:
-            from homelab.worker.checkpoints.weights import load_tensors
+            from homelab.worker.checkpoints.weights import fill
 
-            load_tensors(model, self._path(self.step))
+            fill(tensors, self._path(self.step))
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}.safetensors"

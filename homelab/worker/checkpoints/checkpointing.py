@@ -57,8 +57,9 @@ class Checkpointing:
         if difference:
             self._recorder.note(difference)
         self._curves.agree()
+        own = trainer.strategy.state(trainer)
         if self._task.local_rank == 0:
-            self._saver.begin(trainer, step, self._curves, self._best)
+            self._saver.begin(trainer, step, own, self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
         if last or not self._is_saved:

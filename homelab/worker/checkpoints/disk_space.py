@@ -8,6 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from homelab.protocol import manifest
 from homelab.worker.checkpoints import checkpoint_folder
 
@@ -38,11 +41,9 @@ def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
         raise checkpoint_folder.unwritable(root, step, why)
 
 
-def of_training(trainer: Any) -> int:
-    """Bytes that a checkpoint of a Trainer's state takes: the trained weights, and what the optimizer keeps for them."""
-    trained = sum(parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
-    states = (value for state in trainer.optimizer.state.values() for value in state.values())
-    return int(trained + sum(getattr(value, "nbytes", 0) for value in states))
+def of_state(state: Any) -> int:
+    """Bytes of the tensors in what a strategy saves: of the trained weights, and of what the optimizer keeps for them."""
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
 def words(size_bytes: int) -> str:

@@ -19,16 +19,22 @@ _PAGED_ELEMENTS = 100_000  # of a parameter whose state is paged: get_state_buff
 def load(optimizer: Any, path: Path, device: torch.device) -> None:
     """Read the file into `optimizer`, which computes on `device`. In a card's case straight from the disk, without a copy in RAM."""
     is_card = device.type == "cuda"
-    state = torch.load(path, map_location="cpu", mmap=is_card, weights_only=True)
-    # Use the kernels of this attempt, not those of the attempt that saved it: they decide where a counter lies and the memory of a step.
-    for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        then.update({name: now[name] for name in _HOW if name in now})
+    state = read(optimizer, path, is_mapped=is_card)
     if is_card and getattr(optimizer, "is_paged", False):
         load_paged(optimizer, state)
         return
     optimizer.load_state_dict(state)
     if is_card:
         _leave_the_file(optimizer)
+
+
+def read(optimizer: Any, path: Path, *, is_mapped: bool) -> dict[str, Any]:
+    """The state in the file, for the kernels that `optimizer` uses. `is_mapped`: the tensors are pages of the file."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)
+    # Not those of the attempt that saved it: they decide where a counter lies and the memory of a step.
+    for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        then.update({name: now[name] for name in _HOW if name in now})
+    return state
 
 
 def load_paged(optimizer: Any, state: dict[str, Any]) -> None:

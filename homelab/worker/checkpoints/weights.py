@@ -32,7 +32,7 @@ OPTIMIZER = "optimizer.pt"
 
 
 def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """What a checkpoint holds: file name -> content. The tensors are those that are trained; `copy_of` keeps them as they are now.
+    """What a checkpoint holds beside what its strategy saves (`Strategy.state`): file name -> content; `copy_of` keeps it as it is now.
 
     The Trainer reads all but the weights under these names.
     """
@@ -42,7 +42,6 @@ def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, best: Be
         "rows": rows,
     }
     state = {
-        **trainer.strategy.state(trainer),
         **best.state(),
         "scheduler.pt": trainer.lr_scheduler.state_dict(),
         "trainer_state.json": trainer.state,
@@ -94,20 +93,19 @@ def _write(content: Any, path: Path) -> None:
         content.save_to_json(str(path))
 
 
-def save_trained(model: Any, path: Path) -> None:
-    """Write the weights that are trained."""
-    _write(trained(model), path)
+def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write these weights."""
+    _write(tensors, path)
 
 
 def load_weights(model: Any, folder: Path) -> None:
     """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
-    load_tensors(model, folder / WEIGHTS)
+    fill(trained(model), folder / WEIGHTS)
 
 
-def load_tensors(model: Any, path: Path) -> None:
-    """Put the weights of this file into a model of the same recipe. Raises WorkerError when names or shapes differ."""
+def fill(own: dict[str, torch.Tensor], path: Path) -> None:
+    """Put the weights of this file into those of a model of the same recipe. Raises WorkerError when names or shapes differ."""
     saved = load_file(str(path))
-    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
         odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
         raise WorkerError(
@@ -120,8 +118,10 @@ def load_tensors(model: Any, path: Path) -> None:
             parameter.copy_(saved[name])
 
 
-def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
-    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card. `step`: of these weights.
+def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
+    """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
+
+    `tensors` are the whole weights that were trained, after `step`; the model itself may hold only shards of them.
 
     Raises WorkerError when the disk does not take it.
     """
@@ -130,9 +130,11 @@ def write_final(model: Any, tokenizer: Any, task: Task, curves: Curves, step: in
     model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
     try:
         if task.method.kind == "full":
-            model.to(DTYPES[task.precision]).save_pretrained(partial)
+            dtype = DTYPES[task.precision]
+            model.config.dtype = dtype
+            model.save_pretrained(partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
-            model.save_pretrained(partial, save_embedding_layers=False)
+            model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
         tokenizer.save_pretrained(partial)
         (partial / "README.md").write_text(model_card(task, curves, step), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)

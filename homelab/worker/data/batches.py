@@ -69,6 +69,10 @@ class StepBatches(Dataset):
     def __len__(self) -> int:
         return self.steps
 
+    def stand_in(self) -> Batch:
+        """A pass without a loss."""
+        return self.form.batch([stand_in(self.form.pad)], packed=self.packed)
+
     def __getitem__(self, step: int) -> StepItem:
         if not 0 <= step < self.steps:
             raise IndexError(step)
@@ -81,7 +85,7 @@ class StepBatches(Dataset):
         return StepItem(
             step=step,
             epoch=epoch,
-            micro_batches=[self.form.batch(group, packed=self.packed) for group in groups or [[stand_in(self.form.pad)]]],
+            micro_batches=[self.form.batch(group, packed=self.packed) for group in groups] or [self.stand_in()],
             seeds=[
                 random_seed(self.seed, step, [source for row in group for source in row.sources])
                 for group in groups or [[]]

@@ -30,14 +30,29 @@ class StepTimer:
         self.communication_s = 0.0
         self._ready: Any = None
         self._passes: list[tuple[Any, Any]] = []
+        self._exchanged_s = 0.0
 
     @contextlib.contextmanager
     def one_pass(self) -> Iterator[None]:
         """Around one forward and backward pass. It ends with the last gradient, not with the exchange that follows in the last one."""
         self._ready = None
+        self._exchanged_s = 0.0
         start = self._now()
         yield
-        self._passes.append((start, self._now() if self._ready is None else self._ready))
+        end = self._now() if self._ready is None else self._ready
+        self._passes.append((start, end if self.cuda else end - self._exchanged_s))
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around a collective on weights or gradients, inside a pass or outside. On CUDA it runs beside the pass, and counts as part of it."""
+        if self.cuda:
+            yield
+            return
+        before = time.perf_counter()
+        yield
+        took_s = time.perf_counter() - before
+        self._exchanged_s += took_s
+        self.communication_s += took_s
 
     def keep_up(self) -> None:
         """On CUDA, Python can be a whole step ahead of the card: wait until the pass before the last one is done.

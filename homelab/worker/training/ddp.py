@@ -5,6 +5,7 @@ Nothing else in the worker names DistributedDataParallel. Every rank holds all o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.training import gradient_buffers, gradient_compression, replica_check
+from homelab.worker.training import gradient_buffers, gradient_compression, gradient_norm, replica_check
 from homelab.worker.training.strategy import Strategy
 
 
@@ -45,6 +46,14 @@ class Replicas:
     @property
     def sent_bytes(self) -> int:
         return self.reduction.step_bytes
+
+    @property
+    def places_model(self) -> bool:
+        return False
+
+    @property
+    def divides_on_host(self) -> bool:
+        return False
 
     def arguments(self) -> dict[str, Any]:
         backend = self._task.backend if self._task.world_size > 1 else None
@@ -75,12 +84,25 @@ class Replicas:
 
         wrapped.register_comm_hook(self.reduction, reduce)
 
+    def begin_step(self, wrapped: Any, passes: int) -> int:
+        return passes
+
     def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = accelerator.no_sync(wrapped)
         return context
 
+    def evaluating(self, model: Any, passes: int) -> AbstractContextManager[int]:
+        return contextlib.nullcontext(passes)
+
+    def clip(self, model: Any, most: float) -> float:
+        norm: float = gradient_norm.clip([parameter.grad for parameter in model.parameters() if parameter.grad is not None], most)
+        return norm
+
     def state(self, trainer: Any) -> dict[str, Any]:
         return {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
+
+    def whole_weights(self, model: Any) -> dict[str, Any]:
+        return weights.trained(model)
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:
         weights.load_weights(model, checkpoint)

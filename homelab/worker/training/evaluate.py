@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from homelab.worker.balancing.balancer import Balance
-from homelab.worker.data.batches import Form, copied, loss_tokens
+from homelab.worker.data.batches import Form, copied, loss_tokens, stand_in
 from homelab.worker.data.encoding import Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What is called around the passes of an evaluation.
+
+    `around` is the strategy's: where a forward pass waits for other ranks, it says how many each makes. `wait` is called when this rank
+    has finished: the first evaluation is assigned by estimated speeds, and no collective should stay open for minutes.
+    """
+
+    around: Callable[[Any, int], AbstractContextManager[int]]
+    after_pass: Callable[[], None]
+    wait: Callable[[], None]
+
+
 @torch.no_grad()
-def held_out_loss(
-    model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, *, after_pass: Callable[[], None],
-    wait: Callable[[], None],
-) -> float:  # fmt: skip
+def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: Hooks) -> float:
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
 
-    Collective: every rank calls it. A rank may have no row, because the forward pass waits for no other rank. `wait` is called when this
-    rank has finished: the first evaluation is assigned by estimated speeds, and no collective should stay open for minutes.
+    Collective: every rank calls it. A rank may have no row.
     """
     model.eval()
     device = next(model.parameters()).device
     own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], rank)]
     cuts = balance.passes_of([len(row.tokens) for row in own_rows], rank)
-    summed, counted = 0.0, 0
-    for cut in cuts:
-        batch = form.batch([own_rows[row] for row in cut], packed=False)
-        tokens = loss_tokens(batch)
-        if tokens == 0:
-            continue
-        (inputs,) = copied([batch], device, pin=device.type == "cuda")
-        # num_items_in_batch = 1 makes the model's loss a sum.
-        summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
-        counted += tokens
-        after_pass()
-    wait()
+    batches = [form.batch([own_rows[row] for row in cut], packed=False) for cut in cuts]
+    batches = [batch for batch in batches if loss_tokens(batch)]
+    summed, counted = 0.0, sum(map(loss_tokens, batches))
+    with hooks.around(model, len(batches)) as passes:
+        for batch in [*batches, *[form.batch([stand_in(form.pad)], packed=False)] * (passes - len(batches))]:
+            (inputs,) = copied([batch], device, pin=device.type == "cuda")
+            # num_items_in_batch = 1 makes the model's loss a sum.
+            summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
+            hooks.after_pass()
+        hooks.wait()
     everyone = process_group.gather([summed, float(counted)])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:

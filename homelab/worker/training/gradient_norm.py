@@ -1,6 +1,7 @@
 """The norm of the whole gradient, bit-identical on every rank, and gradient clipping by it.
 
-All ranks hold the same averaged gradient, and each measures it by itself. In fp32 the last digits of such a sum depend on the order in
+With copies of the model all ranks hold the same averaged gradient, and each measures it by itself; of a divided one each measures its
+part, and the squares are added. In fp32 the last digits of such a sum depend on the order in
 which a card or a processor adds it up, so that unlike ranks would scale by unlike factors, and their weights would part. Sums in float64
 differ in their 16th digit; rounded to fp32 once, they are the same number.
 """
@@ -8,7 +9,7 @@ differ in their 16th digit; rounded to fp32 once, they are the same number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -16,19 +17,19 @@ _BLOCK = 1 << 20  # elements; a processor turns what it sums up into float64 fir
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> float:
+def clip(gradients: list[torch.Tensor], most: float, whole: Callable[[float], float] = lambda square: square) -> float:
     """The Euclidean norm of all gradients together, before they are scaled in place to be at most `most` long. 0 where there are none.
+
+    `whole` makes of the squared norm of these the one of all ranks' together.
 
     Infinite or NaN where a gradient is; what the gradients are then is of no use.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return 0.0
-    parts = torch.stack(_norms(gradients)).tolist()  # on a card: the only place where the processor waits for it
-    norm = float(torch.tensor(math.sqrt(math.fsum(part * part for part in parts)), dtype=torch.float32))
+    own = [gradient for gradient in gradients if gradient.numel()]  # a rank's part of a small tensor may be nothing
+    parts = torch.stack(_norms(own)).tolist() if own else []  # on a card: the only place where the processor waits for it
+    norm = float(torch.tensor(math.sqrt(whole(math.fsum(part * part for part in parts))), dtype=torch.float32))
     scale = most / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ does
-    if scale < 1.0:
-        torch._foreach_mul_(gradients, scale)
+    if own and scale < 1.0:
+        torch._foreach_mul_(own, scale)
     return norm
 
 

@@ -240,14 +240,12 @@ class Run:
         start_s = time.perf_counter()
         self.recorder.heartbeat(phases.EVALUATING)
         from homelab.worker.runtime import process_group
-        from homelab.worker.training.evaluate import held_out_loss
+        from homelab.worker.training.evaluate import Hooks, held_out_loss
 
-        loss = held_out_loss(
-            trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form,
-            after_pass=self.recorder.sign, wait=lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size),
-        )  # fmt: skip
+        hooks = Hooks(trainer.strategy.evaluating, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size))
+        loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
         self.curves.evaluation(step, loss, time.time())
-        self.best.evaluated(trainer.model, step)
+        self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
             if self.tensorboard:
@@ -272,10 +270,11 @@ class Run:
         self.recorder.heartbeat(phases.SAVING)
         if self.tensorboard:
             self.tensorboard.close()
+        tensors = trainer.strategy.whole_weights(trainer.model)
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
-            self.best.load(trainer.model)
-            write_final(trainer.model, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
+            self.best.load(tensors)
+            write_final(trainer.model, tensors, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
         process_group.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
 

@@ -14,7 +14,8 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 
-_MODULES = {"ddp": "homelab.worker.training.ddp"}
+_SHARDED = "homelab.worker.training.sharded"
+_MODULES = {"ddp": "homelab.worker.training.ddp", "zero2": _SHARDED, "zero3": _SHARDED, "fsdp": _SHARDED, "hsdp": _SHARDED}
 
 
 class Strategy(Protocol):
@@ -23,6 +24,16 @@ class Strategy(Protocol):
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank put into collectives for gradients in the current step so far."""
+        ...
+
+    @property
+    def places_model(self) -> bool:
+        """Whether the strategy itself divides the model, which accelerate must not wrap then."""
+        ...
+
+    @property
+    def divides_on_host(self) -> bool:
+        """Whether the model stays in host memory until the strategy has divided it."""
         ...
 
     def arguments(self) -> dict[str, Any]:
@@ -45,12 +56,28 @@ class Strategy(Protocol):
         """Install the reduction of gradients, which tells `timer` when this rank's last gradient is ready."""
         ...
 
+    def begin_step(self, wrapped: Any, passes: int) -> int:
+        """Before the passes of a step, of which this rank's rows need so many: how many it must make. Collective."""
+        ...
+
     def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
         """Around every pass of a step but the last."""
         ...
 
+    def evaluating(self, model: Any, passes: int) -> AbstractContextManager[int]:
+        """Around passes without gradients, of which this rank's rows need so many: how many it must make. Collective."""
+        ...
+
+    def clip(self, model: Any, most: float) -> float:
+        """The norm of the whole gradient, the same on every rank, after which it is at most `most` long. Collective."""
+        ...
+
     def state(self, trainer: Any) -> dict[str, Any]:
-        """Weights and optimizer as the first rank of a node saves them: file name -> content."""
+        """Weights and optimizer as the first rank of a node saves them: file name -> content. Collective; on other ranks it may be empty."""
+        ...
+
+    def whole_weights(self, model: Any) -> dict[str, Any]:
+        """The whole weights that are trained, by name. Collective; of use on the first rank of a node alone."""
         ...
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:

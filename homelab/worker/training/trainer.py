@@ -35,7 +35,6 @@ from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_toke
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.training import gradient_norm
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 from homelab.worker.training.strategy import Strategy
 
@@ -79,7 +78,7 @@ class ShareTrainer(Trainer):
         self.grad_norm = math.nan
         self.learning_rate = math.nan
         for name in (
-            "_clip_grad_norm", "_load_from_checkpoint", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
+            "_clip_grad_norm", "_load_from_checkpoint", "_move_model_to_device", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
         ):  # fmt: skip
             assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
         super().__init__(model=model, args=args, train_dataset=batches, callbacks=[_Steps(self)])
@@ -97,6 +96,10 @@ class ShareTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.strategy.configure(self.accelerator)
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if not self.strategy.divides_on_host:
+            super()._move_model_to_device(model, device)
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=1, shuffle=False, collate_fn=_single, num_workers=0)
@@ -119,6 +122,7 @@ class ShareTrainer(Trainer):
         self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
+        inputs = self._with_stand_ins(model, inputs)
         last = len(inputs.micro_batches) - 1
         for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
             torch.manual_seed(seed)
@@ -148,6 +152,15 @@ class ShareTrainer(Trainer):
             raise self.not_a_number("the loss", bad)
         return summed.to(torch.float32)
 
+    def _with_stand_ins(self, model: Any, item: StepItem) -> StepItem:
+        """The step with as many passes as the strategy wants of this rank."""
+        missing = self.strategy.begin_step(model, len(item.micro_batches)) - len(item.micro_batches)
+        if missing <= 0:
+            return item
+        batches = self.train_dataset
+        extra = copied([batches.stand_in()] * missing, self.args.device, pin=False)
+        return dataclasses.replace(item, micro_batches=[*item.micro_batches, *extra], seeds=[*item.seeds, *[batches.seed] * missing])
+
     def _check_batch(self, counted: list[int], expected: list[int]) -> None:
         """All ranks must have made the same global batch, and their parts must be the whole of it."""
         if set(expected) != {sum(counted)}:
@@ -176,11 +189,12 @@ class ShareTrainer(Trainer):
         self._waited_s = self.clock.communication_s
         tokens = self.item.pass_tokens
         rest_s = self.step_s - self.clock.communication_s - sum(passes_s)
-        self.meter.observe(list(zip(tokens, passes_s, strict=True)) if tokens else [], rest_s)
+        own_passes_s = passes_s[: len(tokens)]  # stand-ins come after them
+        self.meter.observe(list(zip(tokens, own_passes_s, strict=True)), rest_s)
 
     def _clip_grad_norm(self, model: Any) -> float:
         self.accelerator.unscale_gradients()
-        self.grad_norm = gradient_norm.clip(model.parameters(), self.args.max_grad_norm)
+        self.grad_norm = self.strategy.clip(model, self.args.max_grad_norm)
         # With fp16 infinities are normal: the scaler skips those steps.
         if not math.isfinite(self.grad_norm) and self.task.precision != "fp16":
             raise self.not_a_number("the gradient", list(range(self.task.world_size)))
@@ -200,6 +214,7 @@ class ShareTrainer(Trainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, DataLoader]:
         self.strategy.before_wrap(self.model)
+        self.is_distributed_loading_by_transformers = self.strategy.places_model
         wrapped, batches = super()._prepare_for_training(*args, **kwargs)
         self.strategy.after_wrap(wrapped)
         return wrapped, batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
 
     balance: Any = SimpleNamespace(rows_of=lambda lengths, rank: [0], passes_of=lambda lengths, rank: [[0]])
     loss = evaluate.held_out_loss(
-        Model(), [stand_in(0)], balance, 0, Form(pad=0), after_pass=lambda: happened.append("pass"), wait=lambda: happened.append("waited")
+        Model(), [stand_in(0)], balance, 0, Form(pad=0),
+        evaluate.Hooks(lambda model, passes: contextlib.nullcontext(passes), lambda: happened.append("pass"), lambda: happened.append("waited")),
     )
     assert loss == 2.0 and happened == ["pass", "waited", "gathered"]
 

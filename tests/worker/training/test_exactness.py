@@ -77,6 +77,17 @@ CASES = {
     ),
     "qlora on 3, checkpointed": Case("qlora", False, {"shares": [1, 4, 7], "micro_batch": [1, 3, 2]}, {"train__gradient_checkpointing": True}),
     "qlora packed on 4": Case("qlora", True, {"shares": [5, 1, 3, 3], "micro_batch": [2, 1, 2, 3]}, {}),
+    "full by zero2 on 3": Case("full", False, {"shares": [6, 4, 2], "micro_batch": [2, 1, 2], "strategy": "zero2"}, {}),
+    "lora by zero2 on 3, one idle": Case("lora", False, {"shares": [8, 4, 0], "micro_batch": [3, 1, 2], "strategy": "zero2"}, {}),
+    "full by zero3 on 3": Case("full", False, {"shares": [6, 4, 2], "micro_batch": [2, 1, 2], "strategy": "zero3"}, {}),
+    "lora by fsdp on 3, checkpointed, fused loss": Case(
+        "lora", False, {"shares": [6, 4, 2], "micro_batch": [2, 1, 2], "strategy": "fsdp"},
+        {"train__gradient_checkpointing": True, "train__fused_loss": True},
+    ),
+    "full by hsdp on 2 and 2": Case(
+        "full", False, {"shares": [5, 4, 2, 1], "micro_batch": [2, 1, 2, 1], "strategy": "hsdp", "nodes": ["a", "a", "b", "b"]}, {}
+    ),
+    "qlora by zero3 on 2": Case("qlora", False, {"shares": [7, 5], "micro_batch": [2, 3], "strategy": "zero3"}, {}),
 }  # fmt: skip
 THOROUGH = ("full on 4, measured", "qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
 

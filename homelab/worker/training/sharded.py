@@ -1,0 +1,173 @@
+"""The strategies "zero2", "zero3" (also called "fsdp") and "hsdp": weights, gradients and optimizer are divided over the ranks.
+
+    zero2   what is trained is gathered once per step, and its gradient summed once: any number of passes per rank
+    zero3   every weight is gathered for every pass, block by block: each rank makes as many passes as the one with most, the rest of
+            them over a row without a loss
+    hsdp    zero3 over the cards of each machine; between machines gradients are summed once per step
+
+Torch's `fully_shard` does it, called here and not through accelerate, which wraps a model on CPUs in DDP instead without a word
+(accelerate/state.py). What the ranks start from is compared while each still has all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from homelab.worker.checkpoints import weights
+from homelab.worker.model.build import DTYPES
+from homelab.worker.runtime import process_group
+from homelab.worker.runtime.step_timer import StepTimer
+from homelab.worker.runtime.task import Task
+from homelab.worker.sharding import exchange, groups, whole_state
+from homelab.worker.training import gradient_norm, replica_check
+from homelab.worker.training.strategy import Strategy
+
+
+class Shards:
+    """A model divided over the ranks, in one of the three ways."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._is_per_step = task.strategy == "zero2"
+        self._exchange = exchange.Exchange()
+        self._mesh: DeviceMesh | None = None
+        self._difference: str | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._exchange.step_bytes
+
+    @property
+    def places_model(self) -> bool:
+        """accelerate leaves the model as it is (transformers/trainer.py, is_distributed_loading_by_transformers)."""
+        return self._task.world_size > 1
+
+    @property
+    def divides_on_host(self) -> bool:
+        """A model that is larger than a card: each card gets its part alone."""
+        return self.places_model and not self._is_per_step and self._task.method.kind != "qlora"
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def configure(self, accelerator: Any) -> None:
+        pass
+
+    def before_wrap(self, model: Any) -> None:
+        task = self._task
+        if not self.places_model:
+            return
+        self._difference = replica_check.refuse_unequal(model, task, f"step {task.resume_step}, seen on node {task.node}")
+        mesh = self._mesh_of_ranks()
+        self._mesh = mesh
+        shard_group = mesh.get_group(mesh.ndim - 1)
+        exchange.check(task, shard_group, torch.device(task.device))
+        if self._is_per_step:
+            groups.shard_per_step(model, mesh, DTYPES[task.precision], self._exchange)
+        else:
+            groups.shard_per_pass(model, mesh, self._exchange)
+
+    def _mesh_of_ranks(self) -> DeviceMesh:
+        """All ranks in a row; with hsdp [machines, ranks of each]."""
+        task = self._task
+        if task.strategy != "hsdp":
+            return init_device_mesh(task.device, (task.world_size,))
+        per_node = task.world_size // len(set(task.nodes))
+        return init_device_mesh(task.device, (task.world_size // per_node, per_node), mesh_dim_names=("machines", "cards"))
+
+    def after_wrap(self, wrapped: Any) -> None:
+        pass
+
+    def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
+        self._exchange.timer = timer
+
+    def begin_step(self, wrapped: Any, passes: int) -> int:
+        self._exchange.begin()
+        return self._gather(wrapped, passes)
+
+    def _gather(self, wrapped: Any, passes: int) -> int:
+        """Gather what stays for all passes; the number of passes that this rank must make."""
+        if not self.places_model:
+            return passes
+        if not self._is_per_step:
+            return int(max(values[0] for values in process_group.gather([float(passes)])))
+        for group in groups.groups(wrapped):
+            group.unshard()
+        return passes
+
+    def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
+        return self._kept(wrapped) if self.places_model else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _kept(self, wrapped: Any) -> Iterator[None]:
+        """Around a pass that is not the last one of a step: zero2 keeps its gradient to itself, hsdp within the machine."""
+        if self._task.strategy == "hsdp":
+            wrapped.set_requires_all_reduce(False)
+            yield
+            wrapped.set_requires_all_reduce(True)
+        elif self._is_per_step:
+            wrapped.set_requires_gradient_sync(False)
+            wrapped.set_reshard_after_backward(False)
+            yield
+            wrapped.set_requires_gradient_sync(True)
+            wrapped.set_reshard_after_backward(True)
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def evaluating(self, model: Any, passes: int) -> Iterator[int]:
+        yield self._gather(model, passes)
+        self._forget_passes(model)
+
+    def _forget_passes(self, model: Any) -> None:
+        """After passes without gradients: give up the gathered weights, and the order of the passes, by which torch would gather ahead in the
+        next backward pass: on one rank more often than on another (_fsdp_param_group.py, _backward_prefetch)."""
+        if self.places_model:
+            model.reset_iter_state()
+
+    def clip(self, model: Any, most: float) -> float:
+        norm: float
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if not self.places_model:
+            norm = gradient_norm.clip(gradients, most)
+            return norm
+        assert self._mesh is not None and all(isinstance(gradient, DTensor) for gradient in gradients)
+        copies = self._mesh.size(0) if self._mesh.ndim > 1 else 1  # each shard is on so many ranks
+        own = [gradient.to_local() for gradient in gradients]
+        norm = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in process_group.gather([square])) / copies)
+        return norm
+
+    def state(self, trainer: Any) -> dict[str, Any]:
+        is_kept = self._task.local_rank == 0
+        own = {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
+        whole: dict[str, Any] = whole_state.gathered(own, is_kept=is_kept)
+        return whole if is_kept else {}
+
+    def whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
+        whole: dict[str, torch.Tensor] = whole_state.gathered(weights.trained(model), is_kept=self._task.local_rank == 0)
+        return whole
+
+    def load_weights(self, model: Any, checkpoint: Path) -> None:
+        weights.load_weights(model, checkpoint)  # before it is divided
+
+    def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
+        whole_state.load_optimizer(optimizer, checkpoint / weights.OPTIMIZER)
+
+    def check_start(self, model: Any, where: str) -> str | None:
+        self._forget_passes(model)  # of the small tests of the loaded model
+        return self._difference
+
+    def check_weights(self, model: Any, step: int) -> str | None:
+        return None  # no weight that is trained is anywhere twice
+
+
+def make(task: Task, steps: int) -> Strategy:
+    return Shards(task)
