@@ -63,6 +63,7 @@ SHARED_NAMES = {
     "resources": "disk, memory and open files of a machine",
     "run": "a training from its start to its end",
     "runs": "the runs of a machine",
+    "sharded": "the strategies in which the ranks divide the model",
     "speed_profiles": "the files of measured speeds",
     "ssh": "SSH",
     "stop": "the end of a run by hand",

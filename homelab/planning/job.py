@@ -9,8 +9,9 @@ from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.facts.node import Facts
 from homelab.planning.inputs import PlanInputs, Throughputs
 from homelab.planning.machines import Machines
-from homelab.planning.memory import architecture
+from homelab.planning.memory import architecture, division
 from homelab.planning.memory.architecture import Architecture
+from homelab.planning.memory.division import Division
 from homelab.planning.performance import workload
 from homelab.planning.performance.workload import Workload
 
@@ -33,11 +34,12 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainingJob(Job):
-    """The same for a recipe of the built-in worker. `shape` is None where the model is not known."""
+    """The same for a recipe of the built-in worker. `shape` is None where the model is not known. `division`: what a strategy makes of it."""
 
     recipe: TrainRecipe
     shape: Architecture | None
     workload: Workload
+    division: Division = division.WHOLE
 
     @property
     def warnings(self) -> tuple[str, ...]:

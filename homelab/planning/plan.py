@@ -44,7 +44,7 @@ def make(inputs: PlanInputs) -> Plan:
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),
-        left_out=taking_part.left_out, time=time,
+        left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" else "fixed",
     )  # fmt: skip
 

@@ -185,6 +185,21 @@ class TimeEstimate(Value):
     verdict: tuple[str, ...] = ()
 
 
+class StrategyPrice(Value):
+    """What one strategy would cost on these machines: what the rank that holds most needs for weights, gradient and optimizer, seconds per step.
+
+    `without_room`: nodes that lack memory. `refused`: why it cannot train this recipe; then nothing else is known.
+    """
+
+    name: str
+    state_bytes: int | None = None
+    without_room: tuple[str, ...] = ()
+    wire_s: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    refused: str | None = None
+
+
 class Plan(Value):
     """Who does what in one attempt of a run. `left_out_because`: why a node of the cluster is not in it, where a recovery left it out."""
 
@@ -211,6 +226,8 @@ class Plan(Value):
     left_out_because: dict[str, str] = {}
     balance: str = "fixed"  # measured | fixed
     time: TimeEstimate | None = None
+    strategies: tuple[StrategyPrice, ...] = ()
+    """The prices of all strategies, in the order in which they are considered; empty for a script and for one rank."""
     launch: LaunchSpec | None = Field(default=None, exclude=True)
     """What is started, until a launcher has rendered it: then every node has its command and its whole environment instead."""
     document: LaunchDocument | None = Field(default=None, exclude=True)

@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from homelab.models import ConfigModel
 
-# What a recipe may name. The planner refuses those that no strategy is registered for, with the price that they would have.
-STRATEGY_NAMES = ["auto", "ddp", "fsdp", "zero2", "zero3"]
+# What a recipe may name.
+STRATEGY_NAMES = ["auto", "ddp", "fsdp", "hsdp", "zero2", "zero3"]
 
 
 def _is_strategy(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
-from homelab.planning.memory import rank_memory
+from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.memory.attention import repeats_keys
 from homelab.planning.memory.rank_memory import RankSetup
@@ -146,7 +146,7 @@ def _items(
 ) -> dict[str, int]:
     setup = RankSetup(
         case.precision, case.device, case.micro_batch, plan.world_size, case.masked, recipe.parallel.compress, case.repeats_keys,
-        held_bytes, measured,
+        held_bytes, measured, division.of(plan.strategy, [rank.node for rank in plan.ranks]),
     )  # fmt: skip
     items = rank_memory.estimate(shape, recipe.method, recipe.train.model_copy(update={"seq_len": case.seq_len}), setup)
     return {item.name: item.size_bytes for item in items}

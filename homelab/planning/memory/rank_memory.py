@@ -24,8 +24,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from homelab.config.recipe import Method, Train
+from homelab.planning.memory import division
 from homelab.planning.memory.activations import Attention, activation_bytes, copies_inputs, width
 from homelab.planning.memory.architecture import Architecture, adapted_linears
+from homelab.planning.memory.division import Division
 from homelab.planning.types import MemoryItem
 from homelab.protocol.memory_items import (
     ACTIVATIONS,
@@ -34,6 +36,8 @@ from homelab.protocol.memory_items import (
     CASTED_WEIGHTS,
     CHUNK_LOGITS,
     DEQUANTISATION,
+    EXCHANGED,
+    GATHERED,
     GRADIENTS,
     HELD,
     LOGITS,
@@ -46,6 +50,7 @@ REMAINDER = "what PowerSGD has left out"
 # What comes and goes within a step, and what a dry run sees of all this.
 MOVING = (CASTED_WEIGHTS, ACTIVATIONS, WORKING_SET, DEQUANTISATION, LOGITS, STEP)
 SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)
+STATE = (BASE_WEIGHTS, CASTED_WEIGHTS, ADAPTERS, GATHERED, GRADIENTS, EXCHANGED, OPTIMIZER)  # whatever the rows of a pass are
 WORKSPACES = "cuBLAS workspaces"
 ALLOCATOR = "allocator rounding"
 CONTEXT = "CUDA context"
@@ -113,6 +118,7 @@ class RankSetup:
     repeats_keys: bool = False
     held_by_others_bytes: int = 0
     measured: Mapping[str, int] = field(default_factory=dict)
+    division: Division = division.WHOLE
 
 
 def estimate(architecture: Architecture, method: Method, train: Train, setup: RankSetup) -> tuple[MemoryItem, ...]:
@@ -120,6 +126,7 @@ def estimate(architecture: Architecture, method: Method, train: Train, setup: Ra
     assert setup.micro_batch >= 1 and setup.world_size >= 1 and setup.device in ("cuda", "cpu")
     sizes = _torch_bytes(architecture, method, train, setup)
     sizes.update((name, size) for name, size in setup.measured.items() if name in SEEN_BY_A_DRY_RUN)
+    sizes = division.divided(sizes, architecture, method, setup.precision, trainable_parameters(architecture, method), setup.division)
     if setup.device == "cuda":
         sizes[WORKSPACES] = WORKSPACE_BYTES
         sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes[name] for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP)))
@@ -130,7 +137,7 @@ def estimate(architecture: Architecture, method: Method, train: Train, setup: Ra
     sizes[HELD] = setup.held_by_others_bytes
     unknown = setup.measured.keys() - sizes.keys()
     assert not unknown, f"no such item: {unknown}"
-    sizes.update(setup.measured)
+    sizes.update((name, size) for name, size in setup.measured.items() if name not in SEEN_BY_A_DRY_RUN)
     return tuple(MemoryItem(name=name, size_bytes=size) for name, size in sizes.items() if size)
 
 

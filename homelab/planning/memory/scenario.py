@@ -9,9 +9,10 @@ from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError
 from homelab.facts.node import Facts
 from homelab.planning.environment.wsl import without_paging
-from homelab.planning.memory import rank_memory
+from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.memory.attention import repeats_keys
+from homelab.planning.memory.division import Division
 from homelab.planning.memory.rank_memory import RankSetup
 from homelab.planning.types import Plan
 from homelab.protocol.memory_items import HELD
@@ -41,6 +42,7 @@ class MemoryScenario:
     world_size: int
     ranks: tuple[RankMemory, ...]
     pages: bool = True
+    division: Division = division.WHOLE
 
 
 class DoesNotFit(InputError):
@@ -59,7 +61,7 @@ def needed_bytes(recipe: TrainRecipe, scenario: MemoryScenario, rank: RankMemory
     rows = micro_batch if isinstance(micro_batch, int) and tokens is None else 1
     setup = RankSetup(
         scenario.precision, scenario.device, rows, scenario.world_size, rows > 1 or recipe.data.packing, recipe.parallel.compress,
-        rank.repeats_keys, rank.held_bytes, rank.measured,
+        rank.repeats_keys, rank.held_bytes, rank.measured, scenario.division,
     )  # fmt: skip
     items = rank_memory.estimate(scenario.shape, recipe.method, train, setup)
     return sum(item.size_bytes for item in items)
@@ -107,4 +109,5 @@ def of_plan(plan: Plan, shape: Architecture, facts: Mapping[str, Facts]) -> Memo
             held_bytes = items.get(HELD, 0)
             ranks.append(RankMemory(rank.rank, rank.node, rank.memory.available_bytes, held_bytes, repeats, beside))
     pages = not without_paging((rank.node for rank in plan.ranks), facts)
-    return MemoryScenario(shape, plan.precision, plan.device, plan.world_size, tuple(ranks), pages) if ranks else None
+    parts = division.of(plan.strategy, [rank.node for rank in plan.ranks])
+    return MemoryScenario(shape, plan.precision, plan.device, plan.world_size, tuple(ranks), pages, parts) if ranks else None

@@ -58,6 +58,7 @@ class SpeedProfile(WireModel):
     fused_loss: bool = False
     backend: str = "transformers"
     compress: str = "none"
+    strategy: str = "ddp"
     torch: str
     measured_at: MoreThanNothing
     run: str = ""

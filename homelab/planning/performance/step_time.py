@@ -71,7 +71,7 @@ class Sync:
             return "measured by an earlier run" + (f" with {self.measured_ranks} ranks" if ranks != self.measured_ranks else "")
         if self.size_bytes is None:
             return "not known: the model's shape is not known here"
-        return f"{megabytes(self.size_bytes, '.3g')} MB of gradient, {ranks} ranks, {wire}"
+        return f"{megabytes(self.size_bytes, '.3g')} MB per step, {ranks} ranks, {wire}"
 
 
 def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) -> TimeEstimate | None:
@@ -81,8 +81,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
         return None
     workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded))
     lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
-    sync = sync_of(job, strategy, len(workers))
     rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
+    sync = sync_of(job, strategy, len(workers), passes=max(map(len, passes_of(workers, lengths, rows_of))))
     busy = busy_s(workers, lengths, rows_of)
     wire_s, tokens = sync.seconds(workers), sum(lengths)
     step_s = max(busy) + wire_s
@@ -90,9 +90,10 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     alone = [tokens / max(busy_s([worker], lengths, None)) for worker in workers]
     rows_by_rank = assignment.assign(lengths, [w.speed for w in workers], [w.limits for w in workers], rows_of)
     steps = rows.steps(recipe)
-    save_s, evaluate_s = _save_s(job), _evaluate_s(job, sum(alone))
-    seconds = None if steps is None else _seconds(job, steps, step_s, save_s, evaluate_s)
     wire = network_cost.wire_between({worker.node for worker in workers}, job.throughputs)
+    gathers_s = strategy.checkpoint_wire_s(job, len(workers), wire.bytes_per_s) if len({worker.node for worker in workers}) > 1 else 0.0
+    save_s, evaluate_s = _save_s(job, gathers_s), _evaluate_s(job, sum(alone))
+    seconds = None if steps is None else _seconds(job, steps, step_s, save_s, evaluate_s)
     return TimeEstimate(
         is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
@@ -134,14 +135,19 @@ def workers_of(recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, s
 
 def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[float]:
     """Seconds that each rank computes in a step with rows of these lengths, by the worker's own rules. `rows_of` fixes their number."""
+    return [worker.speed.seconds(tokens) for worker, tokens in zip(workers, passes_of(workers, lengths, rows_of), strict=True)]
+
+
+def passes_of(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[list[int]]:
+    """The tokens of each pass that each rank makes in a step with rows of these lengths."""
     speeds, limits = [worker.speed for worker in workers], [worker.limits for worker in workers]
-    seconds = []
+    tokens = []
     for worker, positions in zip(workers, assignment.assign(lengths, speeds, limits, rows_of), strict=True):
         own_lengths = [lengths[position] for position in positions]
         cuts = packing.micro_batches(range(len(own_lengths)), own_lengths, worker.speed, worker.limits)
         passes = ([own_lengths[row] for row in cut] for cut in cuts)
-        seconds.append(worker.speed.seconds([worker.limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes]))
-    return seconds
+        tokens.append([worker.limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes])
+    return tokens
 
 
 def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float:
@@ -165,13 +171,13 @@ def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float
     return best
 
 
-def sync_of(job: TrainingJob, strategy: Strategy, ranks: int) -> Sync:
+def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) -> Sync:
     """What is known of the wire: seconds of an earlier run on as many ranks or the next best number, else bytes and the slowest pair."""
-    size = strategy.step_bytes(job)
+    size = strategy.step_bytes(job, passes)
     profiles = [
         profile
         for profile in job.workload.speeds.files.values()
-        if profile.world_size > 1 and profile.sync_s is not None and profile.compress == job.recipe.parallel.compress
+        if profile.world_size > 1 and profile.sync_s is not None and (profile.compress, profile.strategy) == (job.recipe.parallel.compress, strategy.name)
     ]
     if not profiles:
         return Sync(strategy.wire_s, size, job.throughputs)
@@ -200,15 +206,15 @@ def _gains(
     )
 
 
-def _save_s(job: TrainingJob) -> float:
-    """Seconds for which one checkpoint halts the training: the slowest node's, measured, else from the bytes of a checkpoint."""
+def _save_s(job: TrainingJob, gathers_s: float) -> float:
+    """Seconds for which one checkpoint halts the training: the slowest node's, measured, else `gathers_s` and the bytes of a checkpoint."""
     measured = [profile.save_s for profile in job.workload.speeds.files.values() if profile.save_s is not None]
     if measured:
         return max(measured)
     if job.shape is None:
         return 0.0
     size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
-    return size_bytes / (_DISK_BYTES_PER_S if size_bytes < checkpoint_interval.BACKGROUND_BYTES else _COPY_BYTES_PER_S)
+    return gathers_s + size_bytes / (_DISK_BYTES_PER_S if size_bytes < checkpoint_interval.BACKGROUND_BYTES else _COPY_BYTES_PER_S)
 
 
 def _evaluate_s(job: TrainingJob, rate: float) -> float:

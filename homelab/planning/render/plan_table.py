@@ -31,6 +31,8 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
         for card in node.spare_cards
     ]
     parts: list[RenderableType] = [head, Text(), _ranks(plan), *spare, Text(), _memory(plan), Text(), time_table.of_plan(plan)]
+    if plan.strategies and len(plan.nodes) > 1:
+        parts += [Text(), time_table.of_strategies(plan)]
     for warning in plan.warnings:
         parts.append(Text(f"! {warning}", style="yellow"))
     parts += [Text(), Text("What is executed on each node", style="bold")] if plan.document is None else []

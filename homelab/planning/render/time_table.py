@@ -11,6 +11,7 @@ from rich.text import Text
 
 from homelab.planning.memory.scenario import DoesNotFit
 from homelab.planning.types import Plan, TimeEstimate
+from homelab.text.units import gigabytes
 
 # What stands behind a speed; all but "measured" are guesses.
 _SOURCES = {
@@ -47,6 +48,26 @@ def of_plan(plan: Plan) -> RenderableType:
         f"total   {_total(plan, time)}",
     ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"- {line}") for line in time.verdict))
+
+
+def of_strategies(plan: Plan) -> RenderableType:
+    """What each strategy would cost on these machines; the plan's own is marked. Below stands why others cannot be."""
+    table = Table(title="Strategies: the same training, divided in other ways", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("")
+    for heading in ("state", "on the wire", "step", "tokens/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for price in plan.strategies:
+        room = "refused" if price.refused else f"no room on {', '.join(price.without_room)}" if price.without_room else ""
+        table.add_row(
+            "*" if price.name == plan.strategy else "", price.name,
+            "" if price.state_bytes is None else f"{gigabytes(price.state_bytes, '.2f')} GB",
+            "" if price.wire_s is None else duration(price.wire_s), "" if price.step_s is None else duration(price.step_s),
+            "" if price.tokens_per_s is None else rate(price.tokens_per_s).split()[0], Text(room, style="dim"),
+        )  # fmt: skip
+    refusals = (Text(f"- {price.name}: {price.refused}", style="dim") for price in plan.strategies if price.refused)
+    return Group(table, Text("state: weights, gradient and optimizer of the rank that holds most", style="dim"), *refusals)
 
 
 def before_and_after(before: Plan | DoesNotFit, after: Plan, names: Sequence[str]) -> RenderableType:

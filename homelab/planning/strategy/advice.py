@@ -31,11 +31,11 @@ def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], tim
     yield f"{strategy} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step are on the wire ({part:.0%})"
     if part > WIRE_PART:
         ways = ["a larger global_batch (global_batch_max lets the launch raise it)"]
-        if job.recipe.parallel.compress == "none":
+        if job.recipe.parallel.compress == "none" and strategy == "ddp":
             ways.append('compress = "bf16" (half the bytes, and no longer the same curve to the last digits)')
         yield f"the wire takes more than {WIRE_PART:.0%} of a step; what helps: {', or '.join(ways)}"
-    if job.shape is not None:
-        yield f"{network_cost.price_of_sharding('fsdp', job, job.shape)} Not on this wire"
+    if job.shape is not None and strategy == "ddp":
+        yield f"{network_cost.price_of_sharding(job, job.shape)} Not on this wire"
 
 
 def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:

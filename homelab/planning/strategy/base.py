@@ -13,6 +13,7 @@ from homelab.planning.performance import step_time
 from homelab.planning.types import Choice, RankPlan, TimeEstimate
 
 CheckpointLayout = Literal["replicated", "sharded"]
+Automatic = Literal["first", "fallback", "never"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,20 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     checkpoint_layout: ClassVar[CheckpointLayout]
+    is_per_pass: ClassVar[bool] = False
+    """Whether every pass exchanges something, so that all ranks make the same number of them."""
+
+    def automatic(self, job: Job) -> Automatic:
+        """Whether "auto" considers it for this job: at first, where nothing else has room on every rank, or never."""
+        return "first"
 
     @abstractmethod
     def assign(self, job: Job) -> Assignment:
         """The work and the memory of every rank. Raises HomelabError where the strategy cannot train this job on these machines."""
 
     @abstractmethod
-    def step_bytes(self, job: TrainingJob) -> int | None:
-        """Bytes that one rank sends in an optimizer step; None where the model's shape is not known."""
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
+        """Bytes of what the ranks exchange in an optimizer step of so many passes; None where the model's shape is not known."""
 
     @abstractmethod
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
@@ -52,6 +59,10 @@ class Strategy(ABC):
             return self.assign(job)
         except HomelabError as error:
             return error
+
+    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
+        """Seconds on the wire before a checkpoint can be written."""
+        return 0.0
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
         """The time of these ranks; None where no speed is known."""

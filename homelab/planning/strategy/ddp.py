@@ -28,7 +28,7 @@ class Ddp(Strategy):
             )
         return ranks.whole_models(job) if isinstance(job, TrainingJob) else ranks.programs(job)
 
-    def step_bytes(self, job: TrainingJob) -> int | None:
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         """The gradient of everything that is trained, as it is compressed."""
         return network_cost.sent_bytes(job.shape, job.recipe.method, job.recipe.parallel.compress) if job.shape else None
 
@@ -44,10 +44,10 @@ class Ddp(Strategy):
         if len(job.machines.nodes) == 1:
             return f"{count} ranks on one machine: nothing goes over the LAN"
         if not isinstance(job, TrainingJob) or job.shape is None:
-            return "the gradient's size is not known here; this version has ddp only"
+            return "the gradient's size is not known here"
         wire = network_cost.wire_between(job.machines.names, job.throughputs)
         size = network_cost.sent_bytes(job.shape, job.recipe.method, job.recipe.parallel.compress)
-        return network_cost.all_reduce_text(size, count, wire) + " " + network_cost.price_of_sharding("fsdp", job, job.shape)
+        return network_cost.all_reduce_text(size, count, wire) + " " + network_cost.price_of_sharding(job, job.shape)
 
     def worker_settings(self, job: Job) -> Mapping[str, str]:
         """How long ranks wait for each other to connect."""

@@ -96,7 +96,7 @@ def sharded_micro_batch_s(
 def all_reduce_text(size_bytes: int, ranks: int, wire: Wire) -> str:
     """The all-reduce of a gradient in bytes and seconds, as one sentence."""
     seconds = all_reduce_s(size_bytes, ranks, wire.bytes_per_s)
-    return f"all-reduce of {_bytes_text(size_bytes)} of gradient over {ranks} ranks at {wire}: {_seconds_text(seconds)} per step."
+    return f"all-reduce of {bytes_text(size_bytes)} of gradient over {ranks} ranks at {wire}: {seconds_text(seconds)} per step."
 
 
 def _gathered_bytes(architecture: Architecture, method: Method, precision: str) -> int:
@@ -104,21 +104,17 @@ def _gathered_bytes(architecture: Architecture, method: Method, precision: str) 
     return rank_memory.base_weight_bytes(architecture, stored, precision)
 
 
-def price_of_sharding(strategy: str, job: TrainingJob, shape: Architecture) -> str:
-    """What a sharded strategy would cost on the slowest wire of these machines, in one sentence. ZeRO-2 keeps the weights whole but
-    reduces the gradient after every micro-batch; any other name than zero2 and zero3 is priced as FSDP."""
+def price_of_sharding(job: TrainingJob, shape: Architecture) -> str:
+    """What sharded weights would cost on the slowest wire of these machines, in one sentence."""
     ranks, method = job.machines.world_size, job.recipe.method
     speed = wire_between(job.machines.names, job.throughputs).bytes_per_s
-    if strategy == "zero2":
-        size, name = gradient_bytes(shape, method), "ZeRO-2"
-        seconds, transfer = gather_s(size, ranks, speed), f"scatter {_bytes_text(size)} of gradient"
-    else:
-        size, name = _gathered_bytes(shape, method, job.precision), "ZeRO-3" if strategy == "zero3" else "FSDP"
-        seconds, transfer = sharded_micro_batch_s(shape, method, job.precision, ranks, speed), f"gather {_bytes_text(size)} of weights twice"
-    return f"{name} would {transfer}: {_seconds_text(seconds)} per micro-batch at {_speed_text(speed)}."
+    size = _gathered_bytes(shape, method, job.precision)
+    seconds = sharded_micro_batch_s(shape, method, job.precision, ranks, speed)
+    return f"FSDP would gather {bytes_text(size)} of weights twice: {seconds_text(seconds)} per micro-batch at {_speed_text(speed)}."
 
 
-def _bytes_text(size_bytes: float) -> str:
+def bytes_text(size_bytes: float) -> str:
+    """5.7 GB, 168 MB: decimal, as networks count."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return (
@@ -127,7 +123,8 @@ def _bytes_text(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-def _seconds_text(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """1.9 s, 65 s."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 

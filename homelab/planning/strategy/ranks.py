@@ -61,7 +61,7 @@ def scenario_of(job: TrainingJob) -> MemoryScenario | None:
     if job.shape is None or not ranks:
         return None
     pages = not without_paging(job.machines.names, job.machines.facts)
-    return MemoryScenario(job.shape, job.precision, job.machines.device, job.machines.world_size, tuple(ranks), pages)
+    return MemoryScenario(job.shape, job.precision, job.machines.device, job.machines.world_size, tuple(ranks), pages, job.division)
 
 
 def _token_caps(job: TrainingJob) -> tuple[dict[int, int], list[str]]:
@@ -107,6 +107,7 @@ def _setup(job: TrainingJob, slot: RankSlot, micro_batch: int = 1) -> RankSetup:
     return RankSetup(
         job.precision, device, micro_batch, machines.world_size, _masked(job.recipe, micro_batch), job.recipe.parallel.compress,
         repeats_keys(device, job.precision, slot.name), slot.memory()[1], _beside_torch(job.workload.speeds.files.get(slot.node.name), slot.local_rank),
+        job.division,
     )  # fmt: skip
 
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homelab.config.recipe import parallel
-from homelab.errors import HomelabError, InputError
+from homelab.errors import HomelabError
 from homelab.planning.job import Job, TrainingJob
-from homelab.planning.strategy import network_cost
+from homelab.planning.memory.rank_memory import STATE
 from homelab.planning.strategy.base import Assignment, Strategy
 from homelab.planning.strategy.ddp import Ddp
-from homelab.planning.types import Choice, TimeEstimate
+from homelab.planning.strategy.sharded import Fsdp, Hsdp, Zero2, Zero3
+from homelab.planning.types import Choice, StrategyPrice, TimeEstimate
 
 STRATEGIES: dict[str, Strategy] = {}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen strategy with its assignment, its time (None: not known, or a script) and the reason."""
+    """The chosen strategy with its assignment, its time (None: not known, or a script) and the reason. `prices`: of all strategies."""
 
     strategy: Strategy
     assignment: Assignment
     time: TimeEstimate | None
     choice: Choice
+    prices: tuple[StrategyPrice, ...] = ()
 
 
 def register(strategy: Strategy) -> None:
@@ -35,31 +38,47 @@ def register(strategy: Strategy) -> None:
 
 def choose_strategy(job: Job) -> Selection:
     """The cheapest strategy that can train this job. Raises the first candidate's error where none can."""
-    attempts = [(strategy, strategy.feasible(job)) for strategy in candidates(job)]
-    feasible = [_costed(job, strategy, result) for strategy, result in attempts if isinstance(result, Assignment)]
+    attempts = {strategy.name: (strategy, strategy.feasible(job)) for strategy in _priced(job)}
+    candidates = _candidates(job)
+    feasible = [_costed(job, *attempts[one.name]) for one in candidates if isinstance(attempts[one.name][1], Assignment)]
     if not feasible:
-        raise next(result for _, result in attempts if isinstance(result, HomelabError))
-    return _cheapest(feasible)
+        raise next(result for one in candidates if isinstance(result := attempts[one.name][1], HomelabError))
+    best = _cheapest(_with_room(job, feasible))
+    if not isinstance(job, TrainingJob) or len(attempts) == 1:
+        return best
+    return dataclasses.replace(best, prices=tuple(_price(job, strategy, result) for strategy, result in attempts.values()))
 
 
-def candidates(job: Job) -> tuple[Strategy, ...]:
-    """The strategy that the recipe names, or with "auto" all. Raises InputError, with its price, for one that is not registered."""
+def _candidates(job: Job) -> list[Strategy]:
+    """The strategy that the recipe names, or with "auto" those that are automatic for this job."""
     name = job.recipe.parallel.strategy
     if name == "auto":
-        return tuple(STRATEGIES.values())
-    if name in STRATEGIES:
-        return (STRATEGIES[name],)
-    price = ""
-    if isinstance(job, TrainingJob) and job.shape is not None and len(job.machines.nodes) != 1:
-        price = " " + network_cost.price_of_sharding(name, job, job.shape)
-    raise InputError(
-        f'strategy = "{name}" is not in this version: it trains with {" and ".join(STRATEGIES)} only.{price}',
-        where="recipe, [parallel] strategy",
-        hint='strategy = "auto"',
-    )
+        return [strategy for strategy in STRATEGIES.values() if strategy.automatic(job) != "never"]
+    return [STRATEGIES[name]]
 
 
-def _costed(job: Job, strategy: Strategy, assignment: Assignment) -> Selection:
+def _priced(job: Job) -> list[Strategy]:
+    """Those whose price is worth knowing: the candidates, and for several ranks of a training all of them, each once."""
+    if not isinstance(job, TrainingJob) or job.machines.world_size == 1:
+        return _candidates(job)
+    return [strategy for strategy in STRATEGIES.values() if strategy.name != "fsdp" or job.recipe.parallel.strategy == "fsdp"]
+
+
+def _with_room(job: Job, feasible: list[Selection]) -> list[Selection]:
+    """Of several, those that are considered first; the others only where none of these has room on every rank."""
+    first = [one for one in feasible if one.strategy.automatic(job) == "first"]
+    if not first or len(feasible) == len(first) or any(_has_room(one.assignment) for one in first):
+        return first or feasible
+    roomy = [one for one in feasible if _has_room(one.assignment)]
+    return roomy or first
+
+
+def _has_room(assignment: Assignment) -> bool:
+    return all(rank.token_cap is None and (rank.memory is None or rank.memory.fits is not False) for rank in assignment.ranks)
+
+
+def _costed(job: Job, strategy: Strategy, assignment: Assignment | HomelabError) -> Selection:
+    assert isinstance(assignment, Assignment)
     time = strategy.seconds(job, assignment.ranks) if isinstance(job, TrainingJob) else None
     return Selection(strategy, assignment, time, Choice(subject="strategy", value=strategy.name, because=strategy.because(job)))
 
@@ -71,7 +90,21 @@ def _cheapest(feasible: Sequence[Selection]) -> Selection:
     if not others:
         return best
     choice = best.choice.model_copy(update={"because": "; ".join([best.choice.because, *others])})
-    return Selection(best.strategy, best.assignment, best.time, choice)
+    return dataclasses.replace(best, choice=choice)
 
 
-register(Ddp())
+def _price(job: TrainingJob, strategy: Strategy, result: Assignment | HomelabError) -> StrategyPrice:
+    """What this strategy costs, or why it cannot be."""
+    if isinstance(result, HomelabError):
+        return StrategyPrice(name=strategy.name, refused=result.message)
+    time = strategy.seconds(job, result.ranks)
+    held = [sum(item.size_bytes for item in rank.memory.items if item.name in STATE) for rank in result.ranks if rank.memory is not None]
+    short = [rank.node for rank in result.ranks if rank.token_cap is not None or (rank.memory is not None and rank.memory.fits is False)]
+    return StrategyPrice(
+        name=strategy.name, state_bytes=max(held, default=None), without_room=tuple(dict.fromkeys(short)),
+        wire_s=time.wire_s if time else None, step_s=time.step_s if time else None, tokens_per_s=time.tokens_per_s if time else None,
+    )  # fmt: skip
+
+
+for _strategy in (Ddp(), Zero2(), Zero3(), Fsdp(), Hsdp()):
+    register(_strategy)

@@ -60,6 +60,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "fused_loss": bool(train.fused_loss),
         "backend": "unsloth" if method.backend == "unsloth" else "transformers",
         "compress": task.parallel.compress,
+        "strategy": task.strategy,
         "torch": measured.torch_version,
         "measured_at": time.time(),
         "run": task.run_dir.name,

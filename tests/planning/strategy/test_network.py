@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from homelab.config.recipe import Method
-from homelab.errors import InputError
 from homelab.planning import job, machines
 from homelab.planning.job import Job
 from homelab.planning.memory.architecture import known
@@ -63,23 +62,6 @@ def test_one_rank_sends_nothing_and_an_unknown_model_has_no_figures() -> None:
     assert "nothing goes over the wire" in Ddp().because(job_of(1))
     assert "the gradient's size is not known here" in Ddp().because(job_of(model="org/unknown"))
     assert Ddp().because(job_of(1, cards=2)) == "2 ranks on one machine: nothing goes over the LAN"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "price"),
-    [
-        ("fsdp", "FSDP would gather 5.7 GB"),
-        ("zero3", "ZeRO-3 would gather 5.7 GB"),
-        ("zero2", "ZeRO-2 would scatter 168 MB"),
-    ],
-)
-def test_sharding_is_refused_with_its_price(strategy: str, price: str) -> None:
-    with pytest.raises(InputError) as caught:
-        registry.choose_strategy(job_of(strategy=strategy))
-    assert price in caught.value.message and "ddp only" in caught.value.message
-    assert caught.value.hint == 'strategy = "auto"' and "strategy" in caught.value.where
-    with pytest.raises(InputError, match="ddp only"):
-        registry.choose_strategy(job_of(strategy=strategy, model="org/unknown"))
 
 
 def test_a_faster_wire() -> None:

@@ -1,0 +1,125 @@
+"""The strategies that divide a model, as the planner sees them: what they cost, when "auto" takes one, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.errors import InputError
+from homelab.planning import job, machines
+from homelab.planning.job import Job, TrainingJob
+from homelab.planning.memory import division, rank_memory
+from homelab.planning.strategy import registry
+from homelab.planning.strategy.registry import STRATEGIES, Selection
+from homelab.planning.types import StrategyPrice
+from tests import builders
+from tests.builders import NAMES
+
+MODEL = "HuggingFaceTB/SmolLM2-1.7B"
+
+
+def job_of(cards_gb: list[list[float]], *, precision: str = "bf16", strategy: str = "auto", **tables: Any) -> Job:
+    """A full training of 1.7B on machines with these cards, each given in GB of memory."""
+    names = NAMES[: len(cards_gb)]
+    nodes = {
+        name: {"gpus": [{"model": "RTX 4090", "vram_gb": vram_gb} for vram_gb in cards]}
+        for name, cards in zip(names, cards_gb, strict=True)
+    }
+    tables.setdefault("method", {"kind": "full"})
+    recipe = builders.recipe(
+        model={"name": MODEL}, parallel={"strategy": strategy, **tables.pop("parallel", {})},
+        train={"global_batch": 12, "learning_rate": 1e-5, "steps": 10, **tables.pop("train", {})}, **tables,
+    )  # fmt: skip
+    inputs = builders.plan_inputs(builders.cluster(names, nodes=nodes), recipe, {})
+    return job.of(inputs, machines.choose(inputs), precision)
+
+
+def chosen(job_: Job) -> Selection:
+    return registry.choose_strategy(job_)
+
+
+def prices(job_: Job) -> dict[str, StrategyPrice]:
+    return {price.name: price for price in chosen(job_).prices}
+
+
+@pytest.mark.parametrize(
+    ("cards_gb", "strategy"),
+    [
+        ([[40], [40], [40]], "ddp"),  # all fits whole: nothing is divided
+        ([[24], [24], [24]], "zero2"),  # 27 GB of state do not fit into 24, a third of them does
+        ([[40, 40]], "ddp"),
+    ],
+)
+def test_auto_divides_only_what_does_not_fit_whole(cards_gb: list[list[float]], strategy: str) -> None:
+    selection = chosen(job_of(cards_gb))
+    assert selection.strategy.name == strategy
+    assert all(rank.token_cap is None and rank.memory and rank.memory.fits for rank in selection.assignment.ranks)
+
+
+def test_per_pass_on_a_wire_is_nobodys_choice_but_the_recipes() -> None:
+    three = job_of([[24], [24], [24]])
+    assert STRATEGIES["zero3"].automatic(three) == "never"
+    assert STRATEGIES["zero3"].automatic(job_of([[24, 24, 24]])) == "fallback"
+    assert chosen(job_of([[24], [24], [24]], strategy="zero3")).strategy.name == "zero3"
+
+
+def test_every_strategy_has_its_price_or_its_reason() -> None:
+    of = prices(job_of([[40], [40], [40]]))
+    assert list(of) == ["ddp", "zero2", "zero3", "hsdp"]
+    ddp, zero2, zero3 = of["ddp"], of["zero2"], of["zero3"]
+    assert ddp.state_bytes and zero2.state_bytes and zero3.state_bytes and ddp.wire_s and zero2.wire_s and zero3.wire_s
+    assert zero3.state_bytes < zero2.state_bytes < ddp.state_bytes
+    assert zero2.wire_s < ddp.wire_s < zero3.wire_s
+    assert of["hsdp"].refused and "the same number of cards" in of["hsdp"].refused
+
+
+def test_one_rank_has_nothing_to_divide() -> None:
+    assert chosen(job_of([[40]])).prices == ()
+
+
+def test_hsdp_wants_equal_machines_of_several_cards() -> None:
+    assert chosen(job_of([[24, 24], [24, 24]], strategy="hsdp")).strategy.name == "hsdp"
+    for cards_gb in ([[40], [40]], [[40, 40], [40]]):
+        with pytest.raises(InputError, match="the same number of cards, two or more"):
+            chosen(job_of(cards_gb, strategy="hsdp"))
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        ({"precision": "fp16"}, "fp16, whose loss scale"),
+        ({"parallel": {"compress": "bf16"}}, 'compress = "bf16"'),
+        ({"train": {"optimizer": "adamw_8bit"}}, "rounds in blocks of 256"),
+        ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth"),
+    ],
+)
+def test_what_would_be_another_curve_is_refused(strategy: str, tables: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text) as refusal:
+        chosen(job_of([[40], [40]], strategy=strategy, **tables))
+    assert refusal.value.hint and refusal.value.where
+
+
+def test_bytes_of_a_step_by_hand() -> None:
+    whole = job_of([[40], [40]])
+    assert isinstance(whole, TrainingJob) and whole.shape
+    linear, total = whole.shape.linear_parameters, whole.shape.total
+    zero2, zero3 = STRATEGIES["zero2"], STRATEGIES["zero3"]
+    # Linear layers arrive in bf16, the rest in fp32; the gradient leaves in fp32.
+    assert zero2.step_bytes(whole, 4) == 2 * linear + 4 * (total - linear) + 4 * total
+    assert zero2.step_bytes(whole, 1) == zero2.step_bytes(whole, 4)
+    assert zero3.step_bytes(whole, 4) == 4 * (zero3.step_bytes(whole, 1) or 0)
+    assert zero2.wire_s(100, 4, 25) == pytest.approx(3)
+    lora = job_of([[40], [40]], method={"kind": "lora"})
+    assert isinstance(lora, TrainingJob) and lora.shape
+    trained = rank_memory.trainable_parameters(lora.shape, lora.recipe.method)
+    assert zero2.step_bytes(lora, 1) == (2 + 4) * trained
+
+
+def test_a_division_counts_ranks_or_the_cards_of_a_machine() -> None:
+    nodes = ["a", "a", "b", "b"]
+    assert division.of("ddp", nodes) == division.WHOLE
+    assert division.of("zero2", nodes) == division.Division(4)
+    assert division.of("fsdp", nodes) == division.of("zero3", nodes) == division.Division(4, per_pass=True)
+    assert division.of("hsdp", nodes) == division.Division(2, per_pass=True)
