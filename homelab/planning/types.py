@@ -186,7 +186,8 @@ class TimeEstimate(Value):
 
 
 class StrategyPrice(Value):
-    """What one strategy would cost on these machines: what the rank that holds most needs for weights, gradient and optimizer, seconds per step.
+    """What one strategy would cost on these machines: what the rank that holds most needs for weights, gradient and optimizer, bytes and seconds
+    per step. `sent_bytes`: what a rank sends, and as much comes back.
 
     `without_room`: nodes that lack memory. `refused`: why it cannot train this recipe; then nothing else is known.
     """
@@ -194,6 +195,7 @@ class StrategyPrice(Value):
     name: str
     state_bytes: int | None = None
     without_room: tuple[str, ...] = ()
+    sent_bytes: int | None = None
     wire_s: float | None = None
     step_s: float | None = None
     tokens_per_s: float | None = None

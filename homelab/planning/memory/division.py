@@ -17,17 +17,23 @@ from homelab.config.recipe import Method
 from homelab.planning.memory.activations import width
 from homelab.planning.memory.architecture import Architecture
 from homelab.protocol.memory_items import (
+    ACTIVATIONS,
     ADAPTERS,
     BASE_WEIGHTS,
     CASTED_WEIGHTS,
+    DEQUANTISATION,
     EXCHANGED,
     GATHERED,
     GRADIENTS,
+    LOGITS,
     OPTIMIZER,
+    STEP,
+    WORKING_SET,
 )
 
 _FP32 = 4
 _BLOCKS = 2  # gathered at a time
+MOVING = (CASTED_WEIGHTS, ACTIVATIONS, WORKING_SET, DEQUANTISATION, LOGITS, STEP)
 
 
 @dataclass(frozen=True)
@@ -57,28 +63,47 @@ def divided(
 ) -> dict[str, int]:  # fmt: skip
     """The items of one rank in bytes, from those of a whole model. `trainable`: parameters that are trained."""
     parts = division.parts
-    if parts == 1:
-        return dict(sizes)
-    full, narrow = method.kind == "full", width(precision)
-    stored = _FP32 if full else narrow
-    ends = shape.embedding_parameters + shape.head_parameters
-    block = shape.linear_parameters // shape.layers
-    items = dict(sizes)
-    items[OPTIMIZER] = sizes[OPTIMIZER] // parts
-    items[ADAPTERS] = sizes.get(ADAPTERS, 0) // parts
+    full = method.kind == "full"
+    items = dict(sizes) | {OPTIMIZER: sizes[OPTIMIZER] // parts, ADAPTERS: sizes.get(ADAPTERS, 0) // parts}
     if division.per_pass:
-        sharded_blocks = 0 if method.kind == "qlora" else _BLOCKS * stored * block
-        whole = sizes[BASE_WEIGHTS] - stored * (shape.total - (shape.linear_parameters if method.kind == "qlora" else 0))
-        items[BASE_WEIGHTS] = max(0, whole) + (sizes[BASE_WEIGHTS] - max(0, whole)) // parts
-        own = _FP32 * (trainable - ends if full else trainable) // shape.layers  # of a block
-        items[GATHERED] = stored * ends + sharded_blocks + (0 if full else _BLOCKS * own)
+        items[BASE_WEIGHTS], items[GATHERED] = _gathered_per_pass(sizes[BASE_WEIGHTS], shape, method, precision, trainable, parts)
         items[GRADIENTS] = sizes[GRADIENTS] // parts
-        items[EXCHANGED] = 3 * own  # the block's gradient, all of it in one piece, and what came from the others
-        return items
-    linear = shape.linear_parameters if full else trainable
-    items[BASE_WEIGHTS] = sizes[BASE_WEIGHTS] // parts if full else sizes[BASE_WEIGHTS]
-    items[GATHERED] = narrow * linear + (_FP32 * (trainable - linear) if full else 0)
-    items[EXCHANGED] = 2 * _FP32 * (max(block, ends) if full else trainable // shape.layers)
-    if precision != "fp32":  # gathered in 16 bits, but for a head
-        items[CASTED_WEIGHTS] = min(sizes.get(CASTED_WEIGHTS, 0), narrow * shape.vocabulary * shape.hidden) if full else 0
+    else:
+        linear = shape.linear_parameters if full else trainable
+        items[BASE_WEIGHTS] = sizes[BASE_WEIGHTS] // parts if full else sizes[BASE_WEIGHTS]
+        items[GATHERED] = width(precision) * linear + (_FP32 * (trainable - linear) if full else 0)
+        if precision != "fp32":  # gathered in 16 bits, but for a head
+            items[CASTED_WEIGHTS] = min(sizes.get(CASTED_WEIGHTS, 0), width(precision) * shape.vocabulary * shape.hidden) if full else 0
+    items[EXCHANGED] = _exchanged(items, shape, trainable, parts, full=full)
     return items
+
+
+def _gathered_per_pass(
+    base_bytes: int, shape: Architecture, method: Method, precision: str, trainable: int, parts: int
+) -> tuple[int, int]:  # fmt: skip
+    """(base weights that stay, gathered ones): embeddings, head and norms, and two blocks with their adapters."""
+    full = method.kind == "full"
+    stored = _FP32 if full else width(precision)
+    ends = shape.embedding_parameters + shape.head_parameters
+    packed = shape.linear_parameters if method.kind == "qlora" else 0  # 4-bit weights are not divided
+    undivided = max(0, base_bytes - stored * (shape.total - packed))
+    blocks = 0 if packed else _BLOCKS * stored * shape.linear_parameters // shape.layers
+    adapters = 0 if full else _BLOCKS * _FP32 * trainable // shape.layers
+    return undivided + (base_bytes - undivided) // parts, stored * ends + blocks + adapters
+
+
+def _exchanged(items: Mapping[str, int], shape: Architecture, trainable: int, parts: int, *, full: bool) -> int:
+    """What a scatter of gradients needs beyond what a backward pass has given back by then.
+
+    A block's comes while the layers before it hold their activations: its gradient in one piece, what arrives from the others, and the own
+    part of the sum. That of embeddings and head comes last, when nothing is gathered any more and other gradients are divided; one of the
+    two is there twice.
+    """
+    ends = shape.embedding_parameters + shape.head_parameters if full else 0
+    in_block = (trainable - ends) // shape.layers
+    moving = sum(items.get(name, 0) for name in MOVING)
+    of_block = 2 * _FP32 * in_block + _FP32 * in_block // parts - (moving - items.get(ACTIVATIONS, 0))
+    table = _FP32 * shape.vocabulary * shape.hidden if full else 0
+    others = items[GRADIENTS] - _FP32 * trainable // parts
+    of_ends = 2 * _FP32 * ends + _FP32 * ends // parts + table - items[GATHERED] - others - moving
+    return max(0, of_block, of_ends)

@@ -48,7 +48,7 @@ from homelab.protocol.memory_items import (
 
 REMAINDER = "what PowerSGD has left out"
 # What comes and goes within a step, and what a dry run sees of all this.
-MOVING = (CASTED_WEIGHTS, ACTIVATIONS, WORKING_SET, DEQUANTISATION, LOGITS, STEP)
+MOVING = division.MOVING
 SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)
 STATE = (BASE_WEIGHTS, CASTED_WEIGHTS, ADAPTERS, GATHERED, GRADIENTS, EXCHANGED, OPTIMIZER)  # whatever the rows of a pass are
 WORKSPACES = "cuBLAS workspaces"
@@ -126,7 +126,10 @@ def estimate(architecture: Architecture, method: Method, train: Train, setup: Ra
     assert setup.micro_batch >= 1 and setup.world_size >= 1 and setup.device in ("cuda", "cpu")
     sizes = _torch_bytes(architecture, method, train, setup)
     sizes.update((name, size) for name, size in setup.measured.items() if name in SEEN_BY_A_DRY_RUN)
-    sizes = division.divided(sizes, architecture, method, setup.precision, trainable_parameters(architecture, method), setup.division)
+    if setup.division.parts > 1:
+        sizes = division.divided(sizes, architecture, method, setup.precision, trainable_parameters(architecture, method), setup.division)
+    elif setup.world_size > 1:  # DDP makes its buckets anew before the second step, in the order of the gradients, while it still has the old ones
+        sizes[EXCHANGED] = max(0, sizes[GRADIENTS] - sum(sizes.get(name, 0) for name in MOVING))
     if setup.device == "cuda":
         sizes[WORKSPACES] = WORKSPACE_BYTES
         sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes[name] for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP)))

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.planning.memory.scenario import DoesNotFit
+from homelab.planning.strategy.network_cost import bytes_text
 from homelab.planning.types import Plan, TimeEstimate
 from homelab.text.units import gigabytes
 
@@ -55,7 +56,7 @@ def of_strategies(plan: Plan) -> RenderableType:
     table = Table(title="Strategies: the same training, divided in other ways", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     table.add_column("")
-    for heading in ("state", "on the wire", "step", "tokens/s"):
+    for heading in ("state", "sent", "on the wire", "step", "tokens/s"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for price in plan.strategies:
@@ -63,11 +64,12 @@ def of_strategies(plan: Plan) -> RenderableType:
         table.add_row(
             "*" if price.name == plan.strategy else "", price.name,
             "" if price.state_bytes is None else f"{gigabytes(price.state_bytes, '.2f')} GB",
+            "" if price.sent_bytes is None else bytes_text(price.sent_bytes),
             "" if price.wire_s is None else duration(price.wire_s), "" if price.step_s is None else duration(price.step_s),
             "" if price.tokens_per_s is None else rate(price.tokens_per_s).split()[0], Text(room, style="dim"),
         )  # fmt: skip
     refusals = (Text(f"- {price.name}: {price.refused}", style="dim") for price in plan.strategies if price.refused)
-    return Group(table, Text("state: weights, gradient and optimizer of the rank that holds most", style="dim"), *refusals)
+    return Group(table, Text("state: weights, gradient and optimizer of the rank that holds most; sent: by each rank in a step", style="dim"), *refusals)
 
 
 def before_and_after(before: Plan | DoesNotFit, after: Plan, names: Sequence[str]) -> RenderableType:

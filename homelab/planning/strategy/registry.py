@@ -101,9 +101,16 @@ def _price(job: TrainingJob, strategy: Strategy, result: Assignment | HomelabErr
     held = [sum(item.size_bytes for item in rank.memory.items if item.name in STATE) for rank in result.ranks if rank.memory is not None]
     short = [rank.node for rank in result.ranks if rank.token_cap is not None or (rank.memory is not None and rank.memory.fits is False)]
     return StrategyPrice(
-        name=strategy.name, state_bytes=max(held, default=None), without_room=tuple(dict.fromkeys(short)),
+        name=strategy.name, state_bytes=max(held, default=None), without_room=tuple(dict.fromkeys(short)), sent_bytes=_sent_bytes(job, strategy, result),
         wire_s=time.wire_s if time else None, step_s=time.step_s if time else None, tokens_per_s=time.tokens_per_s if time else None,
     )  # fmt: skip
+
+
+def _sent_bytes(job: TrainingJob, strategy: Strategy, assignment: Assignment) -> int | None:
+    """What a rank sends in a step: as many bytes as would take that many seconds at a byte per second."""
+    passes = [-(-rank.share // rank.micro_batch) for rank in assignment.ranks if rank.share and rank.micro_batch]
+    size_bytes = strategy.step_bytes(job, max(passes, default=1))
+    return None if size_bytes is None else round(strategy.wire_s(size_bytes, len(assignment.ranks), 1.0))
 
 
 for _strategy in (Ddp(), Zero2(), Zero3(), Fsdp(), Hsdp()):

@@ -166,11 +166,14 @@ class SeenRun(Run):
     def train_times(self, attempt: int) -> dict[int, float]:
         """Step -> when the first rank had done it (seconds since 1970), in one attempt."""
         time_of: dict[int, float] = {}
-        for file in self._files(f"attempts/{attempt}/ranks/*/metrics.jsonl"):
-            for line in store.read_lines(file):
-                if line.get("kind") == "train":
-                    time_of[line["step"]] = min(line["time"], time_of.get(line["step"], float("inf")))
+        for line in self.train_lines(attempt):
+            time_of[line["step"]] = min(line["time"], time_of.get(line["step"], float("inf")))
         return time_of
+
+    def train_lines(self, attempt: int) -> list[dict[str, Any]]:
+        """What all ranks wrote of their steps in one attempt."""
+        files = self._files(f"attempts/{attempt}/ranks/*/metrics.jsonl")
+        return [line for file in files for line in store.read_lines(file) if line.get("kind") == "train"]
 
     def started_at(self, attempt: int) -> float | None:
         """When torchrun ran on the last node of an attempt (seconds since 1970)."""

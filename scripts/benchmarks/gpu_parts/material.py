@@ -123,11 +123,12 @@ def remove(run_folder: Path, size: int) -> None:
 
 def plan(
     run_folder: Path, attempt: int, shares: Sequence[int], *, device: str, precision: str, backend: str = "gloo", micro_batch: int = 2,
-    measured: bool = False, resume_step: int = 0, switches: dict[str, bool] | None = None,
+    measured: bool = False, resume_step: int = 0, switches: dict[str, bool] | None = None, strategy: str = "ddp",
 ) -> None:  # fmt: skip
     """plan.json of an attempt with one rank for each share, each on a node of its own: all of them on the one card."""
     content = {
         "world_size": len(shares), "backend": backend, "device": device, "precision": precision, "attempt": attempt, "resume_step": resume_step,
+        "strategy": strategy,
         "balance": "measured" if measured else "fixed", "nodes": [f"n{rank}" for rank in range(len(shares))], "switches": switches or {},
         "ranks": [
             {
