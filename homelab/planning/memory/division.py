@@ -95,15 +95,16 @@ def _gathered_per_pass(
 def _exchanged(items: Mapping[str, int], shape: Architecture, trainable: int, parts: int, *, full: bool) -> int:
     """What a scatter of gradients needs beyond what a backward pass has given back by then.
 
-    A block's comes while the layers before it hold their activations: its gradient in one piece, what arrives from the others, and the own
-    part of the sum. That of embeddings and head comes last, when nothing is gathered any more and other gradients are divided; one of the
-    two is there twice.
+    A gradient is there twice while it is copied into one piece, or once with the own part of the sum and what arrives from another rank. That
+    of a block is summed while the layers before it hold their activations; that of embeddings and head comes last, when nothing is gathered
+    any more and other gradients are divided, and one of the two is there once more.
     """
     ends = shape.embedding_parameters + shape.head_parameters if full else 0
     in_block = (trainable - ends) // shape.layers
     moving = sum(items.get(name, 0) for name in MOVING)
-    of_block = 2 * _FP32 * in_block + _FP32 * in_block // parts - (moving - items.get(ACTIVATIONS, 0))
+    copies = max(2.0, 1 + 2 / parts)
+    of_block = copies * _FP32 * in_block - (moving - items.get(ACTIVATIONS, 0))
     table = _FP32 * shape.vocabulary * shape.hidden if full else 0
     others = items[GRADIENTS] - _FP32 * trainable // parts
-    of_ends = 2 * _FP32 * ends + _FP32 * ends // parts + table - items[GATHERED] - others - moving
-    return max(0, of_block, of_ends)
+    of_ends = copies * _FP32 * ends + table - items[GATHERED] - others - moving
+    return round(max(0.0, of_block, of_ends))

@@ -3,7 +3,8 @@
 Not torch's defaults. Gloo's average in a reduce-scatter was once silently a sum (pytorch issue 162338), it refuses a scaled sum, and
 NCCL made zeros of a scaled sum in bf16 (pytorch issue 190747). Gloo also does a reduce-scatter as an all-reduce of everything, whose
 bytes are twice as many (measured with 3 ranks: 4.0 times the size on the wire instead of 2.0); here each rank sends every other one its
-part, and the parts are added up in the order of the ranks.
+part, one rank after the other, so that a cable carries one stream in each direction: three ranks at 100 Mbit/s need 1.7 s for 26 MB, and
+2.5 s where all send to all at once, as gloo's all-to-all does (both measured; 1.5 s is what the bytes take).
 """
 
 from __future__ import annotations
@@ -88,9 +89,18 @@ def sum_parts(own_part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGr
     if dist.get_backend(group) != "gloo":
         work: dist.Work | None = dist.reduce_scatter_tensor(own_part, whole, op=dist.ReduceOp.SUM, group=group, async_op=async_op)
         return work
-    received = torch.empty_like(whole)
-    dist.all_to_all_single(received, whole, group=group)
-    torch.sum(received.view(group.size(), -1), 0, out=own_part.view(-1))
+    size, rank = group.size(), group.rank()
+    parts = whole.view(size, -1)
+    total = own_part.view(-1)
+    total.copy_(parts[rank])
+    received = torch.empty_like(total)
+    for distance in range(1, size):
+        sending = dist.isend(parts[(rank + distance) % size], group=group, group_dst=(rank + distance) % size)
+        receiving = dist.irecv(received, group=group, group_src=(rank - distance) % size)
+        assert sending is not None and receiving is not None
+        receiving.wait()
+        total += received
+        sending.wait()
     return None
 
 
