@@ -17,7 +17,7 @@ MOST_MODULE_LINES = 300
 # From the ground up: a room imports from the rooms before it, and from no other.
 ROOMS = (
     "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results", "planning",
-    "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "run_report", "control", "lab", "cli", "__main__",
+    "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "run_report", "benchmark", "control", "lab", "cli", "__main__",
 )  # fmt: skip
 # What runs on a node is shipped: it imports these rooms, and the controller imports none of it.
 SHIPPED = {"node": {"protocol"}, "worker": {"protocol", "law"}}
@@ -52,6 +52,7 @@ SHARED_NAMES = {
     "model": "the base model as files",
     "network": "the network of a node",
     "packet_loss": "packets that are lost between two nodes",
+    "page": "one HTML file",
     "paths": "the paths of a run",
     "plan": "who computes what",
     "power": "what lets a node sleep or restart",

@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("homelab tensorboard",),
     "track": ("homelab track --to trackio",),
     "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),
+    "bench": ("homelab bench recipes/bench/lab.toml", "homelab bench recipes/bench/lab.toml --dry-run"),
     "trust": ("homelab trust tower",),
     "teardown": ("homelab teardown laptop",),
     "demo": ("homelab demo", "homelab demo ~/practice --python ~/.homelab/env/bin/python"),

@@ -26,7 +26,7 @@ def load_cluster(path: Path) -> Cluster:
 
     Raises InputError with all faults of the file at once.
     """
-    return _cluster(path, *_read(path, "cluster.toml", Hint("{} writes one; or name the file with --cluster FILE", homelab("init"))))
+    return _cluster(path, *read(path, "cluster.toml", Hint("{} writes one; or name the file with --cluster FILE", homelab("init"))))
 
 
 def parse_cluster(text: str, path: Path) -> Cluster:
@@ -54,9 +54,9 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     try:
         cluster = Cluster(nodes=tuple(nodes), energy=_section(data, "energy", Price, faults), notify=_section(data, "notify", Notify, faults), **settings)
     except ValidationError as error:
-        faults += [(("cluster", *location), message) for location, message in _faults_of(error, Cluster)]
+        faults += [(("cluster", *location), message) for location, message in faults_of(error, Cluster)]
     faults += _clashes(nodes)
-    _raise_faults(path, text, faults)
+    raise_faults(path, text, faults)
     assert cluster is not None
     return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
 
@@ -68,15 +68,16 @@ _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
-    text, data = _read(path, "recipe", "list the recipes with: ls recipes/")
+    text, data = read(path, "recipe", "list the recipes with: ls recipes/")
     try:
         return parse_recipe(data)
     except ValidationError as error:
-        _raise_faults(path, text, _faults_of(error, RecipeFile))
+        raise_faults(path, text, faults_of(error, RecipeFile))
         raise AssertionError("a validation error without a fault") from error
 
 
-def _read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
+def read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file and its content. Raises InputError."""
     try:
         with path.open(encoding="utf-8-sig") as stream:  # some editors begin a file with a byte order mark
             text = stream.read(_MOST_CHARACTERS + 1)
@@ -95,12 +96,9 @@ def _parsed(text: str, path: Path, kind: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of over 4300 digits is a plain ValueError
-        raise InputError(
-            f"this {kind} is not valid TOML: {error}",
-            where=str(path),
-            hint="texts need quotes, lists need [ ], and every [section] stands on its own line",
-        ) from error
-    _raise_faults(path, text, list(_unusable(data)))
+        hint = "texts need quotes, lists need [ ], and every [section] stands on its own line"
+        raise InputError(f"this {kind} is not valid TOML: {error}", where=str(path), hint=hint) from error
+    raise_faults(path, text, list(_unusable(data)))
     return data
 
 
@@ -133,7 +131,7 @@ def _section(data: dict[str, Any], key: str, model: type[Section], faults: list[
     try:
         return model(**_table(data, key, faults))
     except ValidationError as error:
-        faults += [((key, *location), message) for location, message in _faults_of(error, model)]
+        faults += [((key, *location), message) for location, message in faults_of(error, model)]
         return model()
 
 
@@ -150,7 +148,7 @@ def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) 
         try:
             nodes.append(Node.model_validate(_with_defaults(defaults, entry)))
         except ValidationError as error:
-            for location, message in _faults_of(error, Node):
+            for location, message in faults_of(error, Node):
                 if _is_inherited(location, defaults, entry):
                     if location not in blamed_defaults:
                         faults.append((("defaults", *location), message))
@@ -190,7 +188,7 @@ def _clashes(nodes: list[Node]) -> list[Fault]:
     return faults
 
 
-def _faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
+def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     """One fault per place: pydantic reports every branch of a union it tried, and the first one says what is meant."""
     faults: dict[tuple[str | int, ...], str] = {}
     for item in error.errors():
@@ -254,7 +252,8 @@ def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[
     return list(model.model_fields)
 
 
-def _raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
+def raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
+    """InputError with all faults and their lines, where there are any."""
     if not faults:
         return
     lines = key_lines(text)

@@ -26,8 +26,8 @@ def chart(curve: Curve, number: int) -> str:
     parts = [
         f'<figure class="chart"><figcaption>{escape(curve.name)} <span class="unit">{escape(curve.unit)}</span></figcaption>',
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="t{number} d{number}" data-chart="{number}">',
-        f'<title id="t{number}">{escape(curve.name)} over the steps</title><desc id="d{number}">{escape(described(curve))}</desc>',
-        *_axes(frame, across, down, curve.unit),
+        f'<title id="t{number}">{escape(curve.name)} over the {escape(curve.over)}s</title><desc id="d{number}">{escape(described(curve))}</desc>',
+        *_axes(frame, across, down, curve),
         *(_line(series, place, frame) for place, series in enumerate(curve.series)),
         '<line class="cursor" x1="-9" x2="-9" y1="0" y2="0"/></svg>',
         _legend(curve.series), f'<p class="value" data-value="{number}"></p>',
@@ -39,11 +39,11 @@ def chart(curve: Curve, number: int) -> str:
 
 def described(curve: Curve) -> str:
     """What the picture shows, in words."""
-    lines = []
+    lines, word = [], curve.over.split()[-1]
     for series in curve.series:
         values = [point.value for point in series.points]
         lines.append(
-            f"{series.label}: {figure(values[0])} in step {series.points[0].step}, {figure(values[-1])} in step {series.points[-1].step}, "
+            f"{series.label}: {figure(values[0])} in {word} {series.points[0].step}, {figure(values[-1])} in {word} {series.points[-1].step}, "
             f"least {figure(min(values))}, most {figure(max(values))}"
         )
     return f"In {curve.unit}. " + "; ".join(lines) + "."
@@ -73,7 +73,7 @@ def _steps(points: Sequence[Point]) -> list[float]:
     return [float(first), *(step for step in scale(first, last, 6) if first + apart < step < last - apart and step == int(step)), float(last)]
 
 
-def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], unit: str) -> list[str]:
+def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], curve: Curve) -> list[str]:
     parts, apart = [], down[1] - down[0]
     for value in down:
         y = frame.y(value)
@@ -84,9 +84,9 @@ def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], unit: s
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM + 4:g}"/>')
         parts.append(f'<text class="tick" text-anchor="{anchor}" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18:g}">{escape(tick(step, 1.0))}</text>')
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM:g}"/>')
-    parts.append(f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">optimizer step</text>')
+    parts.append(f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">{escape(curve.over)}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(f'<text class="name" text-anchor="middle" transform="translate(11 {middle:g}) rotate(-90)">{escape(unit)}</text>')
+    parts.append(f'<text class="name" text-anchor="middle" transform="translate(11 {middle:g}) rotate(-90)">{escape(curve.unit)}</text>')
     return parts
 
 

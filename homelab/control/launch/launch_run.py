@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from homelab.control.tracking import forwarder_start
 from homelab.control.tracking.forwarder_start import TrackingView
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
-from homelab.runs import store
+from homelab.runs import process_owner, store
 from homelab.runs.paths import RunPaths
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the person asked for. `skip`: checks that do not count."""
+    """What the person asked for. `skip`: checks that do not count. `age_s`: for how many seconds it has been looking at the nodes."""
 
     recipe_file: Path
     cluster_file: Path
@@ -34,6 +34,7 @@ class LaunchRequest:
     supervise: Where
     is_dry_run: bool = False
     typed: Typed | None = None
+    age_s: Callable[[], float] = process_owner.age_s
 
 
 class LaunchView(RunView, TrackingView, Protocol):
@@ -98,7 +99,7 @@ def _start(
                 forwarder_start.start(paths, request.cluster_file, view)
 
         with (
-            claims.claimed(fleet, plan.run, names, "launched", is_launch=True) as claim,
+            claims.claimed(fleet, plan.run, names, "launched", age_s=request.age_s, is_launch=True) as claim,
             placement.prepare(fleet, SupervisorRequest.of(plan), say),
         ):
             return prepare.launch(
