@@ -47,8 +47,18 @@ class MeasuredMethod(WireModel):
     targets: Literal["all-linear"] | tuple[str, ...]
 
 
+class MeasuredSync(WireModel):
+    """The wire of a run with so many ranks, by this strategy: seconds of a step when no rank waits for another."""
+
+    strategy: str
+    compress: str
+    world_size: Annotated[int, Field(ge=2)]
+    sync_s: Seconds
+
+
 class SpeedProfile(WireModel):
-    """One node's file. `sync_s` are the seconds of a step on the wire when no rank waits for another; None: one rank alone."""
+    """One node's file. `syncs`: what runs have measured of the wire, the newest with each strategy and number of ranks; `sync_s` that of the
+    newest run, None: one rank alone."""
 
     model: str
     method: MeasuredMethod
@@ -64,6 +74,7 @@ class SpeedProfile(WireModel):
     run: str = ""
     world_size: Annotated[int, Field(ge=1)]
     sync_s: Seconds | None = None
+    syncs: tuple[MeasuredSync, ...] = ()
     save_s: Seconds | None = None
     evaluate_s: Seconds | None = None
     rows: Annotated[int, Field(ge=1)] | None = None
@@ -72,6 +83,12 @@ class SpeedProfile(WireModel):
     data_sha256: str | None = None
     seq_len: int | None = None
     ranks: Annotated[tuple[MeasuredRank, ...], Field(min_length=1)]
+
+    def measured_syncs(self) -> tuple[MeasuredSync, ...]:
+        """All that is known of the wire; files of earlier versions know that of one run."""
+        if self.syncs or self.sync_s is None or self.world_size < 2:
+            return self.syncs
+        return (MeasuredSync(strategy=self.strategy, compress=self.compress, world_size=self.world_size, sync_s=self.sync_s),)
 
 
 def usable(

@@ -174,15 +174,14 @@ def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float
 def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) -> Sync:
     """What is known of the wire: seconds of an earlier run on as many ranks or the next best number, else bytes and the slowest pair."""
     size = strategy.step_bytes(job, passes)
-    profiles = [
-        profile
-        for profile in job.workload.speeds.files.values()
-        if profile.world_size > 1 and profile.sync_s is not None and (profile.compress, profile.strategy) == (job.recipe.parallel.compress, strategy.name)
-    ]
-    if not profiles:
+    syncs = [
+        sync for profile in job.workload.speeds.files.values() for sync in profile.measured_syncs()
+        if (sync.compress, sync.strategy) == (job.recipe.parallel.compress, strategy.name)
+    ]  # fmt: skip
+    if not syncs:
         return Sync(strategy.wire_s, size, job.throughputs)
-    nearest = min((profile.world_size for profile in profiles), key=lambda count: (abs(count - ranks), count))
-    slowest = max(profile.sync_s or 0.0 for profile in profiles if profile.world_size == nearest)
+    nearest = min((sync.world_size for sync in syncs), key=lambda count: (abs(count - ranks), count))
+    slowest = max(sync.sync_s for sync in syncs if sync.world_size == nearest)
     return Sync(strategy.wire_s, size, job.throughputs, slowest, nearest)
 
 

@@ -19,6 +19,7 @@ from homelab.worker.balancing.balancer import Report
 from homelab.worker.runtime.task import Task
 
 _QUANTILES = 32
+_MOST_SYNCS = 30
 LEAST_STEPS = 5  # fewer say little
 
 
@@ -100,6 +101,23 @@ def _quantiles(lengths: Sequence[int]) -> list[int]:
 
 
 def write(path: Path, speeds: dict[str, Any]) -> None:
-    """Replace the file in one piece. Raises OSError."""
+    """Replace the file in one piece. What it knows of the wire with other numbers of ranks and other strategies stays. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, (json.dumps(speeds, indent=2) + "\n").encode())
+    own = {key: speeds[key] for key in ("strategy", "compress", "world_size", "sync_s")}
+    syncs = ([own] if speeds["sync_s"] is not None else []) + [one for one in _earlier_syncs(path, speeds) if _key(one) != _key(own)]
+    files.replace(path, (json.dumps(speeds | {"syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
+
+
+def _earlier_syncs(path: Path, speeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the file as it is, where it is of the same training on the same kind of device."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if any(earlier[key] != speeds[key] for key in ("method", "precision", "device", "backend")):
+            return []
+        return [one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _key(sync: dict[str, Any]) -> tuple[Any, ...]:
+    return sync["strategy"], sync["compress"], sync["world_size"]

@@ -307,3 +307,15 @@ def test_where_the_worker_pads_the_plan_counts_the_padding(config: dict[str, Any
     assert (words in said[0]) if words else not said
     assert made.time is not None and plain.time is not None
     assert (made.time.step_s > 1.02 * plain.time.step_s) is bool(words)
+
+
+def test_each_strategy_has_the_wire_that_it_had() -> None:
+    """A file knows the wire of several strategies; the newest run's alone is not that of the others."""
+    from homelab.planning.performance.speed_profiles import SpeedProfile
+
+    content = file("tower", sync_s=0.5)
+    old = SpeedProfile.model_validate(content)
+    assert [(sync.strategy, sync.sync_s) for sync in old.measured_syncs()] == [("ddp", 0.5)]
+    syncs = [{"strategy": "zero2", "compress": "none", "world_size": 3, "sync_s": 0.2}, {"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.4}]
+    new = SpeedProfile.model_validate(content | {"world_size": 1, "sync_s": None, "syncs": syncs})
+    assert [(sync.strategy, sync.world_size) for sync in new.measured_syncs()] == [("zero2", 3), ("ddp", 2)]
