@@ -12,7 +12,7 @@ from homelab.run_report.page_style import STYLE
 from homelab.run_report.run_report import Curve, Point, Series
 from homelab.text.units import gibibytes
 
-_OVER = "node"
+_OVER = "number of nodes"
 
 
 def curves(cells: Sequence[Summary]) -> tuple[Curve, ...]:

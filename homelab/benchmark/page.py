@@ -79,7 +79,7 @@ def _machines(results: Sequence[Result]) -> str:
         versions |= result.versions
     if not devices:
         return ""
-    return page_tables.table("Node and rank", [("node", ""), ("device", "")], list(devices.items())) + page_tables.table(
+    return page_tables.table("The nodes", [("node", ""), ("devices that took part", "")], list(devices.items())) + page_tables.table(
         "On the nodes", [("package", ""), ("version", "")], sorted(versions.items())
     )
 

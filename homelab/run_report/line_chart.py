@@ -26,7 +26,7 @@ def chart(curve: Curve, number: int) -> str:
     parts = [
         f'<figure class="chart"><figcaption>{escape(curve.name)} <span class="unit">{escape(curve.unit)}</span></figcaption>',
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="t{number} d{number}" data-chart="{number}">',
-        f'<title id="t{number}">{escape(curve.name)} over the {escape(curve.over)}s</title><desc id="d{number}">{escape(described(curve))}</desc>',
+        f'<title id="t{number}">{escape(curve.name)} over the {escape(curve.over or "steps")}</title><desc id="d{number}">{escape(described(curve))}</desc>',
         *_axes(frame, across, down, curve),
         *(_line(series, place, frame) for place, series in enumerate(curve.series)),
         '<line class="cursor" x1="-9" x2="-9" y1="0" y2="0"/></svg>',
@@ -39,7 +39,7 @@ def chart(curve: Curve, number: int) -> str:
 
 def described(curve: Curve) -> str:
     """What the picture shows, in words."""
-    lines, word = [], curve.over.split()[-1]
+    lines, word = [], curve.over or "step"
     for series in curve.series:
         values = [point.value for point in series.points]
         lines.append(
@@ -84,7 +84,7 @@ def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], curve: 
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM + 4:g}"/>')
         parts.append(f'<text class="tick" text-anchor="{anchor}" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18:g}">{escape(tick(step, 1.0))}</text>')
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM:g}"/>')
-    parts.append(f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">{escape(curve.over)}</text>')
+    parts.append(f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">{escape(curve.over or "optimizer step")}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text class="name" text-anchor="middle" transform="translate(11 {middle:g}) rotate(-90)">{escape(curve.unit)}</text>')
     return parts

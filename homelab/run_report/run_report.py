@@ -22,13 +22,13 @@ class Series(DisplayValue):
 
 
 class Curve(DisplayValue):
-    """One chart: values in `unit` over the optimizer steps, or over another whole number. `note` says what the picture leaves out."""
+    """One chart: values in `unit` over the optimizer steps, or over another whole number that `over` names. `note` says what the picture leaves out."""
 
     name: str
     unit: str
     series: tuple[Series, ...]
     note: str = ""
-    over: str = "optimizer step"
+    over: str = ""
 
 
 class StepRow(Value):

@@ -40,7 +40,7 @@ def main() -> int:
     try:
         if is_ours:
             shutil.copytree(Path(os.environ["HOMELAB_MODEL"]), _SHARED / "model", symlinks=False)
-        with Lab.up(folder / "lab", nodes=3, cpu=[0.6] * 3, share=[_SHARED]) as lab:
+        with Lab.up(folder / "lab", nodes=3, cpu=[0.45] * 3, rate="1gbit", share=[_SHARED]) as lab:
             began = time.monotonic()
             killed = _run(lab, folder / "out")
             minutes = (time.monotonic() - began) / 60

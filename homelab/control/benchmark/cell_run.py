@@ -145,7 +145,7 @@ class CellRun:
         return Result(
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,
-            plan_is_measured=plan.time is not None and plan.time.is_measured, devices={f"{rank.node} {rank.rank}": rank.device_name for rank in plan.ranks},
+            plan_is_measured=plan.time is not None and plan.time.is_measured, devices=_devices(plan),
             versions=_versions(sources), joules=_joules(sources), precision=plan.precision, ended_at=time.time(),
         )  # fmt: skip
 
@@ -154,6 +154,14 @@ class CellRun:
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state=state, because=because,
             run=paths.name if paths else "", ended_at=time.time(),
         )  # fmt: skip
+
+
+def _devices(plan: Plan) -> dict[str, str]:
+    """Node -> its cards or processor."""
+    names: dict[str, list[str]] = {}
+    for rank in plan.ranks:
+        names.setdefault(rank.node, []).append(rank.device_name)
+    return {node: ", ".join(devices) for node, devices in names.items()}
 
 
 def _versions(sources: Sources) -> dict[str, str]:
