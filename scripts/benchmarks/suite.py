@@ -40,12 +40,14 @@ def main() -> int:
     try:
         if is_ours:
             shutil.copytree(Path(os.environ["HOMELAB_MODEL"]), _SHARED / "model", symlinks=False)
-        with Lab.up(folder / "lab", nodes=3, cpu=[0.45] * 3, rate="1gbit", share=[_SHARED]) as lab:
+        with Lab.up(folder / "lab", nodes=3, cpu=[0.45] * 3, rate="1gbit", shared=[_SHARED]) as lab:
             began = time.monotonic()
-            killed = _run(lab, folder / "out")
+            killed = _run(lab, folder)
             minutes = (time.monotonic() - began) / 60
-        again = subprocess.run(_command(folder / "out"), env=_environment(folder / "lab" / "cluster.toml"), capture_output=True, text=True, cwd=_REPOSITORY, timeout=120)
-        cells: list[dict[str, Any]] = json.loads(again.stdout)["cells"]
+        said = json.loads((folder / "said.json").read_text())
+        if "cells" not in said:
+            raise SystemExit(f"error: homelab bench ended early: {said}")
+        cells: list[dict[str, Any]] = said["cells"]
         with (folder / "out" / "results.csv").open(encoding="utf-8", newline="") as stream:
             runs: list[dict[str, Any]] = list(csv.DictReader(stream))
     finally:
@@ -71,9 +73,10 @@ def _environment(cluster: Path) -> dict[str, str]:
     return os.environ | {"HOMELAB_CLUSTER": str(cluster), "PYTHONPATH": str(_REPOSITORY)}
 
 
-def _run(lab: Lab, output: Path) -> str:
-    """The suite to its end; the run in which a rank was killed."""
-    process = subprocess.Popen(_command(output), env=_environment(lab.cluster_file), stdout=subprocess.DEVNULL, cwd=_REPOSITORY)
+def _run(lab: Lab, folder: Path) -> str:
+    """The suite to its end, with what it says in said.json; the run in which a rank was killed."""
+    with (folder / "said.json").open("w") as said:
+        process = subprocess.Popen(_command(folder / "out"), env=_environment(lab.cluster_file), stdout=said, cwd=_REPOSITORY)
     killed = ""
     try:
         deadline = time.monotonic() + _LIMIT_S
