@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from homelab.protocol.files import JsonObject
 
-PROGRAMS = ("export", "merge", "gguf")
+PROGRAMS = ("model_export", "merge", "gguf")
 _BEAT_S = 5.0
 _END_S = 5.0
 

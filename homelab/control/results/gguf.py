@@ -50,7 +50,7 @@ def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> Holder:
     if method is not None and method.kind == "full":
         if not newest.is_exported:
             say(f"{newest.node}: writing checkpoint {newest.step} in the format of a finished model")
-            make.make(fleet.agent(newest.node), "export", {"run": paths.name, "step": newest.step}, say)
+            make.make(fleet.agent(newest.node), "model_export", {"run": paths.name, "step": newest.step}, say)
         return newest
     names = best_copy.merged(results, newest.folder)
     node = names[0] if names else merge.merge(fleet, paths, "auto", say).node

@@ -16,7 +16,7 @@ _SILENT_S = 60.0  # the node says a line every few seconds
 
 
 def make(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
-    """Run `program` ("export", "merge" or "gguf") there, and say its progress. Raises its error in three parts, UnreachableError."""
+    """Run `program` ("model_export", "merge" or "gguf") there, and say its progress. Raises its error in three parts, UnreachableError."""
     name = agent.node.name
     agent.ask("result-look", {"run": request["run"]})  # the code is shipped
     stream = agent.open("result-make", {**request, "program": program})

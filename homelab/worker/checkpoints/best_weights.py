@@ -32,7 +32,7 @@ class BestWeights:
         self._folder = task.run_dir / "best"
         self._is_kept = task.train.keep_best
         self.step = early_stopping.best_step(curves.eval_losses) if self._is_kept else None
-        if not self._is_kept or task.local_rank != 0:
+        if not self._is_kept or not task.is_keeper:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
         if resume is not None and self.step is not None:
@@ -49,7 +49,7 @@ class BestWeights:
 
         self.step = step
         tensors = whole_weights()
-        if self._task.local_rank == 0:
+        if self._task.is_keeper:
             self._put(step, lambda path: save(tensors, path))
 
     def state(self) -> dict[str, Path]:

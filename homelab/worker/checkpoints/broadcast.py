@@ -45,7 +45,7 @@ _SIGN_S = 1.0
 
 def verify_own(task: Task) -> WorkerError | None:
     """What is wrong with this node's own copy of the checkpoint to go on from; None where it is whole, and for all but the first rank."""
-    if task.resume_step == 0 or task.local_rank != 0:
+    if task.resume_step == 0 or not task.is_keeper:
         return None
     folder = _place(task)
     try:
@@ -76,7 +76,7 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
         if fault:
             raise load_check.set_aside(fault, task)
         return folder
-    part = _HAS_NO_PART if task.local_rank != 0 else _LACKS if fault else _HOLDS
+    part = _HAS_NO_PART if not task.is_keeper else _LACKS if fault else _HOLDS
     own_entry = [part, float(_size_bytes(folder)), *checkpoint_copies.numbers(_digest(folder))] if part == _HOLDS else [part, 0.0, *checkpoint_copies.numbers("")]
     everyone = process_group.gather(own_entry)
     digests = {rank: str(entry[2:]) for rank, entry in enumerate(everyone) if entry[0] == _HOLDS}

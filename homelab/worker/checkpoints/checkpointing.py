@@ -58,7 +58,7 @@ class Checkpointing:
             self._recorder.note(difference)
         self._curves.agree()
         own = trainer.strategy.state(trainer)
-        if self._task.local_rank == 0:
+        if self._task.is_keeper:
             self._saver.begin(trainer, step, own, self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
@@ -68,7 +68,7 @@ class Checkpointing:
         self._is_saved = True
         now_s = time.perf_counter()
         self.interval.saved(now_s, save_s, self._saver.write_s)
-        if self._task.local_rank == 0:
+        if self._task.is_keeper:
             self._recorder.saved(step, now_s - start_s, self._saver.size_bytes, in_background=self._saver.is_in_background)
         self._note_the_cost()
 

@@ -132,6 +132,12 @@ class Task:
         return int(self.plan["resume_step"])
 
     @property
+    def is_keeper(self) -> bool:
+        """Whether this rank writes what is kept once per folder: checkpoints, the best weights, speeds. Each node has a folder of its own, but
+        that of an exported job is one for all."""
+        return self.rank == 0 if self.plan.get("shared_folder") else self.local_rank == 0
+
+    @property
     def rank_dir(self) -> Path:
         """Where this rank writes its metrics, heartbeat, samples and error."""
         return self.run_dir / layout.rank(self.attempt, self.rank)

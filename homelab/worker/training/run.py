@@ -54,7 +54,7 @@ class Run:
         from homelab.worker.runtime import process_group
 
         imports.quiet()
-        if task.local_rank == 0:
+        if task.is_keeper:
             checkpoint_folder.clear_partial(task.checkpoints_dir)
         fault = broadcast.verify_own(task)
         path = model_path(task.run)
@@ -205,7 +205,7 @@ class Run:
 
     def _keep_speeds(self, trainer: ShareTrainer) -> None:
         """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
-        if self.task.local_rank != 0:
+        if not self.task.is_keeper:
             return
         import torch
 

@@ -146,13 +146,13 @@ class Shards:
         return norm
 
     def state(self, trainer: Any) -> dict[str, Any]:
-        is_kept = self._task.local_rank == 0
+        is_kept = self._task.is_keeper
         own = {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
         whole: dict[str, Any] = whole_state.gathered(own, is_kept=is_kept)
         return whole if is_kept else {}
 
     def whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = whole_state.gathered(weights.trained(model), is_kept=self._task.local_rank == 0)
+        whole: dict[str, torch.Tensor] = whole_state.gathered(weights.trained(model), is_kept=self._task.is_keeper)
         return whole
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ from homelab.protocol import phases
 from homelab.protocol.errors import EXIT_FAILED
 from homelab.worker.errors import WorkerError, first_words
 from homelab.worker.model import unsloth
-from homelab.worker.runtime import imports
+from homelab.worker.runtime import imports, scheduled
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import load_task
 from homelab.worker.training.run import Run
@@ -21,6 +21,7 @@ from homelab.worker.training.run import Run
 def main() -> int:
     """Entry of `python -m homelab.worker`. Returns 0 when the run is done, 1 when training went wrong, 2 for wrong input."""
     try:
+        os.environ.update(scheduled.variables(os.environ))
         task = load_task(os.environ)
     except WorkerError as error:
         print(error.text, file=sys.stderr, flush=True)

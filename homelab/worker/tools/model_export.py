@@ -1,4 +1,4 @@
-"""python -m homelab.worker.tools.export: a checkpoint in the format of final/, so that it can be fetched, merged and served.
+"""python -m homelab.worker.tools.model_export: a checkpoint in the format of final/, so that it can be fetched, merged and served.
 
 Reads one JSON object from standard input, {"run_dir", "step"}, and prints {"made": {"folder"}} as its last line. The weights are those of
 the checkpoint, bit for bit; the base model's own weights are not read (it is built without any), so this takes seconds.

@@ -15,7 +15,7 @@ from homelab.worker.checkpoints import checkpoint_folder  # noqa: E402
 from homelab.worker.checkpoints.weights import WEIGHTS, trained, writers_of  # noqa: E402
 from homelab.worker.errors import WorkerError  # noqa: E402
 from homelab.worker.model.build import load_base, load_model  # noqa: E402
-from homelab.worker.tools import export, run_model  # noqa: E402
+from homelab.worker.tools import model_export, run_model  # noqa: E402
 from tests.worker import harness  # noqa: E402
 
 
@@ -31,7 +31,7 @@ def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind
                 weight.add_(0.01)
     checkpoint_folder.write(run_dir / "checkpoints", 3, run["recipe_hash"], writers_of({WEIGHTS: trained(built)}))
     built.save_pretrained(tmp_path / "wanted")
-    assert export.export(run_dir, 3) == "exports/step-00000003"
+    assert model_export.export(run_dir, 3) == "exports/step-00000003"
     for name in ("adapter_model" if kind == "lora" else "model",):
         wanted, made = (load_file(folder / f"{name}.safetensors") for folder in (tmp_path / "wanted", run_dir / "exports/step-00000003"))
         assert wanted.keys() == made.keys() and all(torch.equal(wanted[key], made[key]) for key in wanted)
@@ -51,5 +51,5 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, model: Path, data:
     folder = checkpoint_folder.write(run_dir / "checkpoints", 3, run_model.read_run(run_dir)["recipe_hash"], writers_of({"x.json": {"a": 1}}))
     (folder / "x.json").write_text("{}")
     with pytest.raises(WorkerError):
-        export.export(run_dir, 3)
+        model_export.export(run_dir, 3)
     assert not list((run_dir).glob("exports/*"))

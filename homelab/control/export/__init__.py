@@ -1,0 +1,1 @@
+"""A training for a scheduler: its plan without machines, and its folder."""
