@@ -17,7 +17,7 @@ class Result(Value):
     """`results/<cell>.<repeat>.json`: it is written once, when the run is over.
 
     refused: the launch, so that repeating it changes nothing. `plan_tokens_per_s` is the plan's word before the run, `plan_is_measured` whether
-    earlier runs had measured all of it. `tries`: runs that this one took, the disturbed ones too.
+    earlier runs had measured all of it: the speed of each rank, and the wire with this strategy and as many ranks. `tries`: runs that this one took, the disturbed ones too.
     """
 
     variation: str

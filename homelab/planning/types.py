@@ -161,7 +161,8 @@ class TimeEstimate(Value):
 
     `step_s` is `compute_s` (the rank that ends last) plus `wire_s`; `best_step_s` is the same if rows could be divided at will,
     `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
-    saves and evaluations, without the start; None where the number of steps is not known.
+    saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
+    goes over it.
     """
 
     is_measured: bool
@@ -171,6 +172,7 @@ class TimeEstimate(Value):
     compute_s: float
     wire_s: float
     wire_because: str
+    wire_is_measured: bool = False
     step_s: float
     best_step_s: float
     equal_step_s: float

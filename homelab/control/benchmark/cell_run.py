@@ -145,7 +145,7 @@ class CellRun:
         return Result(
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,
-            plan_is_measured=plan.time is not None and plan.time.is_measured, devices=_devices(plan),
+            plan_is_measured=plan.time is not None and plan.time.is_measured and plan.time.wire_is_measured, devices=_devices(plan),
             versions=_versions(sources), joules=_joules(sources), precision=plan.precision, ended_at=time.time(),
         )  # fmt: skip
 

@@ -97,7 +97,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     return TimeEstimate(
         is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
-        wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN", step_s=step_s,
+        wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN",
+        wire_is_measured=not wire_s or (sync.measured_s is not None and sync.measured_ranks == len(workers)), step_s=step_s,
         best_step_s=best_s(workers, tokens, rows.tokens_mean) + wire_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
         efficiency=tokens / step_s / sum(alone), equal_efficiency=tokens / equal_step_s / sum(alone), save_s=save_s,
         evaluate_s=evaluate_s, hours=None if seconds is None else seconds / 3600,
