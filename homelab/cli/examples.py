@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "track": ("homelab track --to trackio",),
     "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),
     "bench": ("homelab bench recipes/bench/lab.toml", "homelab bench recipes/bench/lab.toml --dry-run"),
+    "compare": ("homelab compare 2026-11-21 2026-11-22",),
     "export": (
         "homelab export recipes/llama7b-lora.toml --to slurm --machines 3 --gpus 1 --vram 24",
         "homelab export recipes/llama7b-lora.toml --to pytorchjob --image registry.example/homelab:1",

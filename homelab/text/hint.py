@@ -16,7 +16,7 @@ Options = Callable[[str], str]
 """Name of a command of ours -> the options to add to it, as shell text (" --cluster FILE"), or an empty string."""
 
 _OWN_NAMES = (
-    "bench", "chat", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "push", "recover", "report", "run", "runs",
+    "bench", "chat", "compare", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "push", "recover", "report", "run", "runs",
     "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
 )  # fmt: skip
 # Not "the user that homelab logs in with".

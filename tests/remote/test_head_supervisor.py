@@ -96,7 +96,7 @@ def test_what_the_head_is_told_of_the_others(own_hosts: Cluster, tmp_path: Path)
 
 def test_the_head_needs_what_the_controller_needs() -> None:
     project = tomllib.loads((Path(homelab.__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert [*remote_supervisor.PACKAGES, "tomlkit>=0.13,<0.16"] == project["dependencies"], "a supervisor writes no TOML"
+    assert [*remote_supervisor.PACKAGES, "tomlkit>=0.13,<0.16", "pyyaml>=6.0"] == project["dependencies"], "a supervisor writes no TOML and no YAML"
     assert ">=" + ".".join(map(str, remote_supervisor.OLDEST_PYTHON)) == project["requires-python"]
 
 

@@ -1,0 +1,61 @@
+"""`homelab compare`: runs side by side, e.g. one machine against all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homelab.cli import common, completion
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from homelab.benchmark.side_by_side import Side
+    from homelab.remote.fanout import Fleet
+    from homelab.text.say import Say
+
+
+def command(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Two runs or more, each by its name, its beginning or its end.", show_default=False, autocompletion=completion.runs)
+    ],
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps of each run's last attempt that do not count for its speed.")] = 2,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Speed, efficiency, cost and loss of runs side by side, and whether they are one training: equal steps, equal losses."""
+    from homelab.benchmark import side_by_side, side_by_side_table
+    from homelab.errors import InputError
+    from homelab.remote.fanout import Fleet
+    from homelab.text.hint import homelab
+
+    if len(runs) < 2:
+        raise InputError("one run has nothing beside it", where="homelab compare", hint="name two runs or more; `homelab runs` lists them")
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        sides = [_side(fleet, runs_dir, name, warmup, say) for name in runs]
+    twice = next((side.run for number, side in enumerate(sides) if side.run in [other.run for other in sides[:number]]), None)
+    if twice is not None:
+        raise InputError(f"{twice} is named twice", where="homelab compare", hint="name each run once; `homelab runs` lists them")
+    compared = side_by_side.compare(sides)
+    if as_json:
+        common.print_json({"runs": [one.model_dump(mode="json") for one in compared]})
+        return 0
+    from rich.console import Console
+
+    Console().print(side_by_side_table.table(compared, loaded.energy), soft_wrap=True)
+    for line in side_by_side_table.sentences(compared):
+        typer.echo(f"- {line}")
+    typer.echo(f"Next: {homelab('report', sides[0].run)}")
+    return 0
+
+
+def _side(fleet: Fleet, runs_dir: Path, name: str, warmup: int, say: Say) -> Side:
+    from homelab.benchmark import side_by_side
+    from homelab.control.inspection import report_sources, run_lookup
+
+    paths = run_lookup.run(fleet, runs_dir, name, say)
+    say(f"gathering what is known of {paths.name}")
+    return side_by_side.side_of(report_sources.gather(fleet, paths, fleet.cluster), warmup)

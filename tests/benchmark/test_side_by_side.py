@@ -1,0 +1,82 @@
+"""Runs side by side: speed-up, and whether they are one training."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from homelab.benchmark import side_by_side, side_by_side_table
+from homelab.benchmark.side_by_side import Comparison, Side
+from homelab.config.cluster import Price
+from homelab.run_report.report_builder import RunAbout, Sources
+from homelab.runs.poll_reply import Metric
+from tests import builders
+
+
+def side(run: str, losses: Mapping[int, float] | None = None, **changes: Any) -> Side:
+    known: dict[str, Any] = {
+        "run": run, "state": "done", "recipe_hash": "a" * 16, "settings": {"train.steps": "3"}, "strategy": "ddp", "nodes": ("tower",), "precision": "fp32",
+        "measured": None, "alone_tokens_per_s": None, "kwh_per_million_tokens": None, "losses": losses or {1: 3.0, 2: 2.0, 3: 1.0},
+    }  # fmt: skip
+    return Side(**{**known, **changes})
+
+
+def sources(run: str, ranks: int, step_s: float, *, joules: float | None = None) -> Sources:
+    """A run of five steps on nodes of one rank each."""
+    names = builders.NAMES[:ranks]
+    plan = builders.make_plan(builders.cluster(names), builders.recipe(), {}, run=run)
+    metrics = [
+        Metric.model_validate({
+            "kind": "train", "attempt": 1, "rank": rank, "node": names[rank], "step": step, "loss": 4.0 / step, "tokens": 120 // ranks, "step_s": step_s,
+            "communication_s": 0.1, "time": float(step), "memory_bytes": 2**30,
+        })
+        for step in range(1, 6) for rank in range(ranks)
+    ]  # fmt: skip
+    return Sources(run=run, state="done", now=0.0, about=RunAbout(recipe_hash="b" * 16), recipe=builders.recipe(), plans={1: plan}, metrics=metrics)
+
+
+def second(first: Side, other: Side) -> Comparison:
+    return side_by_side.compare([first, other])[1]
+
+
+def test_one_machine_against_three_from_what_the_ranks_wrote() -> None:
+    alone, together = (side_by_side.side_of(sources(name, ranks, step_s), warmup=1) for name, ranks, step_s in (("one", 1, 3.0), ("three", 3, 1.25)))
+    assert alone.measured is not None and alone.measured.steps == 4 and alone.measured.tokens_per_s == pytest.approx(40)
+    beside = second(alone, together)
+    assert beside.speed_up == pytest.approx(2.4) and beside.common_steps == 5 and beside.curve_difference == 0.0 and beside.is_same
+
+
+def test_rounding_is_one_training_and_more_is_said_loudly() -> None:
+    first = side("a")
+    rounding = second(first, side("b", {1: 3.0, 2: 2.0 * (1 + 5e-5), 3: 1.0}))
+    other = second(first, side("c", {1: 3.0, 2: 2.01, 3: 1.0}))
+    assert rounding.is_same is True and other.is_same is False and other.curve_difference == pytest.approx(5e-3)
+    assert second(side("a", precision="bf16"), side("c", {2: 2.01}, precision="bf16")).is_same is True
+    said = side_by_side_table.sentences(side_by_side.compare([first, rounding.side, other.side]))
+    assert "is the same training as a" in said[0] and "c HAS ANOTHER CURVE than a" in said[1] and "over 3 common steps" in said[1]
+
+
+def test_another_recipe_is_another_training_and_its_settings_are_named() -> None:
+    other = second(side("a"), side("b", recipe_hash="c" * 16, settings={"train.steps": "3", "train.learning_rate": "0.002"}))
+    assert other.is_same is None and other.differs == ("train.learning_rate: not set there, 0.002 here",)
+    assert second(side("a"), side("b", recipe_hash="c" * 16)).differs == ("the content of its data",)
+
+
+def test_runs_without_a_common_step_or_a_figure_have_empty_cells() -> None:
+    compared = side_by_side.compare([side("a"), side("b", {9: 1.0})])
+    assert compared[1].curve_difference is None and compared[1].speed_up is None
+    assert side_by_side_table.sentences(compared) == ["b and a have no step in common yet"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(side_by_side_table.table(compared, Price()))
+    assert "b" in console.export_text()
+
+
+def test_the_cost_is_in_kwh_and_with_a_price_in_money() -> None:
+    costly = side("a", kwh_per_million_tokens=0.5)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(side_by_side_table.table(side_by_side.compare([costly]), Price(price_per_kwh=0.3, currency="EUR")))
+    assert "0.5 kWh, 0.15 EUR" in console.export_text()
