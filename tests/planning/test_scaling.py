@@ -86,6 +86,10 @@ def test_what_is_measured_and_what_is_not() -> None:
     assert [point.basis for point in slow.points] == ["measured", "scaled", "scaled", "scaled"], "reckoned from measured bytes per second"
     slow_wire, assumed_wire = slow.points[3].wire_s, curve(alone, "4").points[0].wire_s
     assert slow_wire and assumed_wire and slow_wire == pytest.approx(assumed_wire * 117.6 / 50), "a copy's wire is as slow as its original's"
+    fast_wire = curve(alone, "4", rates=dict.fromkeys(pairs, 294e6)).points[0].wire_s
+    assert fast_wire and fast_wire == pytest.approx(assumed_wire * 117.6 / 294), "or as fast"
+    of_four = curve(with_sync(0.05, world_size=4), "4").points[0]
+    assert of_four.wire_s == pytest.approx(0.05) and of_four.basis == "scaled", "the wire of four ranks was measured, but a copy was not"
     cards = curve(healthy.gpu(healthy.recipe()), "1..4")
     assert {point.basis for point in cards.points} == {"guess"}, "data sheets"
 
@@ -101,10 +105,10 @@ def test_where_it_turns_and_what_limits_it() -> None:
     assert pays.turn is None and pays.because.startswith("up to 4 every machine pays")
 
 
-def with_sync(sync_s: float) -> Evidence:
+def with_sync(sync_s: float, world_size: int = 3) -> Evidence:
     seen = MEASURED
     for name, token_s in zip(healthy.NAMES, (4e-3, 1e-3, 2e-3), strict=True):
-        seen = with_file(seen, name, file(name, token_s=token_s, sync_s=sync_s))
+        seen = with_file(seen, name, file(name, token_s=token_s, sync_s=sync_s, world_size=world_size))
     return seen
 
 
