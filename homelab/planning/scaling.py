@@ -27,8 +27,8 @@ _RANGE = re.compile(r"(\d{1,6})\s*\.\.\s*(\d{1,6})")
 _LIST = re.compile(r"\d{1,6}(?:\s*,\s*\d{1,6})*")
 
 Basis = Literal["measured", "scaled", "guess"]
-"""measured: speeds and wire, of these very machines. scaled: from what was measured on other machines or another number of ranks. guess: partly by data sheets
-or an assumed wire."""
+"""measured: speeds and wire, of these very machines. scaled: from what was measured on other machines or another number of ranks. guess: partly by data sheets,
+an assumed wire or assumed lengths of rows."""
 
 
 class ScalingPoint(Value):

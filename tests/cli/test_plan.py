@@ -49,6 +49,10 @@ def test_what_was_measured_is_planned_with(desk: Desk) -> None:
             assert words in shown, shown
         compared = desk.json("plan", "law.toml", "--what-if", f"-{second}", code=0)
         assert compared["after"]["nodes"] == [first] and compared["after"]["time"]["wire_s"] == 0
+        curve = desk.json("plan", "law.toml", "--what-if-nodes", "1..3", code=0)
+        assert {point["basis"] for point in curve["points"]} == {"guess"} and not found["time"]["is_measured"], "nobody has counted the rows yet"
+        assert curve["like"] == second and curve["points"][0]["nodes"] == [first]
+        assert curve["points"][1]["step_s"] == found["time"]["step_s"], "two machines are those that are there"
     finally:
         for file in files:
             file.unlink()
