@@ -50,7 +50,7 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks.
     """
     method, train = task.method, task.train
-    note(f"precision: {task.precision}, on {task.device}")
+    note(f"precision: {task.precision}, on {task.device}{_slowness(task)}")
     if task.device == "cuda":
         grouped_queries.repeat_keys(task.precision, torch.cuda.get_device_capability())
     if method.backend == "unsloth":
@@ -65,6 +65,13 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
     return _told(model, task, note)
+
+
+def _slowness(task: Task) -> str:
+    """What a person should know of this precision on this processor, after a colon; or nothing. The question to mkldnn is the one that torch asks itself."""
+    if (task.device, task.precision) != ("cpu", "bf16") or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return ""
+    return ': this CPU has no instructions for it and is up to 25 times faster with [train] precision = "fp32"'
 
 
 def _told(model: Any, task: Task, note: Note) -> Any:

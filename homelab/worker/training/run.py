@@ -192,6 +192,7 @@ class Run:
             "tokens_per_s": item.input_tokens / step_s,
             "compute_s": step_s - clock.communication_s,
             "communication_s": clock.communication_s,
+            "input_s": clock.input_s,
             "step_s": step_s,
             "memory_bytes": peak_memory_bytes(task.device),
             "share": item.rows if self.balance.measured else task.shares[task.rank],

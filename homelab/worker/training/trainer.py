@@ -116,6 +116,7 @@ class ShareTrainer(Trainer):
         count = torch.tensor(max(item.loss_tokens, 1), device=device)
         if device.type == "cuda" and self.task.switches.copy_ahead:
             item = dataclasses.replace(item, micro_batches=copied(item.micro_batches, device, pin=True))
+        self.clock.input_ready()
         return [item], count
 
     def training_step(
