@@ -20,7 +20,7 @@ from tests.worker import harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.timeout(400)]
 
-STEPS = 40
+STEPS = 20
 SUITE = f"""
 recipe = "bench.toml"
 strategies = ["ddp"]

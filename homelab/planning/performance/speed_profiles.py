@@ -48,12 +48,15 @@ class MeasuredMethod(WireModel):
 
 
 class MeasuredSync(WireModel):
-    """The wire of a run with so many ranks, by this strategy: seconds of a step when no rank waits for another."""
+    """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, and `wait_s`, what a step takes
+    beyond that and the slowest rank, because no rank is always as fast. Files of earlier versions do not know it.
+    """
 
     strategy: str
     compress: str
     world_size: Annotated[int, Field(ge=2)]
     sync_s: Seconds
+    wait_s: Seconds = 0.0
 
 
 class SpeedProfile(WireModel):

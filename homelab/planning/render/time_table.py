@@ -43,7 +43,7 @@ def of_plan(plan: Plan) -> RenderableType:
             gains.pop(rank.node, ""), Text(_SOURCES.get(rank.source, rank.source), style="dim"),
         )  # fmt: skip
     lines = [
-        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because})",
+        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because}){_waiting(time)}",
         f"speed   {rate(time.tokens_per_s)}, {time.efficiency:.0%} of all alone together; "
         f"with equal shares {duration(time.equal_step_s)} a step and {time.equal_efficiency:.0%}",
         f"total   {_total(plan, time)}",
@@ -126,6 +126,10 @@ def fits(plan: Plan) -> bool | None:
     """Whether all ranks fit; None where that is not known of all of them."""
     answers = [rank.memory.fits if rank.memory else None for rank in plan.ranks]
     return False if False in answers else None if None in answers else True
+
+
+def _waiting(time: TimeEstimate) -> str:
+    return f", {duration(time.wait_s)} because no rank is always as fast" if time.wait_s > 0.01 * time.step_s else ""
 
 
 def _title(time: TimeEstimate) -> str:

@@ -219,6 +219,7 @@ class Run:
             speed_profile.Measurements(
                 steps=self.recorder.step - self.task.resume_step,
                 sync_s=trainer.sync_s,
+                wait_s=trainer.wait_s,
                 row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
                 save_s=self.checkpointing.interval.own_stall_s,
                 evaluate_s=self.evaluate_s if self.held_out else None,
