@@ -27,6 +27,10 @@ def command(
         list[str],
         typer.Option("--what-if", help="Compare with one more machine (+RTX3090, +2xRTX3090), without a node (-laptop) or with another network (wire=2.5gbit); repeatable."),
     ] = [],  # noqa: B006
+    what_if_nodes: Annotated[
+        str, typer.Option("--what-if-nodes", metavar="COUNTS", help="The curve over so many machines, 1..10 or 2,4,8: those that are there, then copies.", show_default=False)
+    ] = "",
+    like: Annotated[str, typer.Option("--like", metavar="NODE", help="The node that --what-if-nodes copies. Default: the middle one by speed.", show_default=False)] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try the training step without weights on one node.")] = True,
     fit: Annotated[bool, typer.Option("--fit", help="Write a copy of the recipe that fits into the free memory.")] = False,
     output: Annotated[
@@ -43,6 +47,9 @@ def command(
 
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
+    if like and not what_if_nodes:
+        raise InputError("--like says which node --what-if-nodes copies, and there is no --what-if-nodes", where="--like", hint="add --what-if-nodes 1..10")
+    counts = _counts(what_if_nodes)
     training = load_recipe(recipe)
     inputs, notes = _gathered(for_recipe(common.load_cluster(cluster, nodes), training), training, recipe, offline, as_json)
 
@@ -54,6 +61,8 @@ def command(
         from homelab.cli import fit as fitting
 
         return fitting.write(recipe, output, inputs, make, as_json, common.same_options(cluster))
+    if counts:
+        return _scaling(counts, like or None, what_if, inputs, make, as_json)
     if what_if:
         return _what_if(what_if, inputs, make, as_json)
     plan = make(inputs)
@@ -143,4 +152,47 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     for warning in dict.fromkeys((*warnings, *after.warnings)):
         console.print(f"! {warning}", style="yellow", markup=False, highlight=False)
     console.print("Nothing was started. The whole plan: leave out --what-if.", style="dim")
+    return 0
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    from homelab.planning import scaling
+
+    return scaling.parse_counts(text) if text else ()
+
+
+def _scaling(counts: tuple[int, ...], like: str | None, texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool) -> int:
+    """Print how the recipe does on so many machines, on the wire and with the machines of --what-if where there is one."""
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from homelab.planning import scaling
+    from homelab.planning import what_if as hypothesis
+    from homelab.planning.machines import device_of
+    from homelab.planning.render import scaling_table
+
+    changes = hypothesis.parse(texts, inputs.cluster, device=device_of(inputs.cluster, inputs.facts))
+    cluster, facts = hypothesis.apply(changes, inputs.cluster, inputs.facts)
+    facts, throughputs = hypothesis.with_wire(changes, cluster, facts, inputs.throughputs)
+    changed = replace(inputs, cluster=cluster, facts=facts, throughputs=throughputs, recipe=hypothesis.recipe_for(changes, inputs.recipe))
+    is_wire_assumed = any(change.bytes_per_s for change in changes)
+    with common.progress(as_json) as say:
+        planned = 0
+
+        def counted(of: PlanInputs) -> Plan:
+            nonlocal planned
+            planned += 1
+            say(f"plan {planned} of {len(counts) + 1}")
+            return make(of)
+
+        curve = scaling.curve(changed, counts, counted, like=like, is_wire_assumed=is_wire_assumed)
+    notes = (*hypothesis.assumed(changes, inputs.cluster, inputs.throughputs), *curve.notes)
+    curve = curve.model_copy(update={"notes": notes})
+    if as_json:
+        common.print_json({"what_if": [change.text for change in changes], **curve.model_dump(mode="json")})
+        return 0
+    console = Console()
+    console.print(scaling_table.table(curve))
+    console.print("Nothing was started. The plan of the machines that are there: leave out --what-if-nodes.", style="dim")
     return 0

@@ -183,6 +183,16 @@ class Notify(ConfigModel):
         return tuple(value) if isinstance(value, list) else value
 
 
+NetworkProfileName = Literal["wifi", "1gbe", "2.5gbe", "10gbe", "thunderbolt"]
+"""The kinds of wire between nodes that NCCL is told something of (`homelab.planning.environment.network_profile`)."""
+
+
+class Wire(ConfigModel):
+    """The section [network]: which kind of wire lies between the nodes. "auto": as it is measured."""
+
+    profile: Literal["auto", NetworkProfileName] = "auto"
+
+
 class Cluster(ConfigModel):
     """All of cluster.toml, defaults merged in. `known_hosts` is absolute or None."""
 
@@ -191,6 +201,7 @@ class Cluster(ConfigModel):
     known_hosts: str | None = None
     energy: Price = Price()
     notify: Notify = Notify()
+    wire: Wire = Wire()
     nodes: tuple[Node, ...]
     left_out: tuple[str, ...] = ()
     """Nodes of the file that do not take part now (--nodes, or not reachable); never written by a person."""

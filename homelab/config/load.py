@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from homelab.config.cluster import Cluster, Node, Notify, Price
+from homelab.config.cluster import Cluster, Node, Notify, Price, Wire
 from homelab.config.lines import key_lines, line_of
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
@@ -36,7 +36,7 @@ def parse_cluster(text: str, path: Path) -> Cluster:
 
 def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     faults: list[Fault] = []
-    sections = ["cluster", "defaults", "energy", "nodes", "notify"]
+    sections = ["cluster", "defaults", "energy", "network", "nodes", "notify"]
     faults += [((key,), f'unknown section "{key}".{did_you_mean(key, sections)}') for key in data.keys() - set(sections)]
     head = _table(data, "cluster", faults)
     defaults = _table(data, "defaults", faults)
@@ -44,15 +44,16 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
         faults.append((("defaults", key), f'unknown key "{key}".{did_you_mean(key, Node.model_fields)}'))
     defaults = {key: value for key, value in defaults.items() if key in Node.model_fields}
     nodes = _nodes(data, defaults, faults)
-    for key in head.keys() - {"name", "network", "known_hosts"}:
-        faults.append((("cluster", key), f'unknown key "{key}".{did_you_mean(key, ["name", "network", "known_hosts"])}'))
+    own_keys = ["name", "network", "known_hosts"]
+    faults += [(("cluster", key), f'unknown key "{key}".{did_you_mean(key, own_keys)}') for key in head.keys() - set(own_keys)]
     known_hosts = head.get("known_hosts")
     if isinstance(known_hosts, str):
         head["known_hosts"] = str(_beside(path, known_hosts))
     cluster = None
-    settings = {key: value for key, value in head.items() if key in ("name", "network", "known_hosts")}
+    settings = {key: value for key, value in head.items() if key in own_keys}
     try:
-        cluster = Cluster(nodes=tuple(nodes), energy=_section(data, "energy", Price, faults), notify=_section(data, "notify", Notify, faults), **settings)
+        energy, notify, wire = _section(data, "energy", Price, faults), _section(data, "notify", Notify, faults), _section(data, "network", Wire, faults)
+        cluster = Cluster(nodes=tuple(nodes), energy=energy, notify=notify, wire=wire, **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in faults_of(error, Cluster)]
     faults += _clashes(nodes)

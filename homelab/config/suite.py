@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from homelab.config import load
+from homelab.config.cluster import Cluster, NetworkProfileName, Wire
 from homelab.config.recipe import RecipeFile, parallel, parse_recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.models import ConfigModel
@@ -30,10 +31,11 @@ Content = dict[str, Any]
 
 
 class Variation(ConfigModel):
-    """Keys of the recipe that are another value in these cells: `set = { train.seq_len = 512 }`."""
+    """Keys of the recipe that are another value in these cells: `set = { train.seq_len = 512 }`; `network`: another [network] profile."""
 
     name: str = Field(min_length=1, max_length=40)
-    set: dict[str, Any]
+    set: dict[str, Any] = {}
+    network: Literal["auto", NetworkProfileName] | None = None
 
 
 class Suite(ConfigModel):
@@ -85,6 +87,12 @@ class Suite(ConfigModel):
         if twice:
             raise ValueError(f'two variations are called "{twice}"')
         return self
+
+
+    def cluster_of(self, variation: str, cluster: Cluster) -> Cluster:
+        """The cluster that the cells of a variation run on: with its network profile, where it has one."""
+        profile = next((one.network for one in self.variations if one.name == variation), None)
+        return cluster if profile is None else cluster.model_copy(update={"wire": Wire(profile=profile)})
 
 
 def load_suite(path: Path) -> tuple[Suite, Mapping[str, Content]]:

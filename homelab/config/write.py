@@ -11,5 +11,5 @@ def cluster_text(cluster: Cluster) -> str:
 
     content = cluster.model_dump(mode="json", exclude={"left_out"}, exclude_none=True)
     nodes = content.pop("nodes")
-    sections = {name: content.pop(name) for name in ("energy", "notify")}
+    sections = {name: content.pop(name) for name in ("energy", "notify")} | {"network": content.pop("wire")}
     return tomlkit.dumps({"cluster": content, **sections, "nodes": nodes})

@@ -43,21 +43,21 @@ def of(inputs: PlanInputs, machines: Machines, settings: Mapping[str, str]) -> L
     )
 
 
-def node_plans(inputs: PlanInputs, machines: Machines, addresses: Mapping[str, LanAddress]) -> tuple[NodePlan, ...]:
-    """Each node's part, without the variables that all nodes have. Raises InputError where nodes differ in what NCCL wants equal."""
-    plans = tuple(_node_plan(inputs, machines, rank, node, addresses[node.name]) for rank, node in enumerate(machines.nodes))
+def node_plans(inputs: PlanInputs, machines: Machines, addresses: Mapping[str, LanAddress], of_wire: Mapping[str, str]) -> tuple[NodePlan, ...]:
+    """Each node's part, without the variables that all nodes have. `of_wire` are those of the network profile. Raises InputError where nodes differ in what NCCL wants equal."""
+    plans = tuple(_node_plan(inputs, machines, rank, node, addresses[node.name], of_wire) for rank, node in enumerate(machines.nodes))
     if machines.device == "cuda":
         personal.refuse_unequal({plan.name: plan.environment for plan in plans})
     return plans
 
 
-def _node_plan(inputs: PlanInputs, machines: Machines, rank: int, node: Node, address: LanAddress) -> NodePlan:
+def _node_plan(inputs: PlanInputs, machines: Machines, rank: int, node: Node, address: LanAddress, of_wire: Mapping[str, str]) -> NodePlan:
     facts, count = machines.facts.get(node.name), machines.ranks_on(node)
     workdir = facts.resources.workdir if facts else node.workdir
     run_dir = f"{workdir}/runs/{inputs.run}"
     if machines.device == "cuda":
         node_dir = f"{run_dir}/attempts/{inputs.attempt}/nodes/{node.name}"
-        defaults = {"OMP_NUM_THREADS": "4"} | cuda.environment(node, facts, address=address.address, interface=address.interface, node_dir=node_dir)
+        defaults = {"OMP_NUM_THREADS": "4", **of_wire} | cuda.environment(node, facts, address=address.address, interface=address.interface, node_dir=node_dir)
     else:
         defaults = {"OMP_NUM_THREADS": str(max(1, (facts.system.cpu_count if facts else 1) // count))}
     return NodePlan(

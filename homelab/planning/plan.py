@@ -7,7 +7,7 @@ import dataclasses
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.law.learning_rate import scaled
 from homelab.planning import cards, data_source, job, lan_address, launch_spec, machines, precision, trainer_choice
-from homelab.planning.environment import personal, wsl
+from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.performance import step_time
 from homelab.planning.strategy import advice, registry, reproducibility
@@ -22,6 +22,7 @@ def make(inputs: PlanInputs) -> Plan:
     precise = precision.choose(recipe, taking_part)
     work = job.of(inputs, taking_part, precise.value)
     addresses, address_choices = lan_address.choose(inputs.cluster, taking_part)
+    wire = network_profile.choose(inputs.cluster, recipe, taking_part, addresses, inputs.throughputs)
     selection = registry.choose_strategy(work)
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
     if time is not None and isinstance(work, job.TrainingJob):
@@ -31,12 +32,12 @@ def make(inputs: PlanInputs) -> Plan:
     return Plan(
         run=inputs.run, attempt=inputs.attempt, world_size=len(ranks), backend=backend.value, device=taking_part.device, precision=work.precision,
         strategy=strategy.name, head=head, master_address=addresses[head].address, master_port=inputs.port, resume_step=inputs.resume_step,
-        checkpoint_layout=strategy.checkpoint_layout, ranks=ranks, nodes=launch_spec.node_plans(inputs, taking_part, addresses),
+        checkpoint_layout=strategy.checkpoint_layout, ranks=ranks, nodes=launch_spec.node_plans(inputs, taking_part, addresses, wire.environment),
         launch=launch_spec.of(inputs, taking_part, strategy.worker_settings(work)),
         choices=(
             *taking_part.choices, *cards.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
             *trainer_choice.choices(recipe, taking_part), *_learning_rate(recipe), *data_source.choices(recipe, taking_part.facts, inputs.data),
-            *address_choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
+            *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
             *selection.assignment.choices, *step_time.choices(work, time),
         ),
         warnings=(

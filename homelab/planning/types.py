@@ -162,7 +162,7 @@ class TimeEstimate(Value):
     `step_s` is `compute_s` (the rank that ends last), `wire_s`, and `wait_s` for ranks that are not always as fast; `best_step_s` is the same if rows could be divided at will,
     `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
     saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
-    goes over it.
+    goes over it; `wire_measured_ranks`: with how many (0: never, it is reckoned from bytes).
     """
 
     is_measured: bool
@@ -174,6 +174,7 @@ class TimeEstimate(Value):
     wire_because: str
     wire_is_measured: bool = False
     wait_s: float = 0.0
+    wire_measured_ranks: int = 0
     step_s: float
     best_step_s: float
     equal_step_s: float
@@ -247,6 +248,12 @@ class Plan(Value):
     def step_s(self) -> float | None:
         """Seconds of an optimizer step, as expected; None where nothing is known of it."""
         return self.time.step_s if self.time else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all ranks fit; None where that is not known of all of them."""
+        answers = [rank.memory.fits if rank.memory else None for rank in self.ranks]
+        return False if False in answers else None if None in answers else True
 
     def node(self, name: str) -> NodePlan:
         """The part of this node; KeyError when it has none."""

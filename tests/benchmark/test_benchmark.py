@@ -17,6 +17,7 @@ from homelab.config.suite import Suite, load_suite
 from homelab.control.benchmark.folder import BenchmarkFolder
 from homelab.errors import InputError
 from homelab.runs.poll_reply import Metric
+from tests import builders
 
 NODES = {"tower": 1, "laptop": 1, "mini": 1}
 RECIPE = """
@@ -68,6 +69,7 @@ def test_cells_of_a_suite() -> None:
         ('[[variations]]\nname = "a"\nset = {}\n[[variations]]\nname = "a"\nset = {}', "two variations"),
         ('[[variations]]\nname = "a"\nset = { train.learning_rate = "fast" }', 'variation "a" makes an impossible recipe'),
         ('[[variations]]\nname = "a"\nset = { train.seq_length = 5 }', "seq_length"),
+        ('[[variations]]\nname = "a"\nnetwork = "wify"', 'Did you mean "wifi"'),
     ],
 )
 def test_a_bad_suite_is_refused_with_its_line(text: str, said: str, tmp_path: Path) -> None:
@@ -92,6 +94,14 @@ def test_a_cells_recipe_is_as_long_as_the_suite_says_and_finds_its_data(tmp_path
     assert recipe.train and recipe.data and recipe.train.steps == 12 and recipe.train.epochs is None and recipe.train.seq_len == 64
     assert recipe.data.eval is None and recipe.parallel.strategy == "zero2" and recipe.parallel.shares == "equal"
     assert (file.parent / recipe.data.train).resolve() == (tmp_path / "data/rows.jsonl").resolve()
+
+
+def test_a_variation_may_be_another_network_profile(tmp_path: Path) -> None:
+    suite, contents = load_suite(suite_file(tmp_path, '[[variations]]\nname = "as it is"\n[[variations]]\nname = "as wifi"\nnetwork = "wifi"'))
+    cluster = builders.cluster()
+    assert contents["as it is"] == contents["as wifi"], "the recipe is the same"
+    assert suite.cluster_of("as it is", cluster) is cluster
+    assert suite.cluster_of("as wifi", cluster).wire.profile == "wifi" and cluster.wire.profile == "auto"
 
 
 def metric(rank: int, step: int, *, step_s: float, wire_s: float, attempt: int = 1) -> Metric:

@@ -60,6 +60,20 @@ def test_what_if_takes_a_value_that_looks_like_an_option(quiet_desk: Desk, argum
     assert found["before"]["time"]["tokens_per_s"] > 0 and found["after"]["fits"] is True
 
 
+def test_the_curve_over_numbers_of_machines(quiet_desk: Desk) -> None:
+    cards = '\ngpus = [{ model = "RTX 3070 Ti", vram_gb = 8 }]\n'
+    quiet_desk.write("two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1)))
+    quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"))
+    command = ["plan", "known.toml", "--offline", "--cluster", "two.toml", "--what-if-nodes", "1..3", "--what-if", "wire=2.5gbit"]
+    shown = quiet_desk.homelab(*command, code=0).stdout
+    assert "copy of laptop" in shown and "guess" in shown and "2.5gbit is assumed" in shown and "Nothing was started" in shown
+    found = quiet_desk.json(*command, "--like", "tower", code=0)
+    assert (found["like"], found["what_if"], [point["machines"] for point in found["points"]]) == ("tower", ["wire=2.5gbit"], [1, 2, 3])
+    assert found["points"][2]["nodes"] == ["tower", "laptop", "tower-copy-1"] and found["points"][2]["tokens_per_s"] > found["points"][0]["tokens_per_s"]
+    assert "more than 64 machines" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--what-if-nodes", "1..100", code=2)["message"]
+    assert "there is no --what-if-nodes" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--like", "tower", code=2)["message"]
+
+
 def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
     quiet_desk.write("small.toml", '[[nodes]]\nname = "old"\nhost = "127.0.0.1"\ngpus = [{ model = "GTX 1650", vram_gb = 4 }]\n')
     quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "meta-llama/Llama-2-7b-hf").replace('"lora"', '"qlora"'))

@@ -8,6 +8,7 @@ import pytest
 
 from homelab.config.cluster import Cluster
 from homelab.config.load import load_cluster
+from homelab.config.write import cluster_text
 from homelab.errors import InputError
 
 GOOD = """[cluster]
@@ -188,3 +189,14 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(GOOD, encoding="utf-8-sig")
     assert load_cluster(file).name == "attic"
+
+
+def test_the_kind_of_wire(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).wire.profile == "auto"
+    named = load(tmp_path, GOOD + '[network]\nprofile = "2.5gbe"\n')
+    assert named.wire.profile == "2.5gbe"
+    assert load(tmp_path, cluster_text(named)) == named, "written and read again"
+    listed = faults(tmp_path, 'wire = "a"\n' + node("") + '[network]\nprofile = "2.5gb"\nspeed = 3\n')
+    assert len(listed) == 3, listed
+    assert any('got \'2.5gb\'; allowed: ' in line and 'Did you mean "2.5gbe"?' in line and "line " in line for line in listed)
+    assert any('network.speed: unknown key "speed"' in line for line in listed)

@@ -13,7 +13,7 @@ from tests.checks import healthy
 
 
 def test_a_collective_test_that_cannot_be_planned_leaves_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_BUFFSIZE": "1048576"})
+    seen = healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_BUFFSIZE": "2097152"})
 
     def looked(*_: Any, **__: Any) -> Evidence:
         return seen

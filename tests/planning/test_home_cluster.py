@@ -9,7 +9,6 @@ import pytest
 from homelab.config.load import load_cluster, load_recipe
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.architecture import known
-from homelab.planning.render import time_table
 from homelab.planning.strategy import network_cost
 from tests.checks import healthy
 from tests.planning.performance.test_time import make
@@ -34,7 +33,7 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
         update={"nodes": (cluster.nodes[0].model_copy(update={"gpus": (gpu,)}), *cluster.nodes[1:])}
     )
     made = make(replace(healthy.gpu(), cluster=seed, facts={}), recipe)
-    assert time_table.fits(made) is True
+    assert made.fits is True
     for rank in made.ranks:
         assert rank.memory and rank.memory.available_bytes == (12 if rank.node == "tower" else 8) * 2**30
         sizes = {item.name: item.size_bytes for item in rank.memory.items}

@@ -59,7 +59,8 @@ class SuiteRun:
                 if any(one.cell == cell and (one.repeat == repeat or one.state != "done") for one in results):
                     continue
                 label = f"{len(results) + 1} of {total}"
-                run = CellRun(cell, self.suite, self.cluster, self.cluster_file, self.folder.root / "recipes" / f"{cell.file_stem}.toml", self.folder.runs)
+                cluster = self.suite.cluster_of(cell.variation, self.cluster)
+                run = CellRun(cell, self.suite, cluster, self.cluster_file, self.folder.root / "recipes" / f"{cell.file_stem}.toml", self.folder.runs)
                 result = run.result(repeat, lambda text, label=label: say(f"{label}, {text}"))  # type: ignore[misc]
                 store.write_json(self.folder.result_file(cell, repeat), result.model_dump(mode="json"))
                 done(result)

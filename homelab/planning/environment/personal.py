@@ -11,11 +11,14 @@ from homelab.errors import InputError
 from homelab.planning.environment.cuda import ALLOCATOR
 from homelab.planning.types import Choice
 
+# Names of one thing: where a person sets one of them, none of ours is set beside it. NCCL takes the tighter one of two limits of its channels.
+_ONE_THING = (ALLOCATOR, ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
+
 
 def merged(defaults: Mapping[str, str], recipe: Recipe, node: Node) -> dict[str, str]:
     """The variables of a node's ranks: a person's variables replace `defaults`, and those of cluster.toml replace those of the recipe."""
     personal = {**recipe.environment, **node.environment}
-    replaced = ALLOCATOR if any(name in personal for name in ALLOCATOR) else ()
+    replaced = {name for names in _ONE_THING if any(name in personal for name in names) for name in names}
     return {**{name: value for name, value in defaults.items() if name not in replaced}, **personal}
 
 

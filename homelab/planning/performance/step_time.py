@@ -107,7 +107,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
         wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN",
         wire_is_measured=not wire_s or (sync.measured_s is not None and sync.measured_ranks == len(workers)), step_s=step_s,
-        wait_s=exchange_s - wire_s, best_step_s=best_s(workers, tokens, rows.tokens_mean) + exchange_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
+        wire_measured_ranks=sync.measured_ranks if wire_s else 0, wait_s=exchange_s - wire_s,
+        best_step_s=best_s(workers, tokens, rows.tokens_mean) + exchange_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
         efficiency=tokens / step_s / sum(alone), equal_efficiency=tokens / equal_step_s / sum(alone), save_s=save_s,
         evaluate_s=evaluate_s, hours=None if seconds is None else seconds / 3600,
         ranks=tuple(

@@ -106,7 +106,7 @@ def as_json(side: Plan | DoesNotFit) -> dict[str, Any]:
     if not isinstance(side, Plan):
         return {"nodes": [], "fits": False, "time": None, "error": side.message}
     time = side.time.model_dump(mode="json") if side.time else None
-    return {"nodes": [node.name for node in side.nodes], "fits": fits(side), "time": time, "error": None}
+    return {"nodes": [node.name for node in side.nodes], "fits": side.fits, "time": time, "error": None}
 
 
 def duration(seconds: float) -> str:
@@ -120,12 +120,6 @@ def duration(seconds: float) -> str:
 def rate(tokens_per_s: float) -> str:
     """Three digits, and never an exponent."""
     return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 100 else f"{tokens_per_s:.3g} tokens/s"
-
-
-def fits(plan: Plan) -> bool | None:
-    """Whether all ranks fit; None where that is not known of all of them."""
-    answers = [rank.memory.fits if rank.memory else None for rank in plan.ranks]
-    return False if False in answers else None if None in answers else True
 
 
 def _waiting(time: TimeEstimate) -> str:
@@ -151,6 +145,6 @@ def _total(plan: Plan, time: TimeEstimate) -> str:
 def _fits(side: Plan | DoesNotFit) -> str:
     if not isinstance(side, Plan):
         return "nowhere"
-    answer = fits(side)
+    answer = side.fits
     short = list(dict.fromkeys(rank.node for rank in side.ranks if rank.memory and rank.memory.fits is False))
     return "not known" if answer is None else "yes" if answer else f"not on {', '.join(short)}"

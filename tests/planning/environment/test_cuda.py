@@ -94,11 +94,11 @@ def test_a_person_s_variables_reach_the_ranks_as_they_are() -> None:
 
 
 def test_what_all_ranks_of_nccl_must_have_alike() -> None:
-    seen = healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_BUFFSIZE": "1048576"})
+    seen = healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_BUFFSIZE": "2097152"})
     with pytest.raises(InputError, match="NCCL_BUFFSIZE is not the same on tower and laptop") as caught:
         make(seen)
     assert "laptop" in caught.value.where and "[defaults.environment]" in caught.value.hint
-    assert make(seen, healthy.recipe(environment={"NCCL_BUFFSIZE": "1048576"})), "the recipe says it to the others"
+    assert make(seen, healthy.recipe(environment={"NCCL_BUFFSIZE": "2097152"})), "the recipe says it to the others"
     assert make(healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_P2P_DISABLE": "1"})), "that concerns its own box"
     assert make(healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_IB_DISABLE": "1"})), "all have that value from us"
 
