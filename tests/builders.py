@@ -50,6 +50,11 @@ MODEL_FILES = {
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
+_RECIPES = Path(__file__).parents[1] / "recipes"
+PROJECT_SUITES = tuple(path for path in sorted((_RECIPES / "bench").glob("*.toml")) if path.read_text().count("\nrecipe = "))
+PROJECT_RECIPES = tuple(path for path in sorted(_RECIPES.rglob("*.toml")) if path not in PROJECT_SUITES)
+
+
 def recipe(**sections: Any) -> Recipe:
     """A small LoRA recipe with some sections replaced."""
     return parse_recipe({**SECTIONS, **sections})

@@ -10,7 +10,7 @@ import pytest
 import homelab
 from homelab.checks import presentation, registry
 from homelab.cli.command_list import app
-from tests import limits
+from tests import builders, limits
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -40,3 +40,11 @@ def test_the_map_lists_the_rooms_in_their_order() -> None:
     table = MAP.partition("| room |")[2].partition("\n\n")[0]
     rooms = [name.removesuffix("/").removesuffix(".py") for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w/.]+)`", line.split("|")[1])]
     assert rooms == [room for room in limits.ROOMS if room != "__main__"]
+
+
+def test_every_recipe_and_suite_is_listed_and_every_listed_one_is_there() -> None:
+    folder = HOUSE.parent / "recipes"
+    for path in (*builders.PROJECT_RECIPES, *builders.PROJECT_SUITES):
+        assert str(path.relative_to(folder)) in README, f"README.md, Recipes: add {path.relative_to(folder)}"
+    named = set(re.findall(r"\brecipes/((?:[\w-]+/)?[\w-]+\.toml)", README))
+    assert named and [name for name in named if not (folder / name).is_file()] == []

@@ -13,6 +13,7 @@ from homelab.benchmark import charts, page, table
 from homelab.benchmark.cell import ALONE, Cell, cells_of
 from homelab.benchmark.measurement import Measurement, measure
 from homelab.benchmark.result import Result, summaries
+from homelab.config.load import load_cluster
 from homelab.config.suite import Suite, load_suite
 from homelab.control.benchmark.folder import BenchmarkFolder
 from homelab.errors import InputError
@@ -94,6 +95,13 @@ def test_a_cells_recipe_is_as_long_as_the_suite_says_and_finds_its_data(tmp_path
     assert recipe.train and recipe.data and recipe.train.steps == 12 and recipe.train.epochs is None and recipe.train.seq_len == 64
     assert recipe.data.eval is None and recipe.parallel.strategy == "zero2" and recipe.parallel.shares == "equal"
     assert (file.parent / recipe.data.train).resolve() == (tmp_path / "data/rows.jsonl").resolve()
+
+
+@pytest.mark.parametrize("file", builders.PROJECT_SUITES, ids=lambda file: file.stem)
+def test_the_suites_of_the_project_have_cells_on_the_example_cluster(file: Path) -> None:
+    suite, contents = load_suite(file)
+    cells = cells_of(suite, {node.name: node.rank_count for node in load_cluster(file.parents[2] / "cluster.toml").nodes})
+    assert cells and {cell.variation for cell in cells} == set(contents)
 
 
 def test_a_variation_may_be_another_network_profile(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from homelab.config.lines import key_lines, line_of
 from homelab.config.load import in_file, load_recipe
 from homelab.config.recipe import Recipe, ScriptRecipe, TrainRecipe, parse_recipe
 from homelab.errors import InputError
+from tests import builders
 
 GOOD = """[model]
 name = "/models/tiny"
@@ -47,7 +48,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert recipe.data.completion_only and not recipe.data.packing
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "recipes").glob("*.toml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", builders.PROJECT_RECIPES, ids=lambda file: file.name)
 def test_the_recipes_of_the_project_load(file: Path) -> None:
     assert load_recipe(file)
 

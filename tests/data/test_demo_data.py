@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homelab.config.load import load_cluster, load_recipe
+from tests import builders
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "recipes" / "data" / "homelab-qa.jsonl"
@@ -78,7 +79,7 @@ def test_lengths_fit_a_small_model_and_the_recipes(path: Path) -> None:
         assert answer.count(". ") <= 1, f"more than two sentences: {answer}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", builders.PROJECT_RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_of_the_project_loads(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.data is not None

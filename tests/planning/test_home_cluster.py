@@ -53,3 +53,13 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     assert sum(rank.alone_tokens_per_s for rank in found.ranks) / fastest == pytest.approx(2.33, rel=0.03)
     assert speed_up == pytest.approx(2.17, rel=0.03) and equal_speed_up == pytest.approx(1.90, rel=0.03)
     assert found.efficiency == pytest.approx(0.93, abs=0.02) and found.equal_efficiency == pytest.approx(0.81, abs=0.02)
+
+
+@pytest.mark.parametrize(("name", "strategy", "short"), [("quick-test", "ddp", []), ("standard-7b", "ddp", []), ("larger-13b", "ddp", ["laptop", "oldtower"])])
+def test_the_three_scenarios_on_the_example_cluster(name: str, strategy: str, short: list[str]) -> None:
+    """What needs no room is planned; of the 13B, cards of 8 GB take shorter rows alone, and the plan says so."""
+    folder = ROOT.parent
+    recipe, cluster = load_recipe(folder / "recipes" / "scenarios" / f"{name}.toml"), load_cluster(folder / "cluster.toml")
+    made = make(replace(healthy.gpu(), cluster=cluster, facts={}), recipe)
+    assert (made.strategy, len(made.ranks)) == (strategy, 3)
+    assert [price.without_room for price in made.strategies if price.name == strategy] == [tuple(short)]

@@ -7,6 +7,7 @@ The overlap of communication with the backward pass is not counted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -148,16 +149,21 @@ def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[
     return [worker.speed.seconds(tokens) for worker, tokens in zip(workers, passes_of(workers, lengths, rows_of), strict=True)]
 
 
-def passes_of(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[list[int]]:
+def passes_of(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> Sequence[Sequence[int]]:
     """The tokens of each pass that each rank makes in a step with rows of these lengths."""
-    speeds, limits = [worker.speed for worker in workers], [worker.limits for worker in workers]
+    return _passes(tuple((worker.speed, worker.limits) for worker in workers), tuple(lengths), None if rows_of is None else tuple(rows_of))
+
+
+# All strategies of a plan ask for the same few, and a curve over numbers of machines asks for each node alone again and again.
+@functools.lru_cache(maxsize=256)
+def _passes(ranks: tuple[tuple[Speed, Limits], ...], lengths: tuple[int, ...], rows_of: tuple[int, ...] | None) -> tuple[tuple[int, ...], ...]:
     tokens = []
-    for worker, positions in zip(workers, assignment.assign(lengths, speeds, limits, rows_of), strict=True):
+    for (speed, limits), positions in zip(ranks, assignment.assign(lengths, [one[0] for one in ranks], [one[1] for one in ranks], rows_of), strict=True):
         own_lengths = [lengths[position] for position in positions]
-        cuts = packing.micro_batches(range(len(own_lengths)), own_lengths, worker.speed, worker.limits)
+        cuts = packing.micro_batches(range(len(own_lengths)), own_lengths, speed, limits)
         passes = ([own_lengths[row] for row in cut] for cut in cuts)
-        tokens.append([worker.limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes])
-    return tokens
+        tokens.append(tuple(limits.tokens(len(cut), max(cut), sum(cut)) for cut in passes))
+    return tuple(tokens)
 
 
 def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float:

@@ -17,6 +17,7 @@ from homelab.planning.memory import recipe_edits, scenario
 from homelab.planning.memory.architecture import known
 from homelab.planning.memory.recipe_edits import Edit
 from homelab.planning.memory.scenario import MemoryScenario, RankMemory
+from tests import builders
 
 LLAMA_7B, SMOLLM3 = known("meta-llama/Llama-2-7b-hf"), known("HuggingFaceTB/SmolLM3-3B")
 assert LLAMA_7B and SMOLLM3
@@ -198,7 +199,7 @@ def test_a_key_is_added_above_the_comments_that_lead_the_next_section() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda path: path.name
+    "path", builders.PROJECT_RECIPES, ids=lambda path: path.name
 )
 def test_the_recipes_of_the_project_can_be_edited(path: Path) -> None:
     text = path.read_text()
