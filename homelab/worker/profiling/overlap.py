@@ -34,7 +34,7 @@ class Exchange:
 def placed(entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], events: Sequence[Event], base_ns: int) -> list[Exchange]:
     """The noted exchanges (Unix nanoseconds) with their overlap. `base_ns`: the zero of the trace's times."""
     noted = sorted(entries, key=lambda entry: int(entry["begin_ns"]))
-    ready_us = [(step["ready_ns"] - base_ns) / 1e3 for step in steps if step.get("ready_ns")]
+    ready_us = {int(step["begin_ns"]): (step["ready_ns"] - base_ns) / 1e3 for step in steps if step.get("ready_ns")}
     ours, others = _kernels(events)
     by_kernel = len(ours) == len(noted)  # NCCL runs them in the order in which they were called
     exchanges = []
@@ -44,7 +44,8 @@ def placed(entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, An
             span = ours[number]
             overlap_us = _covered(span, others)
         else:
-            overlap_us = _before_ready(span, ready_us) if entry["kind"] == _ASYNCHRONOUS else 0.0
+            ready = ready_us.get(max((begin for begin in ready_us if begin <= entry["begin_ns"]), default=0), span[0])
+            overlap_us = max(0.0, min(span[1], ready) - span[0]) if entry["kind"] == _ASYNCHRONOUS else 0.0
         exchanges.append(Exchange(entry["name"], entry["kind"], entry["payload_bytes"], entry["sent_bytes"], *span, overlap_us))
     return exchanges
 
@@ -62,12 +63,6 @@ def table(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
         row["seconds"] += (one.end_us - one.begin_us) / 1e6
         row["overlap_s"] += one.overlap_us / 1e6
     return [{**row, "sent_bytes": round(row["sent_bytes"])} for row in rows.values()]
-
-
-def _before_ready(span: Span, ready_us: Sequence[float]) -> float:
-    """The part of `span` before this rank's last gradient of its step is ready."""
-    ready = next((moment for moment in ready_us if moment >= span[0]), span[0])
-    return max(0.0, min(span[1], ready) - span[0])
 
 
 def _kernels(events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
