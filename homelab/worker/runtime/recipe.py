@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from homelab.law import order
 from homelab.worker.errors import WorkerError
 
 Section = TypeVar("Section")
@@ -54,6 +55,13 @@ class Train:
     reference_batch: int | None = None
     keep_best: bool = False
     early_stopping: int = 0
+
+    def total_steps(self, rows: int) -> int:
+        """Optimizer steps of the whole run: `steps`, or `epochs` times the steps of one."""
+        if self.steps:
+            return self.steps
+        assert self.epochs is not None, "a recipe has steps or epochs"
+        return self.epochs * order.steps_per_epoch(rows, self.global_batch)
 
 
 @dataclass(frozen=True)
