@@ -95,10 +95,10 @@ def rank(number: int, index: int | str) -> str:
     return f"{ranks(number)}/{int(index)}"
 
 
-def speeds_name(model: str, kind: str) -> str:
-    """Name of the file of measured speeds of a model (hub id or folder) and a method, e.g. `smollm2-135m-instruct-lora.json`."""
+def speeds_name(model: str, kind: str, base: str = "auto") -> str:
+    """Name of the file of measured speeds of a model (hub id or folder) and a method, e.g. `smollm2-135m-instruct-lora.json`. `base`: of [method]."""
     last = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    return f"{re.sub(r'[^a-z0-9._-]+', '-', last) or 'model'}-{kind}.json"
+    return f"{re.sub(r'[^a-z0-9._-]+', '-', last) or 'model'}-{kind}{'' if base == 'auto' else f'-{base}'}.json"
 
 
 def data_file(entry: Mapping[str, Any]) -> str:

@@ -43,6 +43,7 @@ class MeasuredMethod(WireModel):
     """What was trained."""
 
     kind: str
+    base: str = "auto"
     rank: int
     targets: Literal["all-linear"] | tuple[str, ...]
 
@@ -142,6 +143,7 @@ def _mismatch(file: SpeedProfile, recipe: TrainRecipe, facts: Facts, device: str
     compared = [
         ("model", file.model, recipe.model.name),
         ("method", file.method.kind, method.kind),
+        ("base", file.method.base, method.base),
         ("LoRA rank", file.method.rank if adapters else 0, method.rank if adapters else 0),
         (
             "LoRA targets",

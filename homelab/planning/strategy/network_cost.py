@@ -88,7 +88,7 @@ def sharded_micro_batch_s(
 ) -> float:
     """Seconds on the wire of one micro-batch with sharded weights (FSDP, ZeRO-3), for gathering alone.
 
-    All weights are gathered in forward and again in backward (Zhao et al. 2023): NF4 as it is stored, others in the
+    All weights are gathered in forward and again in backward (Zhao et al. 2023): quantised ones as they are stored, others in the
     training precision. The gradients' reduce-scatter comes on top and is left out: the weights alone decide.
     """
     return 2 * gather_s(_gathered_bytes(architecture, method, precision), ring_size, bytes_per_s)
@@ -101,7 +101,7 @@ def all_reduce_text(size_bytes: int, ranks: int, wire: Wire) -> str:
 
 
 def _gathered_bytes(architecture: Architecture, method: Method, precision: str) -> int:
-    stored = method if method.kind == "qlora" else method.model_copy(update={"kind": "lora"})
+    stored = method if method.quantisation else method.model_copy(update={"kind": "lora"})
     return rank_memory.base_weight_bytes(architecture, stored, precision)
 
 

@@ -26,7 +26,7 @@ LEAST_STEPS = 5  # fewer say little
 
 def path_of(task: Task) -> Path:
     """Where this run's model and method keep their speeds on this node."""
-    return task.run_dir.parent.parent / layout.SPEEDS / layout.speeds_name(task.model.name, task.method.kind)
+    return task.run_dir.parent.parent / layout.SPEEDS / layout.speeds_name(task.model.name, task.method.kind, task.method.base)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
     return {
         "schema": 1,
         "model": task.model.name,
-        "method": {"kind": method.kind, "rank": method.rank, "targets": method.targets},
+        "method": {"kind": method.kind, "rank": method.rank, "targets": method.targets} | ({"base": method.base} if method.base != "auto" else {}),
         "precision": task.precision,
         "device": task.device,
         "gradient_checkpointing": train.gradient_checkpointing,

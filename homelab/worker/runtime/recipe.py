@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from homelab.law import order
+from homelab.protocol import quantisation
 from homelab.worker.errors import WorkerError
 
 Section = TypeVar("Section")
@@ -34,6 +35,12 @@ class Method:
     dropout: float = 0.0
     targets: str | list[str] = "all-linear"
     backend: str = "auto"
+    base: str = "auto"  # of lora: in the training precision, or 8bit
+
+    @property
+    def quantisation(self) -> str | None:
+        """How the frozen weights are held (`homelab.protocol.quantisation`)."""
+        return quantisation.of(self.kind, self.base)
 
 
 @dataclass(frozen=True)

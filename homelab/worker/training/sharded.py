@@ -53,7 +53,7 @@ class Shards:
     @property
     def divides_on_host(self) -> bool:
         """A model that is larger than a card: each card gets its part alone."""
-        return self.places_model and not self._is_per_step and self._task.method.kind != "qlora"
+        return self.places_model and not self._is_per_step and self._task.method.quantisation is None
 
     def arguments(self) -> dict[str, Any]:
         return {}
