@@ -13,9 +13,9 @@ from homelab.runs.poll_reply import Metric
 class Measurement(Value):
     """Steps after the warm-up. `tokens_per_s`: of all ranks, without padding. A step lasts as long as that of its slowest rank.
 
-    compute, wire, wait: parts of the steps' time, over all ranks; the wire is what even the last rank waits for, the wait what others
-    wait beside it; input is part of compute. `memory_bytes`: rank -> most that its process held (a CPU), or torch reserved (a card).
-    `loss`: of the last step, after equal tokens in all cells of a variation.
+    compute, wire, wait, input: parts of the steps' time, over all ranks; the wire is what even the last rank waits for, the wait what others
+    wait beside it; input, the making of batches, is None where a run's worker did not tell, and part of compute then.
+    `memory_bytes`: rank -> most that its process held (a CPU), or torch reserved (a card). `loss`: of the last step, after equal tokens in all cells of a variation.
     """
 
     steps: int
@@ -28,6 +28,7 @@ class Measurement(Value):
     compute: float
     wire: float
     wait: float
+    input: float | None = None
     memory_bytes: dict[str, int]
     loss: float | None
 
@@ -42,6 +43,8 @@ def measure(lines: Sequence[Metric], ranks: int, warmup: int) -> Measurement | N
     tokens = sum(line.tokens or 0 for metrics in steps.values() for line in metrics)
     wire = sum(min(line.communication_s or 0.0 for line in metrics) for metrics in steps.values()) / seconds
     waiting = sum(statistics.fmean(line.communication_s or 0.0 for line in metrics) for metrics in steps.values()) / seconds - wire
+    inputs = [line.input_s for metrics in steps.values() for line in metrics]
+    making = sum(value for value in inputs if value is not None) / ranks / seconds if None not in inputs else None
     memory: dict[str, int] = {}
     for line in lines:
         if line.kind == "train" and line.memory_bytes:
@@ -49,6 +52,6 @@ def measure(lines: Sequence[Metric], ranks: int, warmup: int) -> Measurement | N
     last = steps[max(steps)]
     return Measurement(
         steps=len(steps), tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds, step_s=statistics.median(durations),
-        step_s_low=min(durations), step_s_high=max(durations), compute=max(0.0, 1 - wire - waiting), wire=wire, wait=waiting,
+        step_s_low=min(durations), step_s_high=max(durations), compute=max(0.0, 1 - wire - waiting - (making or 0.0)), wire=wire, wait=waiting, input=making,
         memory_bytes=memory, loss=next((line.loss for line in last if line.loss is not None), None),
     )  # fmt: skip

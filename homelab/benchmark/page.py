@@ -17,7 +17,8 @@ from homelab.run_report.page_style import STYLE
 
 _READING = (
     "Tokens are counted without padding, after the warm-up, while all ranks train: a step lasts as long as that of its slowest rank. Efficiency is the speed over the sum of "
-    "what the same nodes do alone. The plan's column is how far its word before the run was off, where it was made from measured speeds. Memory is what a process held at "
+    "what the same nodes do alone. Input is the time in which batches are made. The plan's column is how far its word before the run was off, where it was made from measured "
+    "speeds (the median of the runs). Memory is what a process held at "
     "most on a CPU, and what torch reserved on a card. The rate between host and card is not measured. All cells of a variation train the same global batches, so their losses "
     "after equal steps are those of one training; what differs is rounding."
 )

@@ -46,7 +46,7 @@ class Result(Value):
 class Summary(Value):
     """A cell over its runs: medians, and lowest and highest. `efficiency`: tokens/s over the sum of what its nodes do alone.
 
-    `plan_error`: of the plans that were made from measured speeds, over what came, the one that is furthest off.
+    `plan_error`: the plans that were made from measured speeds, over what came: the median of the runs; `plan_error_most`: the run that is furthest off.
     """
 
     variation: str
@@ -61,11 +61,13 @@ class Summary(Value):
     compute: float | None = None
     wire: float | None = None
     wait: float | None = None
+    input: float | None = None
     memory_bytes: int | None = None
     loss: float | None = None
     efficiency: float | None = None
     plan_tokens_per_s: float | None = None
     plan_error: float | None = None
+    plan_error_most: float | None = None
 
     @property
     def cell(self) -> Cell:
@@ -107,10 +109,12 @@ def _summary(cell: Cell, runs: Sequence[Result], alone: Sequence[float | None]) 
             "tokens_per_s": speed, "tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds),
             "step_s": _median([one.step_s for one in measured]), "compute": _median([one.compute for one in measured]),
             "wire": _median([one.wire for one in measured]), "wait": _median([one.wait for one in measured]),
+            "input": _median([one.input for one in measured if one.input is not None]),
             "memory_bytes": max((size for one in measured for size in one.memory_bytes.values()), default=None),
             "loss": measured[-1].loss, "efficiency": speed / sum(known) if known and len(known) == len(cell.nodes) else None,
             "plan_tokens_per_s": planned[-1][0] if planned else None,
-            "plan_error": max((plan / came - 1 for plan, came in planned), key=abs, default=None),
+            "plan_error": _median([plan / came - 1 for plan, came in planned]),
+            "plan_error_most": max((plan / came - 1 for plan, came in planned), key=abs, default=None),
         }
     )  # fmt: skip
 

@@ -15,10 +15,10 @@ from homelab.text.units import gibibytes
 
 COLUMNS = (
     "variation", "strategy", "nodes", "node_count", "repeat", "state", "because", "run", "tries", "tokens_per_s", "step_s", "step_s_low", "step_s_high",
-    "steps", "tokens", "compute", "wire", "wait", "memory_bytes_most", "memory_bytes_by_rank", "loss", "plan_tokens_per_s", "plan_is_measured", "joules",
+    "steps", "tokens", "compute", "wire", "wait", "input", "memory_bytes_most", "memory_bytes_by_rank", "loss", "plan_tokens_per_s", "plan_is_measured", "joules",
     "joules_per_token", "precision", "devices", "versions", "ended_at",
 )  # fmt: skip
-HEADINGS = ("cell", "runs", "tokens/s", "lowest to highest", "step", "wire", "wait", "efficiency", "plan", "memory", "loss")
+HEADINGS = ("cell", "runs", "tokens/s", "lowest to highest", "step", "wire", "wait", "input", "efficiency", "plan", "memory", "loss")
 _ON_A_TERMINAL = ("cell", "tokens/s", "lowest to highest", "step", "wire", "efficiency", "plan")
 
 
@@ -49,11 +49,11 @@ def rows(cells: Sequence[Summary]) -> list[tuple[str, ...]]:
     lines = []
     for cell in cells:
         if cell.tokens_per_s is None or cell.tokens_per_s_low is None or cell.tokens_per_s_high is None:
-            lines.append((cell.cell.label, "0", *([""] * 9)))
+            lines.append((cell.cell.label, "0", *([""] * (len(HEADINGS) - 2))))
             continue
         lines.append((
             cell.cell.label, str(cell.runs), _number(cell.tokens_per_s), f"{_number(cell.tokens_per_s_low)} to {_number(cell.tokens_per_s_high)}",
-            f"{_number(cell.step_s)} s", _percent(cell.wire), _percent(cell.wait), _percent(cell.efficiency), _percent(cell.plan_error, sign=True),
+            f"{_number(cell.step_s)} s", _percent(cell.wire), _percent(cell.wait), _percent(cell.input), _percent(cell.efficiency), _percent(cell.plan_error, sign=True),
             "" if cell.memory_bytes is None else f"{gibibytes(cell.memory_bytes):.2f} GiB", _number(cell.loss),
         ))  # fmt: skip
     return lines

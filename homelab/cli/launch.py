@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from homelab.cli import common
 from homelab.cli.run_command import RunCommand
 
 if TYPE_CHECKING:
+    from homelab.config.profile_request import ProfiledSteps
     from homelab.control.launch.launch_run import LaunchRequest
     from homelab.control.launch.prepare import Prepared
     from homelab.planning.types import Plan
@@ -25,6 +27,10 @@ def command(
     supervise: common.SuperviseOption = "here",
     no_supervise: common.NoSuperviseOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")] = False,
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="STEPS", help="Profile so many steps after the first ones (3), or these (8-10), with torch.profiler; `homelab profile` shows it.")
+    ] = "",
+    profile_ranks: Annotated[str, typer.Option("--profile-ranks", metavar="RANKS", help="Only on these ranks: 0,2")] = "",
     wake: Annotated[bool, typer.Option("--wake", help="First wake the nodes that sleep, as `homelab wake` does.")] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
@@ -32,11 +38,13 @@ def command(
     """Start a recipe on the cluster. It outlives this terminal and this machine."""
     from homelab.checks import registry
     from homelab.cli.wake import before
+    from homelab.config import profile_request
     from homelab.control.launch.launch_run import LaunchRequest
 
     request = LaunchRequest(
-        recipe, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), is_dry_run=dry_run
-    )
+        recipe, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), is_dry_run=dry_run,
+        profile=profile_request.parse(profile, profile_ranks),
+    )  # fmt: skip
     if wake:
         before(common.load_cluster(cluster, nodes))
     return launched(request, nodes, wait=wait, as_json=as_json)
@@ -80,12 +88,15 @@ class _View(RunCommand):
         self.console.print(plan_table.table(plan, why=True))
         self.console.print("Nothing was started (--dry-run). To start it: the same without --dry-run.")
 
-    def started(self, paths: RunPaths, plan: Plan) -> None:
+    def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:
         """The run's name, and the commands that come next."""
         names = [node.name for node in plan.nodes]
         if self.as_json:
-            self.json({"run": paths.name, "folder": str(paths.root), "head": plan.head, "nodes": names, "attempt": 1})
+            profile = {} if profiled is None else {"profile": asdict(profiled)}
+            self.json({"run": paths.name, "folder": str(paths.root), "head": plan.head, "nodes": names, "attempt": 1, **profile})
             return
         self.console.print(f"run [bold]{paths.name}[/bold] is starting on {', '.join(names)} (head: {plan.head})")
         for label, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
             self.line(f"  {label}  homelab {verb} {paths.name}{self.options}")
+        if profiled is not None:
+            self.line(f"  profile  homelab profile {paths.name}{self.options}   (after step {profiled.last_step})")

@@ -24,7 +24,7 @@ def command(
         str,
         typer.Option(
             "--base", metavar="original|dequantised|auto", parser=_base,
-            help="Onto which weights: those of the base model's files, what the 4 bits of QLoRA stand for, or whichever comes nearer to the adapter's loss.",
+            help="Onto which weights: those of the base model's files, what the 4 or 8 bits of a quantised base stand for, or whichever comes nearer to the adapter's loss.",
         ),
     ] = "auto",
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,

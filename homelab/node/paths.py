@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from homelab.protocol import files, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _whole: dict[str, tuple[int, int, int]] = {}  # folder of an attempt -> what its plan.json was on the disk when it was read
 
@@ -24,11 +28,11 @@ def supervised_dir(workdir: str, run: str) -> str:
     return os.path.join(expand(workdir), layout.supervised(run))
 
 
-def speeds_file(workdir: str, model: str, kind: str) -> str:
+def speeds_file(workdir: str, model: str, method: Mapping[str, str]) -> str:
     """Measured speeds of a model and a method. Raises ValueError for a method that leads to another folder."""
-    name = layout.speeds_name(model, kind)
+    name = layout.speeds_name(model, method["kind"], method.get("base", "auto"))
     if "/" in name:
-        raise ValueError(f"not a usable method: {kind!r}")
+        raise ValueError(f"not a usable method: {method!r}")
     return os.path.join(expand(workdir), layout.SPEEDS, name)
 
 

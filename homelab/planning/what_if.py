@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from homelab.config.cluster import Cluster, Gpu, Node
 from homelab.config.recipe import Recipe
@@ -112,11 +113,19 @@ def _wire(text: str) -> Change:
 
 
 def _with_sync(facts: Facts, times: float) -> Facts:
+    """The facts of a node whose file of measured speeds knows a wire that takes `times` as long, with every strategy and number of ranks."""
     profiles = facts.speed_profiles
-    sync_s = (profiles.content or {}).get("sync_s") if profiles else None
-    if profiles is None or not isinstance(sync_s, int | float):
+    if profiles is None or not profiles.content:
         return facts
-    return facts.model_copy(update={"speed_profiles": profiles.model_copy(update={"content": {**(profiles.content or {}), "sync_s": sync_s * times}})})
+    content = _slower(profiles.content, times)
+    if isinstance(content.get("syncs"), list):
+        content["syncs"] = [_slower(sync, times) if isinstance(sync, dict) else sync for sync in content["syncs"]]
+    return facts.model_copy(update={"speed_profiles": profiles.model_copy(update={"content": content})})
+
+
+def _slower(measured: Mapping[str, Any], times: float) -> dict[str, Any]:
+    sync_s = measured.get("sync_s")
+    return {**measured, "sync_s": sync_s * times} if isinstance(sync_s, int | float) else {**measured}
 
 
 def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:

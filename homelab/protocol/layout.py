@@ -1,7 +1,7 @@
 """Where everything of a run lies, as paths relative to a workdir or to a run's folder. The controller, the node program and the
 worker join them to a folder of theirs; no other file spells them.
 
-    WORKDIR/runs/RUN/             run.json, checkpoints/, final/, tensorboard/; saved/ is for what a program of one's own saves
+    WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/; saved/ is for what a program of one's own saves
         attempts/N/               plan.json
             nodes/NODE/           start.json, exit.json, energy.json, logs
             ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, error.json
@@ -95,10 +95,10 @@ def rank(number: int, index: int | str) -> str:
     return f"{ranks(number)}/{int(index)}"
 
 
-def speeds_name(model: str, kind: str) -> str:
-    """Name of the file of measured speeds of a model (hub id or folder) and a method, e.g. `smollm2-135m-instruct-lora.json`."""
+def speeds_name(model: str, kind: str, base: str = "auto") -> str:
+    """Name of the file of measured speeds of a model (hub id or folder) and a method, e.g. `smollm2-135m-instruct-lora.json`. `base`: of [method]."""
     last = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    return f"{re.sub(r'[^a-z0-9._-]+', '-', last) or 'model'}-{kind}.json"
+    return f"{re.sub(r'[^a-z0-9._-]+', '-', last) or 'model'}-{kind}{'' if base == 'auto' else f'-{base}'}.json"
 
 
 def data_file(entry: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""What a run has made, as folders below its own on a node, and the files that may leave them: weights as safetensors or GGUF, and text. No pickle."""
+"""What a run has made, as folders below its own on a node, and the files that may leave them: weights as safetensors or GGUF, text, and the
+traces of profiles. No pickle."""
 
 from __future__ import annotations
 
 import re
 
-from homelab.protocol import layout
+from homelab.protocol import layout, profile_files
 
 MERGED = "merged"
 EXPORTS = "exports"
@@ -12,7 +13,7 @@ GGUF = "gguf"
 CARD = "README.md"
 QUANTISATIONS = ("q8_0", "bf16", "f16", "q4_k_m")
 
-_FOLDERS = re.compile(rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}")
+_FOLDERS = re.compile(rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}|{profile_files.PROFILES}/rank-\d{{1,6}}")
 _NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _TEXT = (".json", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer
 _WEIGHTS = (".safetensors", ".gguf")
@@ -25,7 +26,7 @@ MOST_WEIGHT_BYTES = 4 << 40
 
 def is_name(name: object) -> bool:
     """Whether a file of this name may be fetched: one path component that cannot climb, of a kind that runs no code when it is loaded."""
-    return isinstance(name, str) and _NAMES.fullmatch(name) is not None and (name == MODELFILE or name.endswith(_TEXT + _WEIGHTS))
+    return isinstance(name, str) and _NAMES.fullmatch(name) is not None and (name in (MODELFILE, profile_files.TRACE) or name.endswith(_TEXT + _WEIGHTS))
 
 
 def most_bytes(name: str) -> int:

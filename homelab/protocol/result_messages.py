@@ -6,7 +6,8 @@ from typing import TypedDict
 
 
 class Results(TypedDict):
-    """The answer of `result-look`. `merged`: folder of the adapter that was merged, or ""; `steps`: complete checkpoints; `exported`: those of them in the format of final/."""
+    """The answer of `result-look`. `merged`: folder of the adapter that was merged, or ""; `steps`: complete checkpoints; `exported`: those of them in the format of final/;
+    `profiles`: ranks whose profile is here."""
 
     run_known: bool
     final: bool
@@ -15,6 +16,7 @@ class Results(TypedDict):
     gguf: list[str]
     steps: list[int]
     exported: list[int]
+    profiles: list[int]
     memory_bytes: int
     disk_bytes: int
 

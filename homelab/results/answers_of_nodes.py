@@ -13,7 +13,8 @@ Step = Annotated[int, Field(ge=0)]
 
 
 class Results(WireModel):
-    """`result-look`. `steps`: complete checkpoints; `exported`: those that were put into the format of final/."""
+    """`result-look`. `steps`: complete checkpoints; `exported`: those that were put into the format of final/;
+    `profiles`: ranks."""
 
     run_known: bool
     final: bool
@@ -22,6 +23,7 @@ class Results(WireModel):
     gguf: tuple[Annotated[str, Field(max_length=20)], ...]
     steps: tuple[Step, ...]
     exported: tuple[Step, ...]
+    profiles: tuple[Step, ...] = ()
     memory_bytes: Annotated[int, Field(ge=0)]
     disk_bytes: Annotated[int, Field(ge=0)]
 

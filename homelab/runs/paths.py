@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from homelab.protocol import layout
+from homelab.protocol import layout, profile_files
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,11 @@ class RunPaths:
     def event_files(self) -> Path:
         """Folder of TensorBoard's event files that are written here; TensorBoard shows its name."""
         return self.tracking / "tensorboard" / self.name
+
+    @property
+    def profiles(self) -> Path:
+        """The profiles of some steps, a folder for each rank, as `homelab profile` has fetched them."""
+        return self.root / profile_files.PROFILES
 
     def attempt(self, number: int) -> Path:
         """Folder of one start of torchrun on all nodes."""

@@ -91,6 +91,7 @@ class Metric(WireModel):
     learning_rate: Finite = None
     compute_s: Finite = None
     communication_s: Finite = None
+    input_s: Finite = None
     step_s: Finite = None
     memory_bytes: Number | None = None
     share: Number | None = None

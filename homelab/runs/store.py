@@ -38,10 +38,11 @@ attempts/<n>/    one start of torchrun on all nodes (diagnosis.json: why it fail
 energy.json      what each card used in each attempt, as the nodes said it for a report
 answers.jsonl    what `homelab chat --prompt` asked the model, and what it said
 tracking/        what trackers got of it (tensorboard/: event files), each step once
+profiles/        what `homelab profile` has fetched: a trace and a summary for each profiled rank
 code/            the recipe (and script) as it was at launch
 
 On the nodes, <workdir>/runs/<this name>/ also holds attempts/<n>/nodes/<node>/ (torchrun's and every rank's logs),
-attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpoints/, tensorboard/ and final/ (on the head).
+attempts/<n>/ranks/<rank>/ (metrics, heartbeat, the samples trained on), checkpoints/, profiles/, tensorboard/ and final/ (on the head).
 """
 
 # What later commands go by, word for word. All else tells people what happened: a secret that a program has printed stays out of it.

@@ -16,8 +16,8 @@ Options = Callable[[str], str]
 """Name of a command of ours -> the options to add to it, as shell text (" --cluster FILE"), or an empty string."""
 
 _OWN_NAMES = (
-    "bench", "chat", "compare", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "push", "recover", "report", "run", "runs",
-    "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
+    "bench", "chat", "compare", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "profile", "push", "recover", "report", "run",
+    "runs", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
 )  # fmt: skip
 # Not "the user that homelab logs in with".
 _OWN = re.compile(rf"(?<![\w./-])homelab ({'|'.join(_OWN_NAMES)})\b(?!-)(?! in with)")

@@ -89,7 +89,7 @@ def torch(
 ) -> None:  # fmt: skip
     """Puts packages `torch` and `bitsandbytes` into `folder` that stand for a CUDA build with these cards (name, capability).
 
-    They know only what the agent's question to torch uses. `error` is raised by the matmul, `four_bit_error` by the 4-bit layer. With `uuids`
+    They know only what the agent's question to torch uses. `error` is raised by the matmul, `four_bit_error` by a quantised layer. With `uuids`
     (none: an old torch) the order and the cards that it was told stand in `folder`/told.
     """
     (folder / "torch").mkdir(parents=True, exist_ok=True)
@@ -186,4 +186,16 @@ class nn:
             if {error!r}:
                 raise RuntimeError({error!r})
             return values
+
+    class Linear8bitLt:
+        def __init__(self, *sizes, **options):
+            self.weight = self.SCB = self
+
+        def to(self, device):
+            if {error!r}:
+                raise RuntimeError({error!r})
+            return self
+
+        def all(self):
+            return True
 """

@@ -115,6 +115,10 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
         ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
+        ('kind = "lora"', 'kind = "lora"\nbase = "8bits"', "line 7, method.base: got '8bits'"),
+        ('kind = "lora"', 'kind = "qlora"\nbase = "8bit"', '"qlora" holds its base in 4 bits; set `kind` = "lora"'),
+        ('kind = "lora"', 'kind = "full"\nbase = "8bit"', '"full" trains its weights in 32 bits; set `kind` = "lora"'),
+        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"\nbackend = "unsloth"', "goes without Unsloth"),
         ("steps = 10", "steps = " + "9" * 401, "line 9, train.steps: this number is too large"),
         ("[model]", "[checkpoint]\nkeep = 9000000000\n[model]", "line 2, checkpoint.keep"),
         ("[model]", "[recovery]\nlog_policies = [1]\n[model]", "line 2, recovery.log_policies.#1: got 1; allowed: a section of keys"),
@@ -159,7 +163,10 @@ def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> Non
 
     same = [GOOD, GOOD + '[parallel]\nshares = { a = 12 }\nmicro_batch = 2\n[checkpoint]\nkeep = 1\n[recovery]\nmin_nodes = 2\n']
     assert len({digest(text) for text in same}) == 1
-    others = [("12", "13"), ("1e-3", "2e-3"), ("steps = 10", "steps = 11"), ('"lora"', '"full"'), ("/models/tiny", "/models/small")]
+    others = [
+        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"'),
+        ("12", "13"), ("1e-3", "2e-3"), ("steps = 10", "steps = 11"), ('"lora"', '"full"'), ("/models/tiny", "/models/small"),
+    ]
     assert len({digest(GOOD.replace(old, new)) for old, new in others} | {digest(GOOD)}) == len(others) + 1
     assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)
 

@@ -131,6 +131,16 @@ def test_seconds_on_the_wire_that_were_measured_go_with_it() -> None:
     assert before.time and after.time and before.time.wire_s == pytest.approx(2 * after.time.wire_s)
 
 
+def test_so_do_those_of_each_strategy_and_number_of_ranks() -> None:
+    seen = GPUS
+    for name in NAMES:
+        syncs = [{"strategy": "ddp", "compress": "none", "world_size": 3, "sync_s": 0.4, "wait_s": 0.1}]
+        seen = with_file(seen, name, gpu_file(name, world_size=1, sync_s=None, syncs=syncs))
+    before, after = changed(seen, "wire=2gbit")
+    assert before.time and after.time and (before.time.wire_s, after.time.wire_s) == pytest.approx((0.4, 0.2))
+    assert [before.time.wait_s, after.time.wait_s] == pytest.approx([0.1, 0.1]), "ranks wait for each other with any wire"
+
+
 def test_an_assumed_wire_is_said() -> None:
     cluster = GPUS.cluster
     changes = what_if.parse(["wire=2.5gbit"], cluster, device="cuda")

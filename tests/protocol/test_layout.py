@@ -51,3 +51,4 @@ def test_an_entry_that_leads_elsewhere_is_refused(entry: dict[str, str]) -> None
 )
 def test_the_name_of_the_file_of_speeds(model: str, name: str) -> None:
     assert layout.speeds_name(model, "lora") == name
+    assert layout.speeds_name(model, "lora", "8bit") == name.replace("lora", "lora-8bit")

@@ -15,8 +15,10 @@ from homelab.config.cluster import Node
 from homelab.config.recipe import Recipe
 from homelab.facts.node import Facts
 from homelab.node_commands import as_root, on_node, path_word
+from homelab.protocol.quantisation import INT8, NF4
 from homelab.provision.torch_choice import capabilities
 
+_LAYERS = {NF4: ("four_bit", "a 4-bit"), INT8: ("eight_bit", "an 8-bit")}  # as in the probe's answers, and in words
 KERNELS, COMPUTE, BF16, TORCH = "gpu.kernels", "gpu.compute", "gpu.bf16", "gpu.torch"
 
 
@@ -57,8 +59,8 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
             why = device.get("error") or "its result was wrong"
             message = f"a small matmul failed on {device.get('name')}: {why}"
             problems.append((COMPUTE, Problem("fail", message, _fix_compute(node, facts))))
-    if not problems and recipe and recipe.method and recipe.method.kind == "qlora":
-        problems = list(_four_bit(node, facts, devices))
+    if not problems and recipe and recipe.method and recipe.method.quantisation:
+        problems = list(_quantised(node, facts, devices, *_LAYERS[recipe.method.quantisation]))
     yield from problems
     if not problems and recipe and recipe.train and recipe.train.precision == "bf16":
         for device in devices:
@@ -73,13 +75,13 @@ def _fix_compute(node: Node, facts: Facts) -> str:
     return as_root(node, facts, f"nvidia-smi -i {closed[0]} -c 0") if closed else on_node(node, "nvidia-smi")
 
 
-def _four_bit(node: Node, facts: Facts, devices: list[dict[str, Any]]) -> Iterator[tuple[str, Problem]]:
-    """Cards on which a 4-bit layer of bitsandbytes did not run. Not tried (an older answer, no bitsandbytes at all) is no finding."""
+def _quantised(node: Node, facts: Facts, devices: list[dict[str, Any]], key: str, words: str) -> Iterator[tuple[str, Problem]]:
+    """Cards on which a layer of bitsandbytes did not run. Not tried (an older answer, no bitsandbytes at all) is no finding."""
     version = facts.python.packages.get("bitsandbytes")
     for device in devices:
-        if version and device.get("four_bit_ok") is False:
-            why = device.get("four_bit_error") or "its result was no number"
-            message = f"a 4-bit layer of bitsandbytes {version} failed on {device.get('name')}: {why}"
+        if version and device.get(f"{key}_ok") is False:
+            why = device.get(f"{key}_error") or "its result was no number"
+            message = f"{words} layer of bitsandbytes {version} failed on {device.get('name')}: {why}"
             yield (
                 COMPUTE,
                 Problem(
@@ -156,7 +158,7 @@ def kernels(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     yield from _caused(KERNELS, evidence, node, facts)
 
 
-@check(COMPUTE, "a matmul, and for QLoRA a 4-bit layer, works on every card", worst="fail", sees="gpu")
+@check(COMPUTE, "a matmul, and for a quantised base its kind of layer, works on every card", worst="fail", sees="gpu")
 def compute(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a card does not compute."""
     yield from _caused(COMPUTE, evidence, node, facts)

@@ -48,7 +48,7 @@ def packages_needed(recipe: Recipe | None) -> tuple[str, ...]:
     if recipe.script is not None:
         return ("torch",)
     needed = list(WORKER_PACKAGES)
-    if (recipe.method and recipe.method.kind == "qlora") or (recipe.train and recipe.train.optimizer != "adamw"):
+    if (recipe.method and recipe.method.quantisation) or (recipe.train and recipe.train.optimizer != "adamw"):
         needed.append("bitsandbytes")
     if recipe.data and any((name or "").startswith("hub:") for name in (recipe.data.train, recipe.data.eval)):
         needed.append("datasets")

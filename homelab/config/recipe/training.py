@@ -7,8 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from homelab.models import ConfigModel
+from homelab.protocol import quantisation
 
 MethodKind = Literal["qlora", "lora", "full"]
+Base = Literal["auto", "8bit"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -32,9 +34,13 @@ class Model(ConfigModel):
 
 
 class Method(ConfigModel):
-    """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full)."""
+    """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full).
+
+    `base`: lora's frozen weights are held in the training precision ("auto"), or in 8 bits.
+    """
 
     kind: MethodKind
+    base: Base = "auto"
     rank: int = Field(default=16, ge=1, le=1024)
     alpha: float = Field(default=32, gt=0)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -47,6 +53,20 @@ class Method(ConfigModel):
         if isinstance(data, dict) and isinstance(data.get("targets"), list):
             data = {**data, "targets": tuple(data["targets"])}
         return data
+
+    @property
+    def quantisation(self) -> str | None:
+        """How the frozen weights are held: `quantisation.NF4`, `INT8`, or None (in the training precision)."""
+        return quantisation.of(self.kind, self.base)
+
+    @model_validator(mode="after")
+    def _only_lora_has_a_choice_of_base(self) -> Method:
+        if self.base == "8bit" and self.kind != "lora":
+            has = "holds its base in 4 bits" if self.kind == "qlora" else "trains its weights in 32 bits"
+            raise ValueError(f'`base` = "8bit" is for `kind` = "lora": "{self.kind}" {has}; set `kind` = "lora", or leave `base` out')
+        if self.base == "8bit" and self.backend == "unsloth":
+            raise ValueError('`base` = "8bit" goes without Unsloth, whose 8-bit layers compute a row by the rows beside it: `backend` = "transformers", or `kind` = "qlora"')
+        return self
 
     @model_validator(mode="after")
     def _unsloth_trains_adapters(self) -> Method:

@@ -14,6 +14,7 @@ from homelab.benchmark.result import Result, State
 from homelab.config.cluster import Cluster
 from homelab.config.interpreter import for_recipe
 from homelab.config.load import load_recipe
+from homelab.config.profile_request import ProfiledSteps
 from homelab.config.suite import Suite
 from homelab.control import claims
 from homelab.control.inspection import monitor, report_sources
@@ -55,7 +56,7 @@ class _Quiet:
     def planned(self, plan: Plan) -> None:
         pass
 
-    def started(self, paths: RunPaths, plan: Plan) -> None:
+    def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:
         self._say(f"{paths.name} trains")
 
     def supervised(self, note: str) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from homelab.config import profile_request
+from homelab.config.profile_request import ProfiledSteps, ProfileRequest
 from homelab.config.program_command import Typed
 from homelab.config.recipe import Recipe
 from homelab.control import claims
@@ -34,6 +36,7 @@ class LaunchRequest:
     supervise: Where
     is_dry_run: bool = False
     typed: Typed | None = None
+    profile: ProfileRequest | None = None
     age_s: Callable[[], float] = process_owner.age_s
 
 
@@ -48,13 +51,15 @@ class LaunchView(RunView, TrackingView, Protocol):
         """A dry run ends with this plan."""
         ...
 
-    def started(self, paths: RunPaths, plan: Plan) -> None:
-        """The run trains."""
+    def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:
+        """The run trains. `profiled`: the steps that are profiled, None for none."""
         ...
 
 
 def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: LaunchView) -> RunPaths | None:
     """Launch the recipe on all nodes of `fleet`; None after a dry run. Raises HomelabError when it is refused: then nothing was started."""
+    if request.profile is not None:
+        profile_request.refuse_early(request.profile, recipe, str(request.recipe_file))
     with ExitStack() as unused:
 
         def name_beside(others: set[str]) -> str:
@@ -72,6 +77,8 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
         prepare.refuse_on_failure(prepared)
         plan = prepared.plan
         assert plan is not None
+        if request.profile is not None:
+            prepared = replace(prepared, profiled=profile_request.chosen(request.profile, _steps(prepared, plan), plan.world_size))
         placement = SupervisorPlacement(request.supervise if recipe.recovery.auto else "no")
         if request.is_dry_run:
             with view.progress() as say:
@@ -79,6 +86,12 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
             view.planned(plan)
             return None
         return _start(fleet, prepared, plan, request, placement, view)
+
+
+def _steps(prepared: prepare.Prepared, plan: Plan) -> int | None:
+    """Optimizer steps of the run, None where they are not known."""
+    train = prepared.recipe.train
+    return (train.steps if train else None) or (plan.time.steps if plan.time else None)
 
 
 def _start(
@@ -93,7 +106,7 @@ def _start(
             """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
             try:
                 progress.close()  # on a terminal it would take what is printed now for its own
-                view.started(paths, plan)
+                view.started(paths, plan, prepared.profiled)
             finally:
                 placement.leave(fleet, paths, request.cluster_file, names, view)
                 forwarder_start.start(paths, request.cluster_file, view)

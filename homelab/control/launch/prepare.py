@@ -13,6 +13,7 @@ from typing import Any
 from homelab import __version__
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
+from homelab.config.profile_request import ProfiledSteps
 from homelab.config.program_command import Typed
 from homelab.config.recipe import Recipe
 from homelab.control import signals
@@ -22,6 +23,7 @@ from homelab.control.preflight import preflight
 from homelab.control.recovery import manual_lock
 from homelab.errors import HomelabError, StoppedError
 from homelab.planning.types import Plan
+from homelab.protocol import profile_files
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 from homelab.runs import event_log, fingerprint, store
@@ -49,6 +51,8 @@ class Prepared:
     """Why there is no plan, when there is none."""
     typed: Typed | None = None
     """The command that this is made from, in place of a recipe's file."""
+    profiled: ProfiledSteps | None = None
+    """The steps that are profiled, None for none."""
 
 
 def prepare(
@@ -184,6 +188,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "recipe": prepared.recipe.model_dump(mode="json"),
         "recipe_file": prepared.recipe_path.name,
         **({"typed": asdict(prepared.typed)} if prepared.typed else {}),
+        **({profile_files.REQUEST: asdict(prepared.profiled)} if prepared.profiled else {}),
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
         "model": fingerprint.model_record(next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)),

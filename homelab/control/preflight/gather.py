@@ -83,7 +83,7 @@ def _facts(
         if recipe and recipe.model:
             request |= {"model": recipe.model.name, "revision": recipe.model.revision}
         if recipe and recipe.method:
-            request["method"] = recipe.method.model_dump(mode="json", include={"kind", "rank", "targets"})
+            request["method"] = recipe.method.model_dump(mode="json", include={"kind", "base", "rank", "targets"})
         asked_at = time.time()
         answer = agent.ask("facts", request, timeout_s=FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0))
         answered_at = time.time()

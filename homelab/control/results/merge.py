@@ -33,7 +33,7 @@ def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
             "all weights were trained: the result is a whole model, and there is nothing to merge", where=f"{paths.name}: [method] kind",
             hint=Hint("{}", homelab("fetch", paths.name)),
         )  # fmt: skip
-    if base == "dequantised" and method.kind != "qlora":
+    if base == "dequantised" and method.quantisation is None:
         raise InputError(f"the base of {method.kind} is not quantised", where=f"{paths.name}: --base dequantised", hint=homelab("merge --base original", paths.name))
     chosen = best_copy.choose(paths.name, results, errors)
     agent = fleet.agent(chosen.node)

@@ -91,12 +91,18 @@ def four_bit():
     result = layer(torch.randn(4, 64, device="cuda", dtype=torch.float16))
     return bool(torch.isfinite(result).all())
 
+def eight_bit():
+    import bitsandbytes
+    layer = bitsandbytes.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to("cuda")
+    return bool(torch.isfinite(layer.weight.SCB).all())
+
 if answer["cuda_available"]:
     answer["arch_list"] = torch.cuda.get_arch_list()
     for index in range(torch.cuda.device_count()):
         device = {"name": torch.cuda.get_device_name(index), "uuid": uuid_of(index),
                   "capability": list(torch.cuda.get_device_capability(index)), "bf16": False,
-                  "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None}
+                  "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None,
+                  "eight_bit_ok": None, "eight_bit_error": None}
         try:
             with torch.cuda.device(index):
                 a = torch.randn(256, 256, device="cuda")
@@ -104,23 +110,24 @@ if answer["cuda_available"]:
                 device["bf16"] = device["capability"][0] >= 8
         except Exception as error:
             device["error"] = first_line(error)
-        if "four_bit" in sys.argv and device["matmul_ok"]:
-            try:
-                with torch.cuda.device(index):
-                    device["four_bit_ok"] = four_bit()
-            except Exception as error:
-                device["four_bit_ok"], device["four_bit_error"] = False, first_line(error)
+        for name, layer in (("four_bit", four_bit), ("eight_bit", eight_bit)):
+            if name in sys.argv and device["matmul_ok"]:
+                try:
+                    with torch.cuda.device(index):
+                        device[name + "_ok"] = layer()
+                except Exception as error:
+                    device[name + "_ok"], device[name + "_error"] = False, first_line(error)
         answer["devices"].append(device)
 print(json.dumps(answer))
 """
 
 
-def _gpu_probe(cards: list[JsonObject], with_four_bit: bool) -> Any:
+def _gpu_probe(cards: list[JsonObject], layer: str | None) -> Any:
     """torch's own view of the cards: one small matmul on each (a build without kernels for the card fails here, not later).
 
-    The 4-bit layer is tried where a recipe trains with one: importing bitsandbytes takes seconds.
+    The quantised layer (four_bit, eight_bit) is tried where a recipe trains with one: importing bitsandbytes takes seconds.
     """
-    words = [sys.executable, "-c", _PROBE] + (["four_bit"] if with_four_bit else [])
+    words = [sys.executable, "-c", _PROBE] + ([layer] if layer else [])
     try:
         _, output, _ = programs.answer_of(words, _PROBE_TIMEOUT_S, _naming(cards))
         return json.loads(output.strip().splitlines()[-1])

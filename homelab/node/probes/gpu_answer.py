@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import processes
-from homelab.protocol import files
+from homelab.protocol import files, quantisation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,26 +25,30 @@ if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
+_LAYERS = {quantisation.NF4: "four_bit", quantisation.INT8: "eight_bit", None: None}
 _HIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _IN_USE_BYTES = 256 << 20  # of a card where nvidia-smi names no process (containers, WSL2): more memory in use means that a program computes there
 
 
-def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Callable[[bool], Any]) -> Any:
-    """torch's view of the cards in `gpu_facts` (from nvidia-smi): the kept one, or what `ask(with_four_bit)` says; None where that fails.
+def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Callable[[str | None], Any]) -> Any:
+    """torch's view of the cards in `gpu_facts` (from nvidia-smi): the kept one, or what `ask(layer)` says; None where that fails.
+
+    `layer`: the quantised one that the recipe trains with ("four_bit", "eight_bit"), or None.
 
     {"not_asked": [run, ...]} where runs of ours compute on them and nothing is kept: a card that trains has no room for a question.
     """
-    with_four_bit = (request.get("method") or {}).get("kind") == "qlora"
+    method = request.get("method") or {}
+    layer = _LAYERS[quantisation.of(method.get("kind"), method.get("base"))]
     path = paths.gpu_file(request["workdir"]) if request.get("workdir") else None
     mark = _mark(gpu_facts, question)
     kept = (files.read_object(path) if path else None) or {}
-    if mark["boot"] and kept.get("mark") == mark and _is_well(kept.get("answer"), with_four_bit):
+    if mark["boot"] and kept.get("mark") == mark and _is_well(kept.get("answer"), layer):
         return kept["answer"]
     runs = _computing(request, gpu_facts["cards"])
     if runs:
         return {"not_asked": runs}
-    fresh = ask(with_four_bit)
-    if path and _is_well(fresh, with_four_bit):
+    fresh = ask(layer)
+    if path and _is_well(fresh, layer):
         with contextlib.suppress(OSError):  # the next preflight asks again; another probe reports a disk that cannot be written
             files.write_json(path, {"mark": mark, "answer": fresh})
     return fresh
@@ -74,12 +78,12 @@ def _package(name: str) -> list[Any] | None:
     return [spec.origin, status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _is_well(answer: Any, with_four_bit: bool) -> bool:
+def _is_well(answer: Any, layer: str | None) -> bool:
     devices = answer.get("devices") if isinstance(answer, dict) else None
     if not devices or not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
         return False
     return all(
-        device.get("matmul_ok") is True and (device.get("four_bit_ok") is True or not with_four_bit) for device in devices
+        device.get("matmul_ok") is True and (layer is None or device.get(f"{layer}_ok") is True) for device in devices
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.storage.digests import Kept
-from homelab.protocol import files, layout, manifest, result_files
+from homelab.protocol import files, layout, manifest, profile_files, result_files
 from homelab.protocol.errors import Refusal
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def look(request: JsonObject) -> Results:
         "gguf": [name[len(result_files.GGUF) + 1 :] for name in names if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))],
         "steps": manifest.steps(folder),
         "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
+        "profiles": _profiled(folder),
         "memory_bytes": _available_bytes(),
         "disk_bytes": state.f_bavail * state.f_frsize,
     }
@@ -79,6 +80,13 @@ def _folder(request: JsonObject) -> str:
 def _is_whole(folder: str) -> bool:
     """Results get their name when they are complete, and all have a card."""
     return os.path.isfile(os.path.join(folder, result_files.CARD))
+
+
+def _profiled(folder: str) -> list[int]:
+    """Ranks whose profile is here: its folder has its name when it is whole."""
+    place = os.path.join(folder, profile_files.PROFILES)
+    ranks = [profile_files.rank_of(name) for name in os.listdir(place)] if os.path.isdir(place) else []
+    return sorted(rank for rank in ranks if rank is not None)
 
 
 def _merged_from(folder: str) -> str:

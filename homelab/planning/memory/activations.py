@@ -19,9 +19,9 @@ class Attention:
 
 def copies_inputs(method: Method, precision: str, device: str) -> bool:
     """Whether every trained or adapted linear keeps a 16-bit copy of its input for itself: autocast makes one from the fp32 that full training
-    has, or that PEFT makes for an adapter. Beside a 4-bit matrix PEFT makes none where CUDA's autocast is on (peft/tuners/lora/bnb.py), and the
+    has, or that PEFT makes for an adapter. Beside a quantised matrix PEFT makes none where CUDA's autocast is on (peft/tuners/lora/bnb.py), and the
     readers of one tensor share it."""
-    return precision != "fp32" and not (method.kind == "qlora" and device == "cuda")
+    return precision != "fp32" and not (method.quantisation and device == "cuda")
 
 
 def width(precision: str) -> int:

@@ -79,7 +79,7 @@ class Architecture:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of all nn.Linear of the blocks, without biases and head: exactly what NF4 quantises."""
+        """Weights of all nn.Linear of the blocks, without biases and head: exactly what is quantised."""
         return self.layers * sum(linear.weights for linear in self.block)
 
     @property

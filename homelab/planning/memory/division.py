@@ -2,7 +2,7 @@
 
     per step   what is trained is divided: fp32 weights, optimizer. For the passes of a step all of it is gathered, linear layers in the
                training precision, and the gradient is held whole in fp32 until the last pass
-    per pass   every weight but 4-bit ones is divided, with gradient and optimizer; gathered are embeddings, head and norms, for the whole
+    per pass   every weight but quantised ones is divided, with gradient and optimizer; gathered are embeddings, head and norms, for the whole
                pass, and two blocks: the one that computes and the next
 
 Sources: torch/distributed/fsdp/_fully_shard (2.13); measured: live storages of three ranks (`scripts/bench sharding`).
@@ -85,7 +85,7 @@ def _gathered_per_pass(
     full = method.kind == "full"
     stored = _FP32 if full else width(precision)
     ends = shape.embedding_parameters + shape.head_parameters
-    packed = shape.linear_parameters if method.kind == "qlora" else 0  # 4-bit weights are not divided
+    packed = shape.linear_parameters if method.quantisation else 0  # quantised weights are not divided
     undivided = max(0, base_bytes - stored * (shape.total - packed))
     blocks = 0 if packed else _BLOCKS * stored * shape.linear_parameters // shape.layers
     adapters = 0 if full else _BLOCKS * _FP32 * trainable // shape.layers

@@ -56,7 +56,7 @@ def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
 def able(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:
     """The node to ask: it knows the model's config and has the packages; one that trains nothing now rather than another."""
     needed = ["torch", "transformers", "peft", "accelerate"]
-    if recipe.method.kind == "qlora":
+    if recipe.method.quantisation:
         needed.append("bitsandbytes")
     names = [
         name

@@ -29,6 +29,7 @@ from homelab.planning.memory.activations import Attention, activation_bytes, cop
 from homelab.planning.memory.architecture import Architecture, adapted_linears
 from homelab.planning.memory.division import Division
 from homelab.planning.types import MemoryItem
+from homelab.protocol import quantisation
 from homelab.protocol.memory_items import (
     ACTIVATIONS,
     ADAPTERS,
@@ -58,8 +59,6 @@ COMMUNICATOR = "NCCL communicator"
 BESIDE_TORCH = (CONTEXT, COMMUNICATOR)  # of a card: what neither torch's allocator holds nor others do
 PROCESS = "process (Python, torch, transformers; torchrun)"
 
-# NF4: half a byte, one 8-bit scale per block of 64, one fp32 scale per 256 of those (Dettmers et al. 2023, double quantisation).
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Adapters and fully trained weights are fp32 (peft: autocast_adapter_dtype; full: fp32 masters), and so are their gradients.
 TRAINED_BYTES = 4
 # A checkpoint holds every trained weight with two moments of AdamW, in fp32.
@@ -88,14 +87,16 @@ def base_weight_bytes(architecture: Architecture, method: Method, precision: str
     """Bytes of the base model on one rank.
 
     qlora: NF4 with double quantisation for the linears of the blocks (0.516 bytes), b for embedding, head, biases and norms;
-    lora: b for all; full: 4 for all (fp32 masters).
+    lora: b for all, or with an 8-bit base 1 for those linears (and their scales); full: 4 for all (fp32 masters).
     """
     if method.kind == "full":
         return TRAINED_BYTES * architecture.total
-    if method.kind == "lora":
+    how = method.quantisation
+    if how is None:
         return width(precision) * architecture.total
     rest = architecture.total - architecture.linear_parameters
-    return round(NF4_BYTES * architecture.linear_parameters) + width(precision) * rest
+    packed = architecture.layers * sum(quantisation.matrix_bytes(how, linear.outputs, linear.inputs) for linear in architecture.block)
+    return round(packed) + width(precision) * rest
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     saved, working = activation_bytes(architecture, method, train, attention, tokens, copies=copies)
     if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
         working += TRAINED_BYTES * architecture.embedding_parameters
-    dequantisation = width(precision) * max(linear.weights for linear in architecture.block) if method.kind == "qlora" else 0
+    dequantisation = width(precision) * max(linear.weights for linear in architecture.block) if method.quantisation else 0
     if not copies:  # the matrix is gone when a layer needs most: then its part of the gradient is there, and that of the adapter
         dequantisation = max(0, dequantisation - tokens * width(precision) * architecture.intermediate)
     head = _head_bytes(architecture, method, train, precision, tokens)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError
 from homelab.planning.memory.scenario import (
@@ -114,7 +116,10 @@ def fixes(recipe: TrainRecipe, scenario: MemoryScenario) -> tuple[RecipeFix, ...
             keys = [(edit.section, edit.key) for edit in edits]
             if len(set(keys)) < count or any(set(smaller_way.edits) <= set(edits) for smaller_way in ways):
                 continue
-            left = lacking_bytes(changed(recipe, edits), scenario)
+            try:
+                left = lacking_bytes(changed(recipe, edits), scenario)
+            except ValidationError:  # these two do not go together
+                continue
             if left <= 0:
                 ways.append(RecipeFix(edits, worst - left))
     smaller: list[RecipeFix] = []  # of the same keys only the smallest cut, which came first
@@ -157,7 +162,8 @@ def _candidates(recipe: TrainRecipe, scenario: MemoryScenario) -> Iterator[Edit]
     if train.optimizer != "paged_adamw_8bit" and scenario.device == "cuda" and scenario.pages:
         yield Edit("train", "optimizer", "paged_adamw_8bit", train.optimizer, True)
     if method.kind == "lora":
-        yield Edit("method", "kind", "qlora", "lora", True)
+        yield Edit("method", "base", *(("8bit", "auto") if method.base == "auto" else ("auto", "8bit")), True)
+        yield Edit("method", "kind", "qlora", "lora", True)  # with base = "auto" alone
     if method.kind != "full" and method.rank >= 2:
         yield Edit("method", "rank", method.rank // 2, method.rank, True)
     for part in (2, 4, 8):

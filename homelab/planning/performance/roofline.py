@@ -12,10 +12,11 @@ from homelab.hardware import Card
 from homelab.law.speed import Speed
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.architecture import Architecture
+from homelab.protocol import quantisation
 
 # Fraction of the data sheet's peak that a training step reaches (assumed: transformers without fused kernels reaches 0.3 to 0.45 in
-# 16 bits). NF4 weights have to be turned into 16-bit ones before every product.
-UTILISATION = {"full": 0.35, "lora": 0.35, "qlora": 0.25}
+# 16 bits). Quantised weights have to be turned into 16-bit ones before every product, which is less work for 8 bits than for NF4.
+UTILISATION = {None: 0.35, quantisation.INT8: 0.3, quantisation.NF4: 0.25}
 FP32_PART = 0.5  # of the 16-bit peak with 32-bit accumulation: GeForce cards compute fp32 at half of it
 # AdamW reads weight, gradient and two moments in fp32 and writes weight and moments.
 _OPTIMIZER_BYTES = 7 * 4
@@ -36,12 +37,13 @@ def flops_per_token(architecture: Architecture, method: Method, train: Train) ->
 
 def roofline(card: Card, architecture: Architecture, method: Method, train: Train, precision: str) -> Speed:
     """The guessed Speed of one rank on this card."""
-    peak = card.peak_flops * (FP32_PART if precision == "fp32" else 1.0) * UTILISATION[method.kind]
+    peak = card.peak_flops * (FP32_PART if precision == "fp32" else 1.0) * UTILISATION[method.quantisation]
     width = 4 if precision == "fp32" else 2
     rounds = 3 if train.gradient_checkpointing else 2
     linears = architecture.linear_parameters * width
-    # NF4 is read packed, written as 16-bit weights, and those are read by the product.
-    packed = architecture.linear_parameters * rank_memory.NF4_BYTES + linears if method.kind == "qlora" else 0.0
+    # A quantised weight is read packed, written as a 16-bit one, and that is read by the product.
+    stored = {None: 0.0, quantisation.INT8: 1.0, quantisation.NF4: quantisation.NF4_BYTES}[method.quantisation]
+    packed = architecture.linear_parameters * stored + linears if stored else 0.0
     moved = rounds * (linears + packed)
     trainable = rank_memory.trainable_parameters(architecture, method)
     return Speed(

@@ -43,17 +43,21 @@ class MeasuredMethod(WireModel):
     """What was trained."""
 
     kind: str
+    base: str = "auto"
     rank: int
     targets: Literal["all-linear"] | tuple[str, ...]
 
 
 class MeasuredSync(WireModel):
-    """The wire of a run with so many ranks, by this strategy: seconds of a step when no rank waits for another."""
+    """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, and `wait_s`, what a step takes
+    beyond that and the slowest rank, because no rank is always as fast. Files of earlier versions do not know it.
+    """
 
     strategy: str
     compress: str
     world_size: Annotated[int, Field(ge=2)]
     sync_s: Seconds
+    wait_s: Seconds = 0.0
 
 
 class SpeedProfile(WireModel):
@@ -139,6 +143,7 @@ def _mismatch(file: SpeedProfile, recipe: TrainRecipe, facts: Facts, device: str
     compared = [
         ("model", file.model, recipe.model.name),
         ("method", file.method.kind, method.kind),
+        ("base", file.method.base, method.base),
         ("LoRA rank", file.method.rank if adapters else 0, method.rank if adapters else 0),
         (
             "LoRA targets",

@@ -1,6 +1,7 @@
 """Seconds per step, hours to the end, what every node adds: the ranks' speeds, the rows and the wire put together. Pure.
 
-A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), and then the wire.
+A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), then the wire, and what ranks
+wait for each other because none is always as fast, where an earlier run has measured it.
 The overlap of communication with the backward pass is not counted.
 """
 
@@ -45,7 +46,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class Sync:
-    """What a step pays for the wire: `measured_s` with `measured_ranks` ranks where an earlier run knows it, else from bytes.
+    """What a step pays for the wire: `measured_s` with `measured_ranks` ranks where an earlier run knows it, else from bytes. `wait_s` is what
+    several ranks wait for each other beside it.
 
     `wire_s` gives the strategy's seconds for (bytes, ranks, bytes per second).
     """
@@ -55,6 +57,7 @@ class Sync:
     throughputs: Mapping[tuple[str, str], float]
     measured_s: float | None = None
     measured_ranks: int = 0
+    wait_s: float = 0.0
 
     def seconds(self, workers: Sequence[Worker]) -> float:
         """For these ranks; what was measured is scaled by the strategy's own rule when their number differs. One machine alone: 0."""
@@ -65,6 +68,10 @@ class Sync:
             return self.measured_s * self.wire_s(1, ranks, 1) / self.wire_s(1, self.measured_ranks, 1)
         wire = network_cost.wire_between(names, self.throughputs)
         return self.wire_s(self.size_bytes or 0, ranks, wire.bytes_per_s)
+
+    def waiting_s(self, ranks: int) -> float:
+        """One rank waits for nobody."""
+        return self.wait_s if ranks > 1 else 0.0
 
     def because(self, wire: Wire, ranks: int) -> str:
         """Where the seconds come from."""
@@ -86,8 +93,9 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     sync = sync_of(job, strategy, len(workers), passes=max(map(len, passes_of(workers, lengths, rows_of))))
     busy = busy_s(workers, lengths, rows_of)
     wire_s, tokens = sync.seconds(workers), sum(lengths)
-    step_s = max(busy) + wire_s
-    equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + wire_s
+    exchange_s = wire_s + sync.waiting_s(len(workers))
+    step_s = max(busy) + exchange_s
+    equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + exchange_s
     alone = [tokens / max(busy_s([worker], lengths, None)) for worker in workers]
     rows_by_rank = assignment.assign(lengths, [w.speed for w in workers], [w.limits for w in workers], rows_of)
     steps = rows.steps(recipe)
@@ -100,8 +108,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
         wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN",
         wire_is_measured=not wire_s or (sync.measured_s is not None and sync.measured_ranks == len(workers)), step_s=step_s,
-        wire_measured_ranks=sync.measured_ranks if wire_s else 0,
-        best_step_s=best_s(workers, tokens, rows.tokens_mean) + wire_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
+        wire_measured_ranks=sync.measured_ranks if wire_s else 0, wait_s=exchange_s - wire_s,
+        best_step_s=best_s(workers, tokens, rows.tokens_mean) + exchange_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
         efficiency=tokens / step_s / sum(alone), equal_efficiency=tokens / equal_step_s / sum(alone), save_s=save_s,
         evaluate_s=evaluate_s, hours=None if seconds is None else seconds / 3600,
         ranks=tuple(
@@ -189,8 +197,9 @@ def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) ->
     if not syncs:
         return Sync(strategy.wire_s, size, job.throughputs)
     nearest = min((sync.world_size for sync in syncs), key=lambda count: (abs(count - ranks), count))
-    slowest = max(sync.sync_s for sync in syncs if sync.world_size == nearest)
-    return Sync(strategy.wire_s, size, job.throughputs, slowest, nearest)
+    of_as_many = [sync for sync in syncs if sync.world_size == nearest]
+    slowest_s, wait_s = max(sync.sync_s for sync in of_as_many), max(sync.wait_s for sync in of_as_many)
+    return Sync(strategy.wire_s, size, job.throughputs, slowest_s, nearest, wait_s)
 
 
 def _gains(
@@ -200,7 +209,7 @@ def _gains(
 
     def rate_of(members: Sequence[Worker]) -> float:
         rows_of = order.quotas(len(lengths), [worker.share for worker in members]) if fixed else None
-        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + sync.seconds(members))
+        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + sync.seconds(members) + sync.waiting_s(len(members)))
 
     names = list(dict.fromkeys(worker.node for worker in workers))
     return tuple(

@@ -43,7 +43,7 @@ def of_plan(plan: Plan) -> RenderableType:
             gains.pop(rank.node, ""), Text(_SOURCES.get(rank.source, rank.source), style="dim"),
         )  # fmt: skip
     lines = [
-        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because})",
+        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because}){_waiting(time)}",
         f"speed   {rate(time.tokens_per_s)}, {time.efficiency:.0%} of all alone together; "
         f"with equal shares {duration(time.equal_step_s)} a step and {time.equal_efficiency:.0%}",
         f"total   {_total(plan, time)}",
@@ -120,6 +120,10 @@ def duration(seconds: float) -> str:
 def rate(tokens_per_s: float) -> str:
     """Three digits, and never an exponent."""
     return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 100 else f"{tokens_per_s:.3g} tokens/s"
+
+
+def _waiting(time: TimeEstimate) -> str:
+    return f", {duration(time.wait_s)} because no rank is always as fast" if time.wait_s > 0.01 * time.step_s else ""
 
 
 def _title(time: TimeEstimate) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from homelab.config.recipe import Method
+from homelab.law import wire_bytes
 from homelab.law.wire_bytes import powersgd_elements
 from homelab.planning.job import TrainingJob
 from homelab.planning.memory import rank_memory
@@ -44,12 +45,12 @@ def all_reduce_s(size_bytes: float, ring_size: int, bytes_per_s: float = GIGABIT
     nodes included (Patarasuk and Yuan 2009, bandwidth-optimal all-reduce). `bytes_per_s` is that of the slowest link.
     """
     assert ring_size >= 1 and bytes_per_s > 0
-    return 2 * (ring_size - 1) / ring_size * size_bytes / bytes_per_s
+    return wire_bytes.reduced(size_bytes, ring_size) / bytes_per_s
 
 
 def gather_s(size_bytes: float, ring_size: int, bytes_per_s: float = GIGABIT_BYTES_PER_S) -> float:
     """Seconds of one all-gather (or reduce-scatter) whose whole is `size_bytes`: (W - 1) / W x size / speed."""
-    return all_reduce_s(size_bytes, ring_size, bytes_per_s) / 2
+    return wire_bytes.gathered(size_bytes, ring_size) / bytes_per_s
 
 
 def gradient_bytes(architecture: Architecture, method: Method, bytes_per_element: int = rank_memory.TRAINED_BYTES) -> int:
@@ -87,7 +88,7 @@ def sharded_micro_batch_s(
 ) -> float:
     """Seconds on the wire of one micro-batch with sharded weights (FSDP, ZeRO-3), for gathering alone.
 
-    All weights are gathered in forward and again in backward (Zhao et al. 2023): NF4 as it is stored, others in the
+    All weights are gathered in forward and again in backward (Zhao et al. 2023): quantised ones as they are stored, others in the
     training precision. The gradients' reduce-scatter comes on top and is left out: the weights alone decide.
     """
     return 2 * gather_s(_gathered_bytes(architecture, method, precision), ring_size, bytes_per_s)
@@ -100,7 +101,7 @@ def all_reduce_text(size_bytes: int, ranks: int, wire: Wire) -> str:
 
 
 def _gathered_bytes(architecture: Architecture, method: Method, precision: str) -> int:
-    stored = method if method.kind == "qlora" else method.model_copy(update={"kind": "lora"})
+    stored = method if method.quantisation else method.model_copy(update={"kind": "lora"})
     return rank_memory.base_weight_bytes(architecture, stored, precision)
 
 

@@ -7,6 +7,7 @@ that speeds are measured again.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,18 +26,20 @@ LEAST_STEPS = 5  # fewer say little
 
 def path_of(task: Task) -> Path:
     """Where this run's model and method keep their speeds on this node."""
-    return task.run_dir.parent.parent / layout.SPEEDS / layout.speeds_name(task.model.name, task.method.kind)
+    return task.run_dir.parent.parent / layout.SPEEDS / layout.speeds_name(task.model.name, task.method.kind, task.method.base)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data.
+    """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data. `sync_s`: of each step, the wire;
+    `wait_s`: what it took beyond that and the seconds of the rank that ends last by its speed, because no rank is always as fast; NaN where that is not known.
 
     `beside_torch_bytes` was measured on the card of the node's first rank (`card_memory`), and holds for its other cards of the same kind.
     """
 
     steps: int
     sync_s: Sequence[float]
+    wait_s: Sequence[float]
     row_tokens: Sequence[int]
     save_s: float | None
     evaluate_s: float | None
@@ -54,7 +57,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
     return {
         "schema": 1,
         "model": task.model.name,
-        "method": {"kind": method.kind, "rank": method.rank, "targets": method.targets},
+        "method": {"kind": method.kind, "rank": method.rank, "targets": method.targets} | ({"base": method.base} if method.base != "auto" else {}),
         "precision": task.precision,
         "device": task.device,
         "gradient_checkpointing": train.gradient_checkpointing,
@@ -67,6 +70,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "run": task.run_dir.name,
         "world_size": task.world_size,
         "sync_s": statistics.median(measured.sync_s) if measured.sync_s else None,
+        "wait_s": _wait_s(measured.wait_s),
         "save_s": measured.save_s,
         "evaluate_s": measured.evaluate_s,
         "rows": len(measured.row_tokens),
@@ -94,6 +98,11 @@ def save_s_of(task: Task) -> float | None:
         return None
 
 
+def _wait_s(wait_s: Sequence[float]) -> float:
+    steady = [seconds for seconds in wait_s if math.isfinite(seconds)]
+    return max(0.0, statistics.median(steady)) if steady else 0.0
+
+
 def _quantiles(lengths: Sequence[int]) -> list[int]:
     """Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out."""
     ordered = sorted(lengths)
@@ -103,7 +112,7 @@ def _quantiles(lengths: Sequence[int]) -> list[int]:
 def write(path: Path, speeds: dict[str, Any]) -> None:
     """Replace the file in one piece. What it knows of the wire with other numbers of ranks and other strategies stays. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = {key: speeds[key] for key in ("strategy", "compress", "world_size", "sync_s")}
+    own = {key: speeds[key] for key in ("strategy", "compress", "world_size", "sync_s", "wait_s")}
     syncs = ([own] if speeds["sync_s"] is not None else []) + [one for one in _earlier_syncs(path, speeds) if _key(one) != _key(own)]
     files.replace(path, (json.dumps(speeds | {"syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
 

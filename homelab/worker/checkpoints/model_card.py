@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from homelab.law import early_stopping
+from homelab.protocol.quantisation import INT8, NF4
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime.metrics_recorder import perplexity
 from homelab.worker.runtime.recipe import Data, Method
@@ -46,7 +47,7 @@ def model_card(task: Task, curves: Curves, step: int) -> str:
 def _method(method: Method) -> str:
     if method.kind == "full":
         return "all its weights trained"
-    base = "4-bit NF4 base, " if method.kind == "qlora" else ""
+    base = {NF4: "4-bit NF4 base, ", INT8: "8-bit base, ", None: ""}[method.quantisation]
     return f"{method.kind} ({base}rank {method.rank}, alpha {method.alpha}, targets {method.targets})"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from homelab.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import fused_loss, grouped_queries, quantised_cache
 from homelab.worker.runtime.recipe import Method
@@ -45,19 +46,19 @@ def load_tokenizer(run: dict[str, Any], path: str) -> Any:
 
 
 def load_model(task: Task, path: str, note: Note) -> Any:
-    """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision (NF4 for qlora).
+    """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision, or quantised (NF4 for qlora, 8 bits where the recipe says so).
 
     Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks.
     """
     method, train = task.method, task.train
-    note(f"precision: {task.precision}, on {task.device}")
+    note(f"precision: {task.precision}, on {task.device}{_slowness(task)}")
     if task.device == "cuda":
         grouped_queries.repeat_keys(task.precision, torch.cuda.get_device_capability())
     if method.backend == "unsloth":
         from homelab.worker.model import unsloth
 
         return _told(unsloth.load(task, path, note), task, note)
-    model = _load_base(task, path, method.kind, note)
+    model = _load_base(task, path, note)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
     if train.fused_loss:
@@ -65,6 +66,13 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
     return _told(model, task, note)
+
+
+def _slowness(task: Task) -> str:
+    """What a person should know of this precision on this processor, after a colon; or nothing. The question to mkldnn is the one that torch asks itself."""
+    if (task.device, task.precision) != ("cpu", "bf16") or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return ""
+    return ': this CPU has no instructions for it and is up to 25 times faster with [train] precision = "fp32"'
 
 
 def _told(model: Any, task: Task, note: Note) -> Any:
@@ -78,7 +86,8 @@ def _told(model: Any, task: Task, note: Note) -> Any:
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"', needs_launch=True)
-    note(f"method: {method.kind}, {trainable} trainable parameters")
+    base = ", 8-bit base" if method.quantisation == INT8 else ""
+    note(f"method: {method.kind}{base}, {trainable} trainable parameters")
     return model
 
 
@@ -99,14 +108,15 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
         note("loss: in chunks of tokens, without ever building all logits")
 
 
-def _load_base(task: Task, path: str, kind: str, note: Note) -> Any:
+def _load_base(task: Task, path: str, note: Note) -> Any:
     card = task.local_rank if task.device == "cuda" else None
-    dtype = torch.float32 if kind == "full" else DTYPES[task.precision]
+    how = task.method.quantisation
+    dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
-    stored = quantised_cache.folder_of(task, path, dtype) if kind == "qlora" else None
-    model = quantised_cache.load(stored, lambda: load_base(str(stored), None, kind, dtype, card, where), note) if stored else None
+    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 else None
+    model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
     if model is None:
-        model = load_base(path, task.model.revision, kind, dtype, card, where)
+        model = load_base(path, task.model.revision, how, dtype, card, where)
         if stored:
             quantised_cache.keep(model, stored, task, note)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
@@ -114,19 +124,21 @@ def _load_base(task: Task, path: str, kind: str, note: Note) -> Any:
     return model
 
 
-def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int | None, where: str) -> Any:
-    """The base model as it is trained on, and asked afterwards: NF4 for qlora, in `dtype` otherwise ("auto": as it is stored).
+def load_base(path: str, revision: str | None, quantisation: str | None, dtype: Any, card: int | None, where: str) -> Any:
+    """The base model as it is trained on, and asked afterwards: quantised (NF4, INT8), or in `dtype` ("auto": as it is stored).
 
     `card` None: on the CPU. `where` is named when bitsandbytes is not installed. Raises WorkerError for what cannot be loaded.
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     options: dict[str, Any] = {"revision": revision, "dtype": dtype}
-    if kind == "qlora":
+    if quantisation is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
-            hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora"'
-            raise WorkerError("qlora needs the package bitsandbytes", where=where, hint=hint)
-        if not quantised_cache.is_stored(path):
+            hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora" without base'
+            raise WorkerError("a quantised base needs the package bitsandbytes", where=where, hint=hint)
+        if quantisation == INT8:
+            options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
+        elif not quantised_cache.is_stored(path):
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
@@ -135,10 +147,14 @@ def load_base(path: str, revision: str | None, kind: str, dtype: Any, card: int 
             )
     if card is not None:  # directly to the GPU: the host may have less memory than the model needs
         options["device_map"] = {"": card}
-    elif kind == "qlora":
+    elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
     model = from_pretrained(AutoModelForCausalLM, path, **options)
-    if kind == "qlora" and card is None:
+    if quantisation == INT8:
+        from homelab.worker.model import int8_linear
+
+        int8_linear.install(model)
+    if quantisation == NF4 and card is None:
         keep_trainable_on_cpu(model)
     return model
 

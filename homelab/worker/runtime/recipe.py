@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from homelab.law import order
+from homelab.protocol import quantisation
 from homelab.worker.errors import WorkerError
 
 Section = TypeVar("Section")
@@ -33,6 +35,12 @@ class Method:
     dropout: float = 0.0
     targets: str | list[str] = "all-linear"
     backend: str = "auto"
+    base: str = "auto"  # of lora: in the training precision, or 8bit
+
+    @property
+    def quantisation(self) -> str | None:
+        """How the frozen weights are held (`homelab.protocol.quantisation`)."""
+        return quantisation.of(self.kind, self.base)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,13 @@ class Train:
     reference_batch: int | None = None
     keep_best: bool = False
     early_stopping: int = 0
+
+    def total_steps(self, rows: int) -> int:
+        """Optimizer steps of the whole run: `steps`, or `epochs` times the steps of one."""
+        if self.steps:
+            return self.steps
+        assert self.epochs is not None, "a recipe has steps or epochs"
+        return self.epochs * order.steps_per_epoch(rows, self.global_batch)
 
 
 @dataclass(frozen=True)

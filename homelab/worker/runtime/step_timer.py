@@ -13,8 +13,8 @@ from homelab.worker.runtime import process_group
 
 
 class StepTimer:
-    """Where the time of one optimizer step goes, in seconds: all of it, each forward and backward pass, and the part in which this
-    rank waits for the others.
+    """Where the time of one optimizer step goes, in seconds: all of it, the making of its batches, each forward and backward pass, and the
+    part in which this rank waits for the others.
 
     The gradient all-reduce overlaps the backward pass; what counts as communication is what the backward pass still waits
     for after this rank's last gradient is ready. On CUDA that is measured with events, as kernels run later than Python.
@@ -28,9 +28,14 @@ class StepTimer:
         """A new step starts now."""
         self.started = time.perf_counter()
         self.communication_s = 0.0
+        self.input_s = 0.0
         self._ready: Any = None
         self._passes: list[tuple[Any, Any]] = []
         self._exchanged_s = 0.0
+
+    def input_ready(self) -> None:
+        """The step's rows are chosen, made into batches and on their way to the device."""
+        self.input_s = time.perf_counter() - self.started
 
     @contextlib.contextmanager
     def one_pass(self) -> Iterator[None]:

@@ -35,16 +35,16 @@ class Exchange:
         """A new step."""
         self.step_bytes = 0
 
-    def gather(self) -> AllGather:
-        """For `set_custom_all_gather`."""
-        return _Gather(self)
+    def gather(self, part: str) -> AllGather:
+        """For `set_custom_all_gather` of this part of the model."""
+        return _Gather(self, f"gather {part}")
 
-    def scatter(self) -> ReduceScatter:
-        """For `set_custom_reduce_scatter`."""
-        return _Scatter(self)
+    def scatter(self, part: str) -> ReduceScatter:
+        """For `set_custom_reduce_scatter` of this part of the model."""
+        return _Scatter(self, f"scatter {part}")
 
-    def timed(self, work: Any, size_bytes: int) -> Any:
-        """Call `work` as an exchange of so many bytes."""
+    def timed(self, name: str, work: Any, size_bytes: int) -> Any:
+        """Call `work` as an exchange of so many bytes. `name` is for a profile (`homelab.worker.profiling`)."""
         self.step_bytes += size_bytes
         if self.timer is None:
             return work()
@@ -52,34 +52,32 @@ class Exchange:
             return work()
 
 
-class _Memory:
+class _Counted:
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self._exchange = exchange
+        self._name = name
+
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _Gather(_Memory, AllGather):
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
+class _Gather(_Counted, AllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:  # fmt: skip
         work: dist.Work | None = self._exchange.timed(
-            lambda: dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op), output_tensor.nbytes
+            self._name, lambda: dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op), output_tensor.nbytes
         )
         return work
 
 
-class _Scatter(_Memory, ReduceScatter):
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
+class _Scatter(_Counted, ReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:  # fmt: skip
         assert op == dist.ReduceOp.SUM, op
         work: dist.Work | None = self._exchange.timed(
-            lambda: sum_parts(output_tensor, input_tensor, group, async_op=async_op), input_tensor.nbytes
+            self._name, lambda: sum_parts(output_tensor, input_tensor, group, async_op=async_op), input_tensor.nbytes
         )
         return work
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from homelab.worker.sharding.exchange import Exchange
 
+REST = "the rest"  # of the model: embeddings, the last norm, the head
 _AS_STORED = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
@@ -23,23 +24,25 @@ def shard_per_step(model: Any, mesh: DeviceMesh, dtype: torch.dtype, exchange: E
     """Shard the trained weights of `model` in place; their unsharded copies stay from the first pass of a step to the last."""
     frozen = {weight for weight in model.parameters() if not weight.requires_grad}
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": False, "ignored_params": frozen}
-    for block in _blocks(model):
+    blocks = _blocks(model)
+    for block in blocks.values():
         if dtype == torch.float32:
             if any(weight.requires_grad for weight in block.parameters()):
                 fully_shard(block, mp_policy=_AS_STORED, **options)
         elif linear := [part for part in block.modules() if isinstance(part, torch.nn.Linear) and part.weight.requires_grad]:
             fully_shard(linear, mp_policy=MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False), **options)
     fully_shard(model, mp_policy=_AS_STORED, **options)
-    _connect(model, mesh, exchange)
+    _connect(model, list(blocks), mesh, exchange)
 
 
 def shard_per_pass(model: Any, mesh: DeviceMesh, exchange: Exchange) -> None:
     """Shard the weights of `model` in place; every block is gathered when a pass comes to it, and given up after it."""
     packed = {weight for weight in model.parameters() if not weight.is_floating_point()}
-    for block in _blocks(model):
+    blocks = _blocks(model)
+    for block in blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=_AS_STORED, reshard_after_forward=True, ignored_params=packed)
     fully_shard(model, mesh=mesh, mp_policy=_AS_STORED, reshard_after_forward=False, ignored_params=packed)
-    _connect(model, mesh, exchange)
+    _connect(model, list(blocks), mesh, exchange)
 
 
 def groups(model: Any) -> Iterator[FSDPModule]:
@@ -47,16 +50,19 @@ def groups(model: Any) -> Iterator[FSDPModule]:
     return (part for part in model.modules() if isinstance(part, FSDPModule))
 
 
-def _blocks(model: Any) -> list[torch.nn.Module]:
-    """The layers that the model's class names as those not to be split; [] where it names none: then the model is one group."""
+def _blocks(model: Any) -> dict[str, torch.nn.Module]:
+    """The layers that the model's class names as those not to be split, by their path; {} where it names none: then the model is one group."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [part for part in model.modules() if type(part).__name__ in names]
+    return {path: part for path, part in model.named_modules() if type(part).__name__ in names}
 
 
-def _connect(model: Any, mesh: DeviceMesh, exchange: Exchange) -> None:
+def _connect(model: Any, blocks: list[str], mesh: DeviceMesh, exchange: Exchange) -> None:
     """Sums on the wire, and the division by the number of ranks here: the Trainer has multiplied the loss by it."""
-    for part in groups(model):
+    for path, part in model.named_modules():
+        if not isinstance(part, FSDPModule):
+            continue
+        name = next((block for block in blocks if f"{path}.".startswith(f"{block}.")), REST)
         part.set_force_sum_reduction_for_comms(True)
         part.set_gradient_divide_factor(float(mesh.size()))
-        part.set_custom_all_gather(exchange.gather())
-        part.set_custom_reduce_scatter(exchange.scatter())
+        part.set_custom_all_gather(exchange.gather(name))
+        part.set_custom_reduce_scatter(exchange.scatter(name))

@@ -17,7 +17,7 @@ _NAME = "default"
 class Layer:
     """A linear layer of the base as the adapter was trained on it. `a` [r, in], `b` [out, r], both fp32; None where no adapter is.
 
-    `held`: its weight in 4 bits with its scales; None where it is not quantised.
+    `held`: its quantised weight with its scales; None where it is not quantised.
     """
 
     a: torch.Tensor | None
@@ -27,7 +27,7 @@ class Layer:
     held: Any
 
     def merged(self, weight: torch.Tensor, *, dequantised: bool) -> torch.Tensor:
-        """`weight` [out, in] (or what the 4 bits stand for) plus what the adapter adds, in fp32."""
+        """`weight` [out, in] (or what the quantised one stands for) plus what the adapter adds, in fp32."""
         base = self._dequantised() if dequantised and self.held is not None else weight.float()
         if self.a is None or self.b is None:
             return base
@@ -37,6 +37,10 @@ class Layer:
     def _dequantised(self) -> torch.Tensor:
         from bitsandbytes.functional import dequantize_4bit
 
+        if getattr(self.held, "SCB", None) is not None:
+            from homelab.worker.model import int8_linear
+
+            return int8_linear.dequantised(self.held.data, self.held.SCB, torch.float32)
         return dequantize_4bit(self.held.data, self.held.quant_state).float()
 
 
@@ -72,4 +76,4 @@ def put_into(model: Any, adapted: Mapping[str, Layer], *, dequantised: bool, sto
 
 def _held(part: Any) -> Any:
     weight = getattr(part, "weight", None)
-    return weight if getattr(weight, "quant_state", None) is not None else None
+    return weight if any(getattr(weight, name, None) is not None for name in ("quant_state", "SCB")) else None

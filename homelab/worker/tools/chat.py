@@ -35,7 +35,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         ) from error
     # Before anything is loaded, so that "nothing is trained yet" is reported at once.
     trained = None if question.get("base", False) else trained_folder(run, run_dir)
-    imports.prepare(run, bitsandbytes=run["recipe"]["method"]["kind"] == "qlora")
+    imports.prepare(run, bitsandbytes=section(Method, run["recipe"]).quantisation is not None)
 
     import torch
 
@@ -105,7 +105,7 @@ def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, t
     source, revision = (str(trained), None) if _is_whole(method, trained) else (path, revision)
     dtype = None if method["kind"] == "full" else DTYPES[_precision(run_dir)]
     added = sum(file.stat().st_size for file in trained.glob("*.safetensors")) if trained and method["kind"] != "full" else 0
-    needed = footprint.answer_bytes(source, revision, kind=method["kind"], dtype=dtype, tokens=tokens, added_bytes=added)
+    needed = footprint.answer_bytes(source, revision, quantisation=section(Method, run["recipe"]).quantisation, dtype=dtype, tokens=tokens, added_bytes=added)
     busy = _training_cards(run, run_dir)
     cards = [
         Card(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
@@ -151,15 +151,15 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 
 
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
-    """The model at `path` as it was trained on, NF4 for qlora, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
+    """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
     from homelab.worker.checkpoints.weights import load_weights
     from homelab.worker.model.build import DTYPES, add_adapters, load_base
 
     method = run["recipe"]["method"]
     if trained is not None and _is_whole(method, trained):
-        return load_base(str(trained), None, "full", "auto", card, "this node")
+        return load_base(str(trained), None, None, "auto", card, "this node")
     dtype = "auto" if method["kind"] == "full" else dtype or DTYPES[_precision(run_dir)]
-    model = load_base(path, run["recipe"]["model"].get("revision"), method["kind"], dtype, card, "this node")
+    model = load_base(path, run["recipe"]["model"].get("revision"), section(Method, run["recipe"]).quantisation, dtype, card, "this node")
     if trained is None:
         return model
     if (trained / "adapter_config.json").is_file():

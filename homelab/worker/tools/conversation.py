@@ -18,6 +18,7 @@ from typing import Any
 
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
+from homelab.worker.runtime.recipe import Method, section
 from homelab.worker.tools import chat, run_model
 
 _FIRST_TOKENS = 2048  # of a conversation, for the estimate of the memory
@@ -29,7 +30,7 @@ class Conversation:
     def __init__(self, run_dir: Path, models: list[str]) -> None:
         self.run = run_model.read_run(run_dir)
         trained = chat.trained_folder(self.run, run_dir) if "trained" in models else None
-        imports.prepare(self.run, bitsandbytes=self.run["recipe"]["method"]["kind"] == "qlora")
+        imports.prepare(self.run, bitsandbytes=section(Method, self.run["recipe"]).quantisation is not None)
         from homelab.worker.model.build import load_tokenizer, model_path
 
         imports.quiet()

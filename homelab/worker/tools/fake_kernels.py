@@ -1,4 +1,4 @@
-"""Stand-ins for a dry run: a GPU's attention, NF4 matrices, an optimizer. Each allocates the memory that the real one allocates.
+"""Stand-ins for a dry run: a GPU's attention, quantised matrices, an optimizer. Each allocates the memory that the real one allocates.
 
 They compute nothing. The sources are named at each, and tests/worker/tools/test_dryrun.py compares with the real ones where a CPU has them.
 """
@@ -6,9 +6,11 @@ They compute nothing. The sources are named at each, and tests/worker/tools/test
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from homelab.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
 
 _BLOCK, _DOUBLE_BLOCK = 64, 256  # NF4: one 8-bit scale per 64 weights, one fp32 scale per 256 of those
@@ -53,16 +55,39 @@ class FakeStep:
             del root
 
 
-def quantise(model: Any, dtype: Any) -> None:
-    """In place of every linear layer but the head one that occupies what NF4 with double quantisation does, and dequantises its matrix
-    for each product. The class is bitsandbytes' own, so that PEFT treats it as such."""
+def quantise(model: Any, dtype: Any, how: str) -> None:
+    """In place of every linear layer but the head one that occupies what a quantised one does, and dequantises its matrix for each product.
+    The class is bitsandbytes' own, so that PEFT treats it as such."""
     import torch
 
-    try:
-        import bitsandbytes
-    except ImportError as error:
+    if importlib.util.find_spec("bitsandbytes") is None:
         hint = "pip install bitsandbytes in the node's environment"
-        raise WorkerError("qlora needs the package bitsandbytes", where="the node's environment", hint=hint) from error
+        raise WorkerError("a quantised base needs the package bitsandbytes", where="the node's environment", hint=hint)
+    make = _eight_bit if how == INT8 else _four_bit(dtype)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
+                setattr(parent, name, make(child))
+    model.is_loaded_in_8bit, model.is_loaded_in_4bit = how == INT8, how == NF4
+
+
+def _eight_bit(linear: Any) -> Any:
+    """The real layer, whose product is made of torch's own operations."""
+    import torch
+
+    from homelab.worker.model.int8_linear import Int8Linear
+
+    layer = Int8Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, has_fp16_weights=False)
+    layer.bias = linear.bias
+    layer.weight = torch.nn.Parameter(torch.empty(linear.weight.shape, dtype=torch.int8), requires_grad=False)
+    layer.weight.SCB = torch.empty(linear.out_features)
+    return layer
+
+
+def _four_bit(dtype: Any) -> Callable[[Any], Any]:
+    """NF4 with double quantisation, computing in `dtype`."""
+    import bitsandbytes
+    import torch
 
     class Quantised(bitsandbytes.nn.Linear4bit):
         """`weight` is the packed half bytes, with the attributes that PEFT and the tracker read."""
@@ -84,11 +109,7 @@ def quantise(model: Any, dtype: Any) -> None:
             result = _product()(inputs.to(dtype), self.weight.quant_state.absmax, (self.out_features, self.in_features))
             return (result if self.bias is None else result + self.bias).to(given)
 
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
-                setattr(parent, name, Quantised(child))
-    model.is_loaded_in_4bit = True
+    return Quantised
 
 
 class _Scales:

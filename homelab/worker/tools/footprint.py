@@ -1,7 +1,6 @@
 """Chooses the device for a chat with a trained model: its bytes against the free memory of the cards and of the machine.
 
-Sizes of 4-bit weights: bitsandbytes, functional.py (quantize_4bit with double quantisation: half a byte, one byte of scale per 64
-weights, one float per 256 scales).
+Sizes of quantised weights: `homelab.protocol.quantisation`.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from homelab.protocol import quantisation
 from homelab.worker.errors import WorkerError
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 _GAPS = 1.05  # between the allocator's blocks
 
 
@@ -58,10 +57,10 @@ def choose(needed_bytes: int | None, cards: Sequence[Card], ram_bytes: int | Non
     raise WorkerError(f"{needs}: {on_card}, and RAM has {_gb(ram_bytes)} free", where=model, hint=hint)
 
 
-def answer_bytes(path: str, revision: str | None, *, kind: str, dtype: Any, tokens: int, added_bytes: int) -> int | None:
+def answer_bytes(path: str, revision: str | None, *, quantisation: str | None, dtype: Any, tokens: int, added_bytes: int) -> int | None:
     """Bytes of the model at `path` with its cache of `tokens` tokens, from its config alone; None where no model can be built of that.
 
-    `kind`: of the method; `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
+    `quantisation`: of the base; `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
     weights more, as large as the largest, are under way while it is loaded.
     """
     import torch
@@ -79,19 +78,19 @@ def answer_bytes(path: str, revision: str | None, *, kind: str, dtype: Any, toke
     except Exception:  # an unknown kind of model: transformers reports the error when it loads the weights
         return None
     largest = max((parameter.numel() for parameter in model.parameters()), default=0) * dtype.itemsize
-    return int(_GAPS * (weight_bytes(model, is_4bit=kind == "qlora") + cache + added_bytes + 2 * largest))
+    return int(_GAPS * (weight_bytes(model, quantisation) + cache + added_bytes + 2 * largest))
 
 
-def weight_bytes(model: Any, *, is_4bit: bool) -> float:
-    """Bytes of the weights; 4-bit ones are all linear layers but the head, as transformers quantises them."""
+def weight_bytes(model: Any, how: str | None) -> float:
+    """Bytes of the weights; quantised ones are all linear layers but the head, as transformers quantises them."""
     import torch
 
     linear: set[int] = set()
-    if is_4bit:
+    if how is not None:
         head = model.get_output_embeddings()
         linear = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head}
     return sum(
-        float(parameter.numel()) * (NF4_BYTES if id(parameter) in linear else parameter.itemsize)
+        quantisation.matrix_bytes(how, *parameter.shape) if how is not None and id(parameter) in linear else float(parameter.numel() * parameter.itemsize)
         for parameter in model.parameters()
     )
 

@@ -98,8 +98,9 @@ def build(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any],
             f"no model can be built from this config: {error}", where="config.json of the model",
             hint="install the transformers that the model needs on this node, or plan with --no-dry-run",
         ) from error  # fmt: skip
-    if kind == "qlora":
-        fake_kernels.quantise(model, dtype)
+    quantisation = section(Method, {"method": method}).quantisation
+    if quantisation is not None:
+        fake_kernels.quantise(model, dtype, quantisation)
     model.config.use_cache = False
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
@@ -126,6 +127,8 @@ def materialise(model: Any) -> None:
             if hasattr(tensor, "quant_state"):
                 empty.quant_state = tensor.quant_state
                 empty.quant_state.materialise()
+            if getattr(tensor, "SCB", None) is not None:
+                empty.SCB = torch.empty(tensor.SCB.shape, device="cpu")
         return made[id(tensor)]
 
     for part in model.modules():
@@ -192,8 +195,10 @@ def _loss(forward: Any, batch: dict[str, Any]) -> Any:
 
 
 def _storages(parameter: Any) -> Iterator[Any]:
-    """A parameter and, where it is quantised, its scales (bitsandbytes, functional.py QuantState)."""
+    """A parameter and, where it is quantised, its scales (bitsandbytes, functional.py QuantState; nn/modules.py Int8Params)."""
     yield parameter
+    if getattr(parameter, "SCB", None) is not None:
+        yield parameter.SCB
     state = getattr(parameter, "quant_state", None)
     if state is not None:
         yield state.absmax

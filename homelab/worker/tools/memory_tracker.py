@@ -78,6 +78,8 @@ class Tracker(TorchDispatchMode):
             return LOGITS
         if name.startswith("aten._to_copy") and isinstance(args[0], torch.Tensor) and args[0].numel() == tensor.numel():
             source = self._known.get(args[0].untyped_storage()._cdata)
+            if source and args[0].dtype == torch.int8:
+                return DEQUANTISATION
             if source and source[0] in (BASE_WEIGHTS, ADAPTERS):
                 return CASTED_WEIGHTS
         return self.kind

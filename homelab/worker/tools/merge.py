@@ -19,6 +19,7 @@ from typing import Any
 from homelab.protocol import result_files
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
+from homelab.worker.runtime.recipe import Method, section
 from homelab.worker.tools import chat, merge_card, merge_room, run_model
 
 BASES = ("original", "dequantised", "auto")
@@ -30,9 +31,9 @@ class Merge:
     def __init__(self, run_dir: Path, adapter: Path, base: str) -> None:
         self.run_dir, self.adapter, self.base = run_dir, adapter, base
         self.run = run_model.read_run(run_dir)
-        self.kind = self.run["recipe"]["method"]["kind"]
+        self.method = section(Method, self.run["recipe"])
         self._check()
-        imports.prepare(self.run, bitsandbytes=self.kind == "qlora")
+        imports.prepare(self.run, bitsandbytes=self.method.quantisation is not None)
         from homelab.worker.model.build import model_path
 
         imports.quiet()
@@ -42,12 +43,12 @@ class Merge:
         self.rows_name = ""
 
     def _check(self) -> None:
-        if self.kind == "full":
+        if self.method.kind == "full":
             raise WorkerError("all weights were trained: the result is a whole model, and there is nothing to merge", where="[method] kind", hint="homelab fetch")
         if self.base not in BASES:
             raise WorkerError(f"{self.base!r} is no base", where="--base", hint=f"--base {'|'.join(BASES)}")
-        if self.base == "dequantised" and self.kind != "qlora":
-            raise WorkerError(f"the base of {self.kind} is not quantised", where="--base dequantised", hint="--base original, or leave it out")
+        if self.base == "dequantised" and self.method.quantisation is None:
+            raise WorkerError(f"the base of {self.method.kind} is not quantised", where="--base dequantised", hint="--base original, or leave it out")
         if not (self.adapter / "adapter_config.json").is_file():
             raise WorkerError("there is no adapter", where=str(self.adapter), hint="`homelab status` shows what the run has made")
 
@@ -77,7 +78,7 @@ class Merge:
         layers = adapter_delta.layers(reference)
         del reference
         gc.collect()
-        kinds = [self.base] if self.base != "auto" else ["original"] + (["dequantised"] if self.kind == "qlora" else [])
+        kinds = [self.base] if self.base != "auto" else ["original"] + (["dequantised"] if self.method.quantisation else [])
         model = None
         for kind in kinds:
             model = None  # the one before goes first
@@ -108,7 +109,7 @@ class Merge:
         longest = max(len(row.tokens) for row in self.rows)
         sizes = merge_room.Sizes(sum(weight.numel() for weight in empty.parameters()), stored.itemsize, longest * config.get_text_config().vocab_size)
         free_memory, free_disk = available_bytes(), shutil.disk_usage(self.run_dir).free
-        room = merge_room.choose(sizes, is_4bit=self.kind == "qlora", free_memory=free_memory, free_disk=free_disk, where=str(self.run_dir))
+        room = merge_room.choose(sizes, quantisation=self.method.quantisation, free_memory=free_memory, free_disk=free_disk, where=str(self.run_dir))
         run_model.say(
             f"needs {room.memory_bytes / 1e9:.2f} GB of memory ({(free_memory or 0) / 1e9:.2f} GB free) and "
             f"{room.disk_bytes / 1e9:.2f} GB of disk ({free_disk / 1e9:.2f} GB free)"
@@ -120,7 +121,7 @@ class Merge:
         from homelab.worker.tools import adapter_delta
 
         run_model.say(f"merging onto the {kind} base")
-        model = load_base(self.path, self.run["recipe"]["model"].get("revision"), "lora", self.dtype, None, "this node")
+        model = load_base(self.path, self.run["recipe"]["model"].get("revision"), None, self.dtype, None, "this node")
         done = _every(len(layers), f"merging onto the {kind} base, layer")
         for count in adapter_delta.put_into(model, layers, dequantised=kind == "dequantised", stored=stored):
             done(count)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 ADAPTER = "adapter on its training base"
-_NAMES = {"original": "merge onto the original weights", "dequantised": "merge onto the dequantised NF4 weights"}
+_NAMES = {"original": "merge onto the original weights", "dequantised": "merge onto the dequantised weights"}
 
 
 def name_of(kind: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homelab.protocol.quantisation import INT8, NF4, NF4_BYTES
 from homelab.worker.errors import WorkerError
-from homelab.worker.tools.footprint import NF4_BYTES
 
 _GAPS = 1.1  # the interpreter, its libraries and the allocator's gaps beside the weights
+_QUANTISED_BYTES: dict[str | None, float] = {NF4: NF4_BYTES, INT8: 1}  # of a weight; its scale in 8 bits is one of a whole row
 _LIBRARIES_BYTES = 700 * 10**6
 _LOGITS_COPIES = 4  # in fp32, of one row: logits, their shifted copy, the softmax and its logarithm
 
@@ -30,18 +31,18 @@ class Room:
     in_fp32: bool
 
 
-def needed(sizes: Sizes, *, is_4bit: bool, in_fp32: bool) -> Room:
-    """The merged model in memory (in fp32 also while it is rounded), the 4-bit base beside it, the logits of a row; on the disk the model as it is stored."""
+def needed(sizes: Sizes, *, quantisation: str | None, in_fp32: bool) -> Room:
+    """The merged model in memory (in fp32 also while it is rounded), the quantised base beside it, the logits of a row; on the disk the model as it is stored."""
     each = 4 if in_fp32 else sizes.stored_bytes
-    memory = sizes.weights * (each + (NF4_BYTES if is_4bit else 0)) * _GAPS + _LOGITS_COPIES * 4 * sizes.logits + _LIBRARIES_BYTES
+    memory = sizes.weights * (each + _QUANTISED_BYTES.get(quantisation, 0)) * _GAPS + _LOGITS_COPIES * 4 * sizes.logits + _LIBRARIES_BYTES
     return Room(int(memory), int(sizes.weights * sizes.stored_bytes * 1.02) + 50 * 10**6, in_fp32)
 
 
-def choose(sizes: Sizes, *, is_4bit: bool, free_memory: int | None, free_disk: int, where: str) -> Room:
+def choose(sizes: Sizes, *, quantisation: str | None, free_memory: int | None, free_disk: int, where: str) -> Room:
     """fp32 where it fits into memory. Raises WorkerError with both numbers where the smaller way does not fit, or the disk is too full."""
-    room = needed(sizes, is_4bit=is_4bit, in_fp32=True)
+    room = needed(sizes, quantisation=quantisation, in_fp32=True)
     if free_memory is not None and room.memory_bytes > free_memory:
-        room = needed(sizes, is_4bit=is_4bit, in_fp32=False)
+        room = needed(sizes, quantisation=quantisation, in_fp32=False)
     if free_memory is not None and room.memory_bytes > free_memory:
         raise WorkerError(
             f"the merge needs {_gb(room.memory_bytes)} of memory, and {_gb(free_memory)} are free", where=where,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from homelab.law import early_stopping, order
-from homelab.protocol import phases
+from homelab.protocol import phases, profile_files
 from homelab.worker.checkpoints import checkpoint_folder, fencing
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
@@ -41,6 +42,7 @@ class Run:
         self.best: BestWeights
         self.checkpointing: Checkpointing
         self.evaluate_s: float | None = None
+        self.end_profile: Callable[[], None] | None = None
 
     def go(self) -> None:
         """Load, train, write final/. Raises WorkerError for what a user can fix."""
@@ -89,7 +91,7 @@ class Run:
         self.held_out = data.held_out
         for note in data.notes:
             recorder.note(note)
-        recorder.total_steps = total_steps(task, len(data.train))
+        recorder.total_steps = task.train.total_steps(len(data.train))
         per_epoch = order.steps_per_epoch(len(data.train), task.train.global_batch)
         recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch
         return data
@@ -153,6 +155,10 @@ class Run:
             self._evaluate(trainer, begin)
         self._stop_early(begin)
         self.checkpointing.interval.begin(time.perf_counter())
+        if profile_files.REQUEST in self.task.run:
+            from homelab.worker.profiling.install import install
+
+            self.end_profile = install(trainer, self.task, self.recorder)
         self.recorder.heartbeat(phases.TRAINING)
 
     def _after_step(self, trainer: ShareTrainer) -> None:
@@ -192,6 +198,7 @@ class Run:
             "tokens_per_s": item.input_tokens / step_s,
             "compute_s": step_s - clock.communication_s,
             "communication_s": clock.communication_s,
+            "input_s": clock.input_s,
             "step_s": step_s,
             "memory_bytes": peak_memory_bytes(task.device),
             "share": item.rows if self.balance.measured else task.shares[task.rank],
@@ -218,6 +225,7 @@ class Run:
             speed_profile.Measurements(
                 steps=self.recorder.step - self.task.resume_step,
                 sync_s=trainer.sync_s,
+                wait_s=trainer.wait_s,
                 row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
                 save_s=self.checkpointing.interval.own_stall_s,
                 evaluate_s=self.evaluate_s if self.held_out else None,
@@ -268,6 +276,8 @@ class Run:
         from homelab.worker.runtime import process_group
 
         self.recorder.heartbeat(phases.SAVING)
+        if self.end_profile is not None:
+            self.end_profile()
         if self.tensorboard:
             self.tensorboard.close()
         tensors = trainer.strategy.whole_weights(trainer.model)
@@ -287,12 +297,3 @@ def _why_padded(task: Task, model: Any) -> str | None:
     from homelab.worker.model.build import DTYPES
 
     return packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
-
-
-def total_steps(task: Task, rows: int) -> int:
-    """Optimizer steps of the whole run: [train] steps, or epochs times the steps of one."""
-    train = task.train
-    if train.steps:
-        return train.steps
-    assert train.epochs is not None, "a recipe has steps or epochs"
-    return train.epochs * order.steps_per_epoch(rows, train.global_batch)

@@ -37,13 +37,13 @@ class Shards:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._is_per_step = task.strategy == "zero2"
-        self._exchange = exchange.Exchange()
+        self.exchange = exchange.Exchange()
         self._mesh: DeviceMesh | None = None
         self._difference: str | None = None
 
     @property
     def sent_bytes(self) -> int:
-        return self._exchange.step_bytes
+        return self.exchange.step_bytes
 
     @property
     def places_model(self) -> bool:
@@ -53,7 +53,7 @@ class Shards:
     @property
     def divides_on_host(self) -> bool:
         """A model that is larger than a card: each card gets its part alone."""
-        return self.places_model and not self._is_per_step and self._task.method.kind != "qlora"
+        return self.places_model and not self._is_per_step and self._task.method.quantisation is None
 
     def arguments(self) -> dict[str, Any]:
         return {}
@@ -71,9 +71,9 @@ class Shards:
         shard_group = mesh.get_group(mesh.ndim - 1)
         exchange.check(task, shard_group, torch.device(task.device))
         if self._is_per_step:
-            groups.shard_per_step(model, mesh, DTYPES[task.precision], self._exchange)
+            groups.shard_per_step(model, mesh, DTYPES[task.precision], self.exchange)
         else:
-            groups.shard_per_pass(model, mesh, self._exchange)
+            groups.shard_per_pass(model, mesh, self.exchange)
 
     def _mesh_of_ranks(self) -> DeviceMesh:
         """All ranks in a row; with hsdp [machines, ranks of each]."""
@@ -87,10 +87,10 @@ class Shards:
         pass
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
-        self._exchange.timer = timer
+        self.exchange.timer = timer
 
     def begin_step(self, wrapped: Any, passes: int) -> int:
-        self._exchange.begin()
+        self.exchange.begin()
         return self._gather(wrapped, passes)
 
     def _gather(self, wrapped: Any, passes: int) -> int:

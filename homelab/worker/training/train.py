@@ -33,7 +33,7 @@ def main() -> int:
         recorder.heartbeat(phases.STARTING)
         eight_bit = task.train.optimizer != "adamw"
         by_unsloth = task.method.backend == "unsloth"  # which imports both by itself
-        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.kind == "qlora", datasets=by_unsloth)
+        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, datasets=by_unsloth)
         if by_unsloth:
             unsloth.begin(task)
         Run(task, recorder).go()

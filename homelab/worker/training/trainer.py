@@ -72,7 +72,9 @@ class ShareTrainer(Trainer):
         self.reports: list[Report | None] = []
         self.change: Change | None = None
         self.sync_s: deque[float] = deque(maxlen=100)
+        self.wait_s: deque[float] = deque(maxlen=100)
         self._waited_s = 0.0
+        self._expected_s = math.nan
         self.step_s = math.nan
         self.step_loss = math.nan
         self.grad_norm = math.nan
@@ -116,6 +118,7 @@ class ShareTrainer(Trainer):
         count = torch.tensor(max(item.loss_tokens, 1), device=device)
         if device.type == "cuda" and self.task.switches.copy_ahead:
             item = dataclasses.replace(item, micro_batches=copied(item.micro_batches, device, pin=True))
+        self.clock.input_ready()
         return [item], count
 
     def training_step(
@@ -146,6 +149,8 @@ class ShareTrainer(Trainer):
         self.change = self.train_dataset.balance.update(self.reports)
         if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
             self.sync_s.append(min(values[3] for values in everyone))
+            self.wait_s.append(self.step_s - self._expected_s - self.sync_s[-1])
+        self._expected_s = math.nan if None in self.reports else max(report.measured_s for report in self.reports if report)
         self.step_loss = sum(losses)
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:

@@ -20,7 +20,7 @@ def main(device: str, model: str) -> int:
     if is_card:
         torch.cuda.set_per_process_memory_fraction(min(1.0, _CARD_BYTES / torch.cuda.get_device_properties(0).total_memory))
     dtype = torch.bfloat16 if is_card else torch.float32
-    base = load_base(model, None, "lora", dtype, 0 if is_card else None, "here")
+    base = load_base(model, None, None, dtype, 0 if is_card else None, "here")
     base.config.use_cache = False
     enable_checkpointing(base)
     trained = add_adapters(base, Method("lora", rank=16, alpha=32), 1).train()

@@ -30,7 +30,7 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
     card = 0 if device == "cuda" else None
-    base = load_base(model, None, kind, dtype, card, "here") if way == "files" else _as_a_worker(device, model, method, Path(run))
+    base = load_base(model, None, Method(kind).quantisation, dtype, card, "here") if way == "files" else _as_a_worker(device, model, method, Path(run))
     if device == "cuda":
         torch.cuda.synchronize()
     took("load")
@@ -54,7 +54,7 @@ def _as_a_worker(device: str, model: str, method: dict[str, Any], run: Path) -> 
     recipe = {"model": {"name": model, "revision": None}, "method": method}
     task = Task(run, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": "bf16" if device == "cuda" else "fp32", "device": device})
     with weight_digests.noting_sources():
-        return _load_base(task, model, method["kind"], print)
+        return _load_base(task, model, print)
 
 
 if __name__ == "__main__":

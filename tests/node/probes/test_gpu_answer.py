@@ -21,12 +21,12 @@ class Torch:
     """Counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.asked: list[bool] = []
+        self.asked: list[str | None] = []
         self.works = True
 
-    def __call__(self, with_four_bit: bool) -> Any:
-        self.asked.append(with_four_bit)
-        return {"devices": [{"name": "A", "matmul_ok": self.works, "four_bit_ok": True if with_four_bit else None}]}
+    def __call__(self, layer: str | None) -> Any:
+        self.asked.append(layer)
+        return {"devices": [{"name": "A", "matmul_ok": self.works, f"{layer}_ok": True}]}
 
 
 @pytest.fixture
@@ -41,12 +41,14 @@ QLORA = {"method": {"kind": "qlora"}}
 def test_it_is_asked_once(request_: dict[str, Any]) -> None:
     torch = Torch()
     first = gpu_answer.answer(request_, TOLD, "?", torch)
-    assert gpu_answer.answer(request_, TOLD, "?", torch) == first and torch.asked == [False]
+    assert gpu_answer.answer(request_, TOLD, "?", torch) == first and torch.asked == [None]
     gpu_answer.answer({**request_, **QLORA}, TOLD, "?", torch)
-    assert torch.asked == [False, True], "whether 4-bit layers work was not asked"
+    assert torch.asked == [None, "four_bit"], "whether 4-bit layers work was not asked"
     gpu_answer.answer({**request_, **QLORA}, TOLD, "?", torch)
     gpu_answer.answer(request_, TOLD, "?", torch)
-    assert torch.asked == [False, True]
+    assert torch.asked == [None, "four_bit"]
+    gpu_answer.answer({**request_, "method": {"kind": "lora", "base": "8bit"}}, TOLD, "?", torch)
+    assert torch.asked == [None, "four_bit", "eight_bit"]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +111,8 @@ def test_the_facts_come_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     fake_gpu.nvidia_smi(tmp_path / "bin", fake_gpu.reply("nvidia-smi-575-rtx5070ti.xml"))
     calls = []
 
-    def asked(cards: list[dict[str, Any]], with_four_bit: bool) -> Any:
-        calls.append(with_four_bit)
+    def asked(cards: list[dict[str, Any]], layer: str | None) -> Any:
+        calls.append(layer)
         return {"cuda_available": True, "devices": [{"name": "A", "capability": [12, 0], "matmul_ok": True}]}
 
     monkeypatch.setattr(gpu, "_gpu_probe", asked)

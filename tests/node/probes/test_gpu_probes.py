@@ -273,7 +273,10 @@ def test_torch_is_asked_about_every_card(
     ]
     assert devices[0]["four_bit_error"] == (four_bit_error or None)
     assert [entry["compute_capability"] for entry in answer["cards"]] == ["8.9", "7.5"]
-    assert gpu.read({"method": {"kind": "lora"}})["torch"]["devices"][0]["four_bit_ok"] is None
+    device = gpu.read({"method": {"kind": "lora"}})["torch"]["devices"][0]
+    assert device["four_bit_ok"] is None and device["eight_bit_ok"] is None
+    device = gpu.read({"method": {"kind": "lora", "base": "8bit"}})["torch"]["devices"][0]
+    assert (device["four_bit_ok"], device["eight_bit_ok"], device["eight_bit_error"]) == (None, not four_bit_error, four_bit_error or None)
 
 
 def test_torch_that_fails_or_is_not_there(tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

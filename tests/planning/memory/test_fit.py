@@ -74,8 +74,13 @@ def test_pairs_where_no_single_change_is_enough() -> None:
 
 
 def test_sixteen_bit_weights_are_quantised() -> None:
-    ways = recipe_edits.fixes(recipe(method__kind="lora"), on(7.0))
-    assert ways and all("kind" in keys(way) for way in ways) and all(way.alters_training for way in ways)
+    """In 8 bits where that is enough, else in 4; a recipe with the one can be changed to the other."""
+    eight, four = recipe_edits.fixes(recipe(method__kind="lora", train__fused_loss=True), on(6.5))[:2]
+    assert (keys(eight), keys(four)) == (("base",), ("kind",)) and eight.alters_training and eight.gain_bytes < four.gain_bytes
+    ways = recipe_edits.fixes(recipe(method__kind="lora", train__fused_loss=True), on(4.5))
+    assert ways and all("kind" in keys(way) and "base" not in keys(way) for way in ways)
+    ways = recipe_edits.fixes(recipe(method__kind="lora", method__base="8bit", train__fused_loss=True), on(4.5))
+    assert ways and all({"kind", "base"} <= set(keys(way)) for way in ways)
 
 
 def test_every_place_must_fit_and_the_worst_counts() -> None:

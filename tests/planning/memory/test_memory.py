@@ -30,10 +30,13 @@ def items(architecture: Architecture, method: Method, settings: Train, **changes
 
 
 QLORA, LORA, FULL = Method(kind="qlora"), Method(kind="lora"), Method(kind="full")
+EIGHT_BIT = Method(kind="lora", base="8bit")
 
 
 def test_base_weights() -> None:
     assert rank_memory.base_weight_bytes(LLAMA_8B, QLORA, "bf16") / 1e9 == pytest.approx(5.70, abs=0.005)
+    scales = 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)  # one for each output of a layer's matrices
+    assert rank_memory.base_weight_bytes(LLAMA_8B, EIGHT_BIT, "bf16") == LLAMA_8B.linear_parameters + 4 * scales + 2 * (8_030_261_248 - LLAMA_8B.linear_parameters)
     assert rank_memory.base_weight_bytes(LLAMA_8B, LORA, "bf16") == 2 * 8_030_261_248
     assert rank_memory.base_weight_bytes(LLAMA_8B, LORA, "fp32") == 4 * 8_030_261_248
     assert rank_memory.base_weight_bytes(LLAMA_8B, FULL, "bf16") == 4 * 8_030_261_248
@@ -92,10 +95,11 @@ def test_the_peak_is_the_larger_of_logits_and_a_layers_work() -> None:
     assert rank_memory.LOGITS not in items(narrow, LORA, train())
 
 
-def test_only_qlora_dequantises() -> None:
+def test_only_a_quantised_base_is_dequantised() -> None:
     # As far as it is more than the adapter's part of a gradient, which comes when the matrix is gone.
     assert items(LLAMA_8B, QLORA, train())[rank_memory.DEQUANTISATION] == 2 * 4096 * 14336 - 2 * 512 * 14336
     assert rank_memory.DEQUANTISATION not in items(LLAMA_8B, QLORA, train(seq_len=4096))
+    assert items(LLAMA_8B, EIGHT_BIT, train())[rank_memory.DEQUANTISATION] == items(LLAMA_8B, QLORA, train())[rank_memory.DEQUANTISATION]
     assert rank_memory.DEQUANTISATION not in items(LLAMA_8B, LORA, train())
 
 

@@ -95,6 +95,7 @@ def test_measured_on_all() -> None:
         ({"torch": "2.13.0+cu130"}, "torch 2.13.0+cu130"),
         ({"model": "~/models/other"}, "another model"),
         ({"method": {"kind": "qlora", "rank": 16, "targets": "all-linear"}}, "another method (qlora, here lora)"),
+        ({"method": {"kind": "lora", "base": "8bit", "rank": 16, "targets": "all-linear"}}, "another base (8bit, here auto)"),
         ({"method": {"kind": "lora", "rank": 8, "targets": "all-linear"}}, "another LoRA rank (8, here 16)"),
         (
             {"method": {"kind": "lora", "rank": 16, "targets": ["q_proj"]}},

@@ -319,3 +319,15 @@ def test_each_strategy_has_the_wire_that_it_had() -> None:
     syncs = [{"strategy": "zero2", "compress": "none", "world_size": 3, "sync_s": 0.2}, {"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.4}]
     new = SpeedProfile.model_validate(content | {"world_size": 1, "sync_s": None, "syncs": syncs})
     assert [(sync.strategy, sync.world_size) for sync in new.measured_syncs()] == [("zero2", 3), ("ddp", 2)]
+
+
+def test_a_step_also_costs_what_ranks_wait_for_each_other() -> None:
+    """Measured by earlier runs: on average the last rank ends later than the rank that ends last on average."""
+    seen = all_measured(healthy.cpu(healthy.recipe()))
+    plain = make(seen, healthy.recipe()).time
+    for name, token_s in zip(NAMES, (1e-3, 2e-3, 4e-3), strict=True):
+        syncs = [{"strategy": "ddp", "compress": "none", "world_size": 3, "sync_s": 0.05, "wait_s": 0.5}]
+        seen = with_file(seen, name, file(name, token_s=token_s, syncs=syncs))
+    waiting = make(seen, healthy.recipe()).time
+    assert plain and waiting and plain.wait_s == 0 and waiting.wait_s == pytest.approx(0.5)
+    assert waiting.step_s == pytest.approx(plain.step_s + 0.5) and waiting.wire_s == plain.wire_s

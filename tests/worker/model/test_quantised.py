@@ -34,12 +34,12 @@ class Node:
     def __init__(self, folder: Path, source: Path) -> None:
         self.source = Path(shutil.copytree(source, folder / "tiny"))
         self.said: list[str] = []
-        self.task = harness.task_of(folder / "work" / "runs" / "one", model__name=str(self.source))
+        self.task = harness.task_of(folder / "work" / "runs" / "one", model__name=str(self.source), method__kind="qlora")
 
     def load(self) -> Any:
         self.said.clear()
         with weight_digests.noting_sources():
-            return build._load_base(self.task, str(self.source), "qlora", self.said.append)
+            return build._load_base(self.task, str(self.source), self.said.append)
 
     @property
     def kept(self) -> list[Path]:

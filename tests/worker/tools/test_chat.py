@@ -59,7 +59,7 @@ def test_the_reckoned_bytes_are_those_of_the_loaded_weights(run: Path, model: Pa
         held += weight.numel() * weight.itemsize
         if (state := getattr(weight, "quant_state", None)) is not None:
             held += sum(part.numel() * part.itemsize for part in (state.absmax, state.state2.absmax))
-    empty = {"kind": "qlora", "dtype": torch.float32, "tokens": 0}
+    empty = {"quantisation": "nf4", "dtype": torch.float32, "tokens": 0}
     largest = max(weight.numel() for name, weight in loaded.named_parameters() if "embed" in name) * 4
     needed = footprint.answer_bytes(str(model), None, added_bytes=0, **empty)
     assert needed is not None

@@ -31,7 +31,9 @@ CONFIG = {
 
 
 def method(kind: str, targets: Any = "all-linear") -> dict[str, Any]:
-    return {"kind": kind, "rank": 8, "alpha": 16, "dropout": 0.0, "targets": targets, "backend": "auto"}
+    """`kind` of a method, or "lora 8bit"."""
+    name, _, base = kind.partition(" ")
+    return {"kind": name, "base": base or "auto", "rank": 8, "alpha": 16, "dropout": 0.0, "targets": targets, "backend": "auto"}
 
 
 def train(seq_len: int, checkpointing: bool, fused: bool, optimizer: str = "adamw") -> dict[str, Any]:
@@ -87,6 +89,8 @@ GRID = [
     ("lora", "bf16", 96, 1, True, True),
     ("lora", "fp32", 320, 3, True, False),
     ("qlora", "bf16", 320, 1, False, True),
+    ("lora 8bit", "bf16", 320, 1, False, True),
+    ("lora 8bit", "fp32", 96, 1, True, True),
 ]
 MORE = [
     ("full", "bf16", 320, 3, False, True),
@@ -98,6 +102,8 @@ MORE = [
     ("qlora", "bf16", 96, 1, True, True),
     ("qlora", "fp32", 320, 3, True, True),
     ("qlora", "bf16", 320, 3, True, False),
+    ("lora 8bit", "bf16", 320, 3, True, False),
+    ("lora 8bit", "fp32", 320, 3, True, True),
 ]
 
 
@@ -114,7 +120,7 @@ def estimated(
     assert shape is not None
     asked = {key: settings[key] for key in ("seq_len", "gradient_checkpointing", "fused_loss", "optimizer")}
     found = rank_memory.estimate(
-        shape, Method(kind=how["kind"], rank=how["rank"]), Train(global_batch=8, steps=1, learning_rate=1.0, **asked),
+        shape, Method(kind=how["kind"], base=how["base"], rank=how["rank"]), Train(global_batch=8, steps=1, learning_rate=1.0, **asked),
         rank_memory.RankSetup(precision, device, rows, repeats_keys=repeats_keys),
     )  # fmt: skip
     return sum(item.size_bytes for item in found if item.name in rank_memory.SEEN_BY_A_DRY_RUN)
@@ -168,16 +174,17 @@ def test_the_kernels_of_a_gpu() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_adapters_of_a_4_bit_matrix_keep_no_copies_on_a_card() -> None:
+def test_adapters_of_a_quantised_matrix_keep_no_copies_on_a_card() -> None:
     """PEFT asks whether CUDA's autocast is on: on a card it is, on a CPU, fake or real, it is not."""
     pytest.importorskip("bitsandbytes")
     settings, asked = train(512, False, False), torch.is_autocast_enabled  # the peak is at the logits, when all layers hold what they save
     saved = {
         kind: memory_dry_run.dry_run(CONFIG, method(kind), settings, Situation("cuda", "bf16", micro_batch=1, masked=False))["items"]
-        for kind in ("lora", "qlora")
+        for kind in ("lora", "qlora", "lora 8bit")
     }
     less = saved["lora"][memory_items.ACTIVATIONS] - saved["qlora"][memory_items.ACTIVATIONS]
     assert less == pytest.approx(512 * 2 * 2 * 4 * 128, rel=0.02)
+    assert saved["lora 8bit"][memory_items.ACTIVATIONS] == pytest.approx(saved["qlora"][memory_items.ACTIVATIONS], rel=0.02)
     assert torch.is_autocast_enabled is asked
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("bitsandbytes")
 
 from homelab.worker.errors import WorkerError  # noqa: E402
 from homelab.worker.model.build import load_base, load_model  # noqa: E402
+from homelab.worker.runtime.recipe import Method, section  # noqa: E402
 from homelab.worker.tools import chat, merge, merge_card, merge_room, run_model  # noqa: E402
 from homelab.worker.tools.merge_room import Sizes  # noqa: E402
 from tests.worker import harness  # noqa: E402
@@ -23,7 +24,8 @@ GB = 10**9
 @pytest.fixture
 def trained(tmp_path: Path, model: Path, data: Path, request: pytest.FixtureRequest) -> Path:
     """A run folder whose final/ has an adapter that does something."""
-    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind=request.param, data__eval_fraction=0.2)
+    kind, _, base = request.param.partition(" ")
+    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind=kind, method__base=base or "auto", data__eval_fraction=0.2)
     harness.make_plan(run_dir, 1, [12])
     built = load_model(run_model.task_of(run_model.read_run(run_dir), run_dir), str(model), lambda note: None)
     generator = torch.Generator().manual_seed(1)
@@ -37,20 +39,20 @@ def trained(tmp_path: Path, model: Path, data: Path, request: pytest.FixtureRequ
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("trained", ["qlora", "lora"], indirect=True)
+@pytest.mark.parametrize("trained", ["qlora", "lora 8bit", "lora"], indirect=True)
 def test_the_nearer_merge_is_kept_and_answers_as_the_adapter(trained: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_model.read_run(trained)
-    kind = run["recipe"]["method"]["kind"]
+    quantised = section(Method, run["recipe"]).quantisation
     made = merge.Merge(trained, trained / "final", "auto").go()
     figures = made["figures"]
-    assert list(figures) == [merge_card.ADAPTER, merge_card.name_of("original"), *([merge_card.name_of("dequantised")] if kind == "qlora" else [])]
-    kept = merge_card.name_of("dequantised" if kind == "qlora" else "original")
+    assert list(figures) == [merge_card.ADAPTER, merge_card.name_of("original"), *([merge_card.name_of("dequantised")] if quantised else [])]
+    kept = merge_card.name_of("dequantised" if quantised else "original")
     assert made["notes"][0] == f"kept: {kept}" and figures[kept] == pytest.approx(figures[merge_card.ADAPTER], abs=1e-3)
-    if kind == "qlora":
+    if quantised:
         assert abs(figures[merge_card.name_of("original")] - figures[merge_card.ADAPTER]) > abs(figures[kept] - figures[merge_card.ADAPTER])
     tokens = torch.arange(3, 40).view(1, -1)
     wanted = chat.load(run, trained, str(model), trained / "final", None).eval()(input_ids=tokens).logits
-    whole = load_base(str(trained / "merged"), None, "full", torch.float32, None, "").eval()
+    whole = load_base(str(trained / "merged"), None, None, torch.float32, None, "").eval()
     assert torch.allclose(wanted, whole(input_ids=tokens).logits, atol=2e-3)
     card = (trained / "merged/README.md").read_text()
     assert f"{kept} (kept)" in card and "library_name: transformers" in card and card.index("## Merge") < card.index("## Data")
@@ -82,7 +84,7 @@ def test_a_failure_leaves_the_older_merge(tmp_path: Path) -> None:
 
 
 def choose(**changes: Any) -> merge_room.Room:
-    return merge_room.choose(Sizes(7 * 10**9, 2, 2048 * 32000), **{"is_4bit": True, "free_memory": 64 * GB, "free_disk": 100 * GB, "where": "/x", **changes})
+    return merge_room.choose(Sizes(7 * 10**9, 2, 2048 * 32000), **{"quantisation": "nf4", "free_memory": 64 * GB, "free_disk": 100 * GB, "where": "/x", **changes})
 
 
 def test_room_is_counted_before_anything_is_loaded() -> None:

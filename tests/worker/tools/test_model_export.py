@@ -40,7 +40,7 @@ def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind
     if kind == "lora":
         from peft import PeftModel
 
-        asked = PeftModel.from_pretrained(load_base(str(model), None, "lora", torch.float32, None, ""), run_dir / "exports/step-00000003")
+        asked = PeftModel.from_pretrained(load_base(str(model), None, None, torch.float32, None, ""), run_dir / "exports/step-00000003")
         tokens = torch.arange(3, 20).view(1, -1)
         assert torch.equal(asked.eval()(input_ids=tokens).logits, built.eval()(input_ids=tokens).logits)
 

@@ -44,13 +44,19 @@ def reference(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, mo
 
     def train(kind: str, packing: bool) -> Path:
         if (kind, packing) not in found:
-            recipe = COMMON | {"method__kind": kind, "data__packing": packing}
+            recipe = COMMON | method(kind) | {"data__packing": packing}
             run = harness.make_run(root / f"{kind}{' packed' if packing else ''}", model, data, **recipe)
             forks.train(run, 1, [12], micro_batch=5)
             found[kind, packing] = run
         return found[kind, packing]
 
     return train
+
+
+def method(kind: str) -> dict[str, Any]:
+    """A recipe's kind of method; "lora 8bit" is lora with that base."""
+    name, _, base = kind.partition(" ")
+    return {"method__kind": name, "method__base": base or "auto"}
 
 
 @dataclass(frozen=True)
@@ -87,9 +93,11 @@ CASES = {
     "full by hsdp on 2 and 2": Case(
         "full", False, {"shares": [5, 4, 2, 1], "micro_batch": [2, 1, 2, 1], "strategy": "hsdp", "nodes": ["a", "a", "b", "b"]}, {}
     ),
+    "lora 8bit on 2": Case("lora 8bit", False, {"shares": [8, 4], "micro_batch": [3, 2]}, {"train__gradient_checkpointing": True}),
+    "lora 8bit by zero3 on 2": Case("lora 8bit", False, {"shares": [7, 5], "micro_batch": [2, 3], "strategy": "zero3"}, {}),
     "qlora by zero3 on 2": Case("qlora", False, {"shares": [7, 5], "micro_batch": [2, 3], "strategy": "zero3"}, {}),
 }  # fmt: skip
-THOROUGH = ("full on 4, measured", "qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
+THOROUGH = ("lora 8bit by zero3 on 2", "full on 4, measured", "qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ()) for name in CASES])
@@ -97,7 +105,7 @@ def test_the_training_is_that_of_one_process(
     name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, model: Path, data: Path
 ) -> None:
     case = CASES[name]
-    recipe = COMMON | {"method__kind": case.kind, "data__packing": case.packing} | case.recipe
+    recipe = COMMON | method(case.kind) | {"data__packing": case.packing} | case.recipe
     run = harness.make_run(tmp_path / "run", model, data, **recipe)
     forks.train(run, 1, **case.plan)
     ranks = len(case.plan["shares"])

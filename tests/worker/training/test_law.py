@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,8 @@ def test_a_loss_that_is_not_a_number_names_its_rank_and_node_and_the_checkpoint_
     assert harness.relative_error(harness.weights(run, last), harness.weights(good, last)) < TOLERANCE
 
 
-def test_the_gradient_reaches_every_adapter_of_a_quantized_model(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("method", [{"method__kind": "qlora"}, {"method__kind": "lora", "method__base": "8bit"}], ids=["nf4", "8bit"])
+def test_the_gradient_reaches_every_adapter_of_a_quantized_model(tmp_path: Path, model: Path, method: dict[str, Any]) -> None:
     """bitsandbytes repacks weights in eval mode on some CPUs, and then the backward pass stops there without a word.
 
     Compared with plain LoRA on the dequantized weights, before and after a forward pass in eval mode.
@@ -153,9 +155,7 @@ def test_the_gradient_reaches_every_adapter_of_a_quantized_model(tmp_path: Path,
     from homelab.worker.model.build import add_adapters, load_model
     from homelab.worker.runtime.task import Task
 
-    run = harness.make_run(
-        tmp_path / "run", model, harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(1)), method__kind="qlora"
-    )
+    run = harness.make_run(tmp_path / "run", model, harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(1)), **method)
     harness.make_plan(run, 1, [12])
     files = [json.loads((run / name).read_text()) for name in ("run.json", "attempts/1/plan.json")]
     task = Task(run, 1, "here", 0, 0, 1, *files)
@@ -165,6 +165,9 @@ def test_the_gradient_reaches_every_adapter_of_a_quantized_model(tmp_path: Path,
         for name, part in quantized.get_base_model().named_modules():
             if isinstance(part, bitsandbytes.nn.Linear4bit):
                 weight = bitsandbytes.functional.dequantize_4bit(part.weight.data, part.weight.quant_state)
+                plain.get_submodule(name.replace(".base_layer", "")).weight.copy_(weight)
+            elif isinstance(part, bitsandbytes.nn.Linear8bitLt):
+                weight = bitsandbytes.functional.int8_vectorwise_dequant(part.weight.data, part.weight.SCB)
                 plain.get_submodule(name.replace(".base_layer", "")).weight.copy_(weight)
     plain = add_adapters(plain, task.method, task.train.seed)
     tokens = torch.arange(3, 40).unsqueeze(0)

@@ -170,7 +170,7 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, 
         "grad_norm",
         "tokens",
     }
-    wanted |= {"samples", "tokens_per_s", "compute_s", "communication_s", "step_s", "memory_bytes", "share", "kind", "sent_bytes"}
+    wanted |= {"samples", "tokens_per_s", "compute_s", "communication_s", "input_s", "step_s", "memory_bytes", "share", "kind", "sent_bytes"}
     assert set(train[0]) == wanted
     assert train[0]["epoch"] == 1.0 and train[0]["samples"] == 7 and train[-1]["loss"] < 0.1 < train[0]["loss"]
     assert all(line["compute_s"] > 0 and line["step_s"] >= line["compute_s"] for line in train)

@@ -1,0 +1,77 @@
+"""`homelab profile`: where the time and the memory of the profiled steps went."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import typer
+
+from homelab.cli import common
+
+if TYPE_CHECKING:
+    from homelab.control.results.fetch_profiles import Profiles
+
+_VIEWER = "https://ui.perfetto.dev"
+
+
+def command(
+    run: common.RunArgument = None,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    runs_dir: common.RunsOption = common.DEFAULT_RUNS,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Fetch what `homelab launch --profile` has measured: the dearest operators, what goes over the wire, memory over time, and traces for Perfetto."""
+    from homelab.control.inspection import run_lookup
+    from homelab.control.results import fetch_profiles
+    from homelab.remote.fanout import Fleet
+
+    loaded = common.load_cluster(cluster)
+    with Fleet(loaded) as fleet, common.progress(as_json) as say:
+        paths = run_lookup.run(fleet, runs_dir, run, say)
+        found = fetch_profiles.bring(fleet, paths, say)
+    if as_json:
+        common.print_json({"run": paths.name, **_document(found)})
+        return 0
+    _print(found)
+    for text in found.missing:
+        typer.echo(f"note: {text}", err=True)
+    typer.echo(f'Next: open {_VIEWER} in a browser, "Open trace file": {shlex.quote(str(found.traces[0]))}')
+    return 0
+
+
+def _document(found: Profiles) -> dict[str, object]:
+    from homelab.profiles import over_ranks
+
+    return {
+        "ranks": [one.model_dump(mode="json") for one in found.ranks],
+        "operators": [row.model_dump(mode="json") for row in over_ranks.dearest(found.ranks)],
+        "exchanges": [row.model_dump(mode="json") for row in over_ranks.exchanges(found.ranks)],
+        "memory": [row.model_dump(mode="json") for row in over_ranks.memory(found.ranks, found.predicted)],
+        "slowdown": over_ranks.slowdown(found.ranks),
+        "traces": [str(path) for path in found.traces],
+        "missing": list(found.missing),
+    }
+
+
+def _print(found: Profiles) -> None:
+    from rich.console import Console
+
+    from homelab.profiles import memory_chart, over_ranks, profile_tables
+
+    console = Console()
+    ranks = found.ranks
+    steps = f"steps {ranks[0].steps[0]} to {ranks[0].steps[-1]}" if len(ranks[0].steps) > 1 else f"step {ranks[0].steps[0]}"
+    times = over_ranks.slowdown(ranks)
+    slower = f", each {times:.2f} times as long as a step before them" if times is not None else ""
+    console.print(f"{steps} on rank {', '.join(str(one.rank) for one in ranks)}, {ranks[0].strategy}{slower}\n")
+    console.print(profile_tables.phases(ranks), "", soft_wrap=True)
+    console.print(profile_tables.operators(over_ranks.dearest(ranks)), "", soft_wrap=True)
+    exchanges = over_ranks.exchanges(ranks)
+    if exchanges:
+        console.print("what a rank exchanges in a step", profile_tables.exchanges(exchanges), "", sep="\n", soft_wrap=True)
+    rows = over_ranks.memory(ranks, found.predicted)
+    fullest = max(ranks, key=lambda one: one.memory.peak_bytes or 0)
+    for line in memory_chart.lines(fullest, found.predicted.get(fullest.rank), console.width):
+        console.print(line, soft_wrap=True)
+    console.print(profile_tables.memory(rows), "", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What the profiled steps of a run show: operators, exchanges and memory. Pure."""

@@ -1,0 +1,1 @@
+"""Some steps of a run under torch.profiler. Imported only where the launch asks for it."""

@@ -1,0 +1,35 @@
+"""Whether this rank profiles some steps of this attempt, as run.json asks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from homelab.protocol import profile_files
+from homelab.worker.profiling.step_profiler import StepProfiler, partial_folder
+from homelab.worker.runtime.metrics_recorder import Recorder
+from homelab.worker.runtime.task import Task
+
+
+def install(trainer: Any, task: Task, recorder: Recorder) -> Callable[[], None]:
+    """Have the trainer profile what is asked for, before its first step; what is to be called after its last one."""
+    asked = task.run[profile_files.REQUEST]
+    shutil.rmtree(partial_folder(task), ignore_errors=True)  # of an attempt that ended in the middle of it
+    first, last = int(asked["first_step"]), int(asked["last_step"])
+    if task.rank not in asked["ranks"] or first <= task.resume_step or _was_profiled(task):
+        return lambda: None
+    if last > recorder.total_steps:
+        recorder.note(f"no profile: the run ends after step {recorder.total_steps}, before step {last}. fix: launch again with earlier steps, --profile FIRST-LAST")
+        return lambda: None
+    profiler = StepProfiler(trainer, task, recorder, first, last)
+    profiler.install()
+    return profiler.finish
+
+
+def _was_profiled(task: Task) -> bool:
+    """By an earlier attempt: this rank's steps, maybe on another node of it, or those of the rank that was here."""
+    folder = task.run_dir / profile_files.PROFILES
+    names = os.listdir(folder) if folder.is_dir() else []
+    return any(profile_files.rank_of(name) is not None for name in names) and task.attempt > 1
