@@ -218,14 +218,14 @@ def _basis(inputs: PlanInputs, time: TimeEstimate, *, is_copied: bool, is_wire_a
 
 def _limit(plan: Plan, time: TimeEstimate) -> str:
     """What costs most of a step beside the computing itself, of all cards at their speed alone."""
-    best_compute_s = time.best_step_s - time.wire_s
+    best_compute_s = time.best_step_s - time.wire_s - time.wait_s
     rows = sum(rank.share for rank in plan.ranks)
     uneven = (
         f"rows per batch: {rows} rows do not divide well over {plan.world_size} ranks of these speeds" if plan.balance == "measured"
         else "the slowest rank: the shares are fixed, and all wait for it"
     )  # fmt: skip
     costs = {
-        "the wire": time.wire_s, uneven: time.compute_s - best_compute_s,
+        "the wire": time.wire_s, "ranks that wait for each other, as earlier runs measured it": time.wait_s, uneven: time.compute_s - best_compute_s,
         "what each step and pass costs a rank, however few its rows are": best_compute_s - time.step_s * time.efficiency,
     }  # fmt: skip
     worst = max(costs, key=lambda name: costs[name])

@@ -101,14 +101,15 @@ def test_where_it_turns_and_what_limits_it() -> None:
     assert by_rows.turn is not None and by_rows.turn < 12 and "rows per batch: 12 rows" in by_rows.because
     fixed = curve(MEASURED, "1..3", healthy.recipe(train=ROWS, parallel={"shares": "equal"}))
     assert "the slowest rank" in (fixed.points[2].limit or "")
+    assert "ranks that wait for each other" in (curve(with_sync(0.001, wait_s=2.0), "3").points[0].limit or "")
     pays = curve(with_sync(0.001), "1..4")
     assert pays.turn is None and pays.because.startswith("up to 4 every machine pays")
 
 
-def with_sync(sync_s: float, world_size: int = 3) -> Evidence:
-    seen = MEASURED
+def with_sync(sync_s: float, world_size: int = 3, wait_s: float = 0.0) -> Evidence:
+    seen, sync = MEASURED, {"strategy": "ddp", "compress": "none", "world_size": world_size, "sync_s": sync_s, "wait_s": wait_s}
     for name, token_s in zip(healthy.NAMES, (4e-3, 1e-3, 2e-3), strict=True):
-        seen = with_file(seen, name, file(name, token_s=token_s, sync_s=sync_s, world_size=world_size))
+        seen = with_file(seen, name, file(name, token_s=token_s, syncs=[sync]))
     return seen
 
 
