@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from html import escape
 
 from homelab.dashboard import words
-from homelab.run_report import line_chart, page_tables
+from homelab.run_report import line_chart, page_tables, profile_section
 from homelab.run_report import number_text as text
 from homelab.run_report.attempt_chart import attempt_chart
 from homelab.run_report.page_style import SCRIPT, STYLE
@@ -94,6 +94,7 @@ def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "events", "Faults and rebalances", page_tables.timeline(report) if report.timeline else ""
     yield "shares", "Shares of the work", page_tables.shares(report) if report.shares else ""
     yield "plan", "Plan and what happened", page_tables.compared(report) if report.compared else ""
+    yield "profile", "Profile", profile_section.html(report.profiled) if report.profiled else ""
     yield "energy", "Energy", _energy(report)
     yield "answers", "Questions before and after", page_tables.answers(report) if report.answers else ""
     yield "machines", "Machines and versions", (page_tables.machines(report) if report.machines else "") + _facts(report)

@@ -15,10 +15,12 @@ from homelab.dashboard import words
 from homelab.diagnose.cause import Diagnosis
 from homelab.models import WireModel
 from homelab.planning.types import Plan
+from homelab.profiles import over_ranks
+from homelab.profiles.rank_profile import RankProfile, predicted_bytes
 from homelab.run_report.comparison import compared, shares
 from homelab.run_report.curves import by_step, curves, step_rows
 from homelab.run_report.energy import Place, energy
-from homelab.run_report.run_report import Answered, MachineRow, Report
+from homelab.run_report.run_report import Answered, MachineRow, Profiled, Report
 from homelab.run_report.timeline import attempt_rows, timeline
 from homelab.runs import metrics as metric_file
 from homelab.runs.poll_reply import CardJoules, LineOrEmpty, Metric, MomentOrNone, or_none
@@ -66,6 +68,7 @@ class Sources:
     price: Price = field(default_factory=Price)
     asked: Sequence[Asked] = ()
     missing: Sequence[str] = ()
+    profiles: Sequence[RankProfile] = ()
     utc_offset_s: int = 0
 
 
@@ -89,6 +92,18 @@ def build(sources: Sources) -> Report:
         curves=curves(lines, node_of), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,
         timeline_left_out=left_out, shares=shares(plan, lines), compared=compared(sources.plans, lines, started_at, ended_at),
         energy=energy(sources.plans, sources.energy, tokens, sources.price), answers=_answers(sources.asked), machines=_machines(sources, plan),
+        profiled=_profiled(sources),
+    )  # fmt: skip
+
+
+def _profiled(sources: Sources) -> Profiled | None:
+    ranks = sources.profiles
+    if not ranks:
+        return None
+    predicted = {one.rank: predicted_bytes(sources.plans[one.attempt], one.rank) if one.attempt in sources.plans else None for one in ranks}
+    return Profiled(
+        steps=(ranks[0].steps[0], ranks[0].steps[-1]), ranks=tuple(one.rank for one in ranks), operators=over_ranks.dearest(ranks),
+        exchanges=over_ranks.exchanges(ranks), memory=over_ranks.memory(ranks, predicted),
     )  # fmt: skip
 
 

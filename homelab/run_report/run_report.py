@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from homelab.models import DisplayValue, Value
+from homelab.profiles.over_ranks import DearOperator, Exchange, RankMemory
 
 
 class Point(Value):
@@ -127,6 +128,16 @@ class Answered(DisplayValue):
     after: str | None
 
 
+class Profiled(Value):
+    """Some steps under the profiler. `steps` are the first and the last."""
+
+    steps: tuple[int, int]
+    ranks: tuple[int, ...]
+    operators: tuple[DearOperator, ...]
+    exchanges: tuple[Exchange, ...]
+    memory: tuple[RankMemory, ...]
+
+
 class MachineRow(DisplayValue):
     """One node: its cards or processor as the plan names them, and the versions of its packages."""
 
@@ -158,3 +169,4 @@ class Report(DisplayValue):
     energy: Energy
     answers: tuple[Answered, ...]
     machines: tuple[MachineRow, ...]
+    profiled: Profiled | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from homelab.profiles.rank_profile import RankProfile
 from homelab.run_report import page, report_builder
 from homelab.run_report.downsampling import thinned
 from homelab.run_report.report_builder import Asked, RunAbout, Sources
@@ -45,6 +46,18 @@ def test_hostile_names_are_text() -> None:
     assert "default-src 'none'" in html and not re.search(r"(?:src|href)=\"?(?:https?:|//)", html)
     data = json.loads(html.partition('id="points">')[2].partition("</script>")[0])
     assert len(data) == 4
+
+
+def test_a_profile_has_its_section() -> None:
+    operator = {"name": f"aten::{EVIL}", "calls": 3, "self_s": 1.5, "device_s": 0, "share": 0.75, "places": [{"module": "model.mlp", "class": EVIL, "share": 1.0}]}
+    exchange = {"name": "bucket 0", "kind": "all-reduce", "calls": 1, "payload_bytes": 9, "sent_bytes": 4_000_000, "seconds": 0.5, "overlap_s": 0.1}
+    profile = RankProfile.model_validate({
+        "rank": 0, "node": EVIL, "attempt": 1, "device": "cpu", "strategy": "ddp", "world_size": 2, "torch": "2", "steps": [8, 9], "step_s": [1.0, 1.0],
+        "operators": [operator], "exchanges": [exchange], "memory": {"points": [], "peak_bytes": 3 << 30},
+    })  # fmt: skip
+    html = page.render(report_builder.build(sources(profiles=[profile])))
+    assert 'id="profile"' in html and EVIL not in html and "75.0%" in html and "it sends 2.000 MB" in html and "3.00 GiB" in html
+    assert 'id="profile"' not in page.render(report_builder.build(sources()))
 
 
 def test_a_step_that_was_done_again_counts_once() -> None:

@@ -13,12 +13,15 @@ from homelab.control.recovery import diagnosis_store
 from homelab.control.tracking.metrics_source import MetricsSource
 from homelab.errors import HomelabError
 from homelab.planning.types import Plan
+from homelab.profiles.rank_profile import RankProfile
+from homelab.protocol import profile_files
 from homelab.remote.fanout import Fleet
 from homelab.run_report.energy import Place
 from homelab.run_report.report_builder import Asked, RunAbout, Sources
 from homelab.runs import event_log, store
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import CardJoules, Energies, Metric
+from homelab.text.hint import homelab
 
 
 def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
@@ -40,8 +43,23 @@ def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
         run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_folder.recipe_in(run_json), plans=plans,
         metrics=[metric for line in store.read_lines(paths.metrics_jsonl) if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
         price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=missing,
-        utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans),
+        utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans), profiles=_profiles(paths, run_json, missing),
     )  # fmt: skip
+
+
+def _profiles(paths: RunPaths, run_json: Mapping[str, object], missing: list[str]) -> list[RankProfile]:
+    """Those that `homelab profile` has fetched; what is known of none is named in `missing`."""
+    if profile_files.REQUEST not in run_json:
+        return []
+    found = []
+    for file in sorted(paths.profiles.glob(f"rank-*/{profile_files.SUMMARY}")):
+        try:
+            found.append(RankProfile.model_validate(store.read_json(file)))
+        except ValidationError:
+            missing.append(f"a profile cannot be read: {file}")
+    if not found:
+        missing.append(f"steps of this run were profiled, and the profile is not here yet: {homelab('profile', paths.name)}, then make the report again")
+    return sorted(found, key=lambda profile: profile.rank)
 
 
 def _energy(fleet: Fleet, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Place, Sequence[CardJoules]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 from homelab.protocol import profile_files
-from homelab.worker.profiling.step_profiler import StepProfiler
+from homelab.worker.profiling.step_profiler import StepProfiler, partial_folder
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
 
@@ -15,6 +16,7 @@ from homelab.worker.runtime.task import Task
 def install(trainer: Any, task: Task, recorder: Recorder) -> Callable[[], None]:
     """Have the trainer profile what is asked for, before its first step; what is to be called after its last one."""
     asked = task.run[profile_files.REQUEST]
+    shutil.rmtree(partial_folder(task), ignore_errors=True)  # of an attempt that ended in the middle of it
     first, last = int(asked["first_step"]), int(asked["last_step"])
     if task.rank not in asked["ranks"] or first <= task.resume_step or _was_profiled(task):
         return lambda: None

@@ -44,7 +44,7 @@ class StepProfiler:
         self._trainer, self._task, self._recorder = trainer, task, recorder
         self._first, self._last = first, last
         self._folder = task.run_dir / profile_files.rank_folder(task.rank)
-        self._partial = self._folder.parent / f".{self._folder.name}.partial"
+        self._partial = partial_folder(task)
         self._watching = Replaced()  # from the start of the attempt to the last profiled step
         self._inside = Replaced()  # within the profiled steps
         self._modules = ModuleRanges(trainer.model)
@@ -78,7 +78,6 @@ class StepProfiler:
         return original(*args, **kwargs)
 
     def _warm_up(self) -> None:
-        shutil.rmtree(self._partial, ignore_errors=True)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._task.device == "cuda" else [])]
         plan = schedule(wait=0, warmup=1, active=self._last - self._first + 1, repeat=1)
         self._profiler = profile(activities=activities, schedule=plan, profile_memory=True)
@@ -207,6 +206,12 @@ class StepProfiler:
                 f"no profile of rank {self._task.rank}, the training goes on: {moment}: {words}. "
                 f"where: node {self._task.node}, {self._folder}. fix: {_fix(self._folder, words)}"
             )
+
+
+def partial_folder(task: Task) -> Path:
+    """Where this rank's profile is until it is whole."""
+    folder = task.run_dir / profile_files.rank_folder(task.rank)
+    return folder.parent / f".{folder.name}.partial"
 
 
 def _fix(folder: Path, words: str) -> str:

@@ -62,7 +62,7 @@ def test_a_profile_of_two_ranks(strategy: str, forks: harness.Forks, tmp_path: P
     assert not list(run.glob("profiles/.*")), "nothing half is left"
 
 
-@pytest.mark.parametrize(("fault", "operator"), [("asleep", "Python of LlamaMLP"), ("sorting", "aten::sort")])
+@pytest.mark.parametrize(("fault", "operator"), [pytest.param("asleep", "Python of LlamaMLP", marks=pytest.mark.thorough), ("sorting", "aten::sort")])
 def test_a_slowdown_put_in_on_purpose_is_named(fault: str, operator: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = asked(harness.make_run(tmp_path / "run", model, data, **RECIPE))
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:{fault}")
@@ -152,6 +152,7 @@ def test_it_ends_with_the_last_step_and_is_not_made_again(forks: harness.Forks, 
     assert sorted(path.name for path in (run / "profiles").iterdir()) == ["rank-1"]
 
 
+@pytest.mark.thorough
 def test_the_first_step_can_be_profiled(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = asked(harness.make_run(tmp_path / "run", model, data, **RECIPE), first=1, last=1)
     forks.train(run, 1, [12])
@@ -190,15 +191,15 @@ def test_a_full_disk_costs_the_profile_and_not_the_training(small_disk: Any, for
     assert list((run / "profiles").iterdir()) == [], "half a trace is removed"
 
 
-def test_a_profiler_that_fails_costs_the_profile_and_not_the_training(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    for fault in ("refusing", "breaking", "damaging"):
-        run = asked(harness.make_run(tmp_path / fault, model, data, **RECIPE))
-        codes, output = forks.run(run, 1, [7, 5], entry=f"{HERE}:{fault}")
-        assert codes == [0, 0] and "Traceback" not in output, output
-        assert list(harness.losses(run, 1)) == [1, 2, 3, 4, 5, 6]
-        (note,) = [note for note in notes(run) if "profile" in note]
-        assert "the training goes on" in note and "fix: launch again with other steps" in note, note
-        assert list(run.glob("profiles/*")) == [] and list(run.glob("profiles/.*")) == []
+@pytest.mark.parametrize("fault", ["breaking", pytest.param("refusing", marks=pytest.mark.thorough), pytest.param("damaging", marks=pytest.mark.thorough)])
+def test_a_profiler_that_fails_costs_the_profile_and_not_the_training(fault: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+    run = asked(harness.make_run(tmp_path / fault, model, data, **RECIPE))
+    codes, output = forks.run(run, 1, [7, 5], entry=f"{HERE}:{fault}")
+    assert codes == [0, 0] and "Traceback" not in output, output
+    assert list(harness.losses(run, 1)) == [1, 2, 3, 4, 5, 6]
+    (note,) = [note for note in notes(run) if "profile" in note]
+    assert "the training goes on" in note and "fix: launch again with other steps" in note, note
+    assert list(run.glob("profiles/*")) == [] and list(run.glob("profiles/.*")) == []
 
 
 def refusing() -> int:
