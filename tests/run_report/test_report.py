@@ -50,7 +50,7 @@ def test_hostile_names_are_text() -> None:
 
 def test_a_profile_has_its_section() -> None:
     operator = {"name": f"aten::{EVIL}", "calls": 3, "self_s": 1.5, "device_s": 0, "share": 0.75, "places": [{"module": "model.mlp", "class": EVIL, "share": 1.0}]}
-    exchange = {"name": "bucket 0", "kind": "all-reduce", "calls": 1, "payload_bytes": 9, "sent_bytes": 2_000_000, "seconds": 0.5, "overlap_s": 0.1}
+    exchange = {"name": "bucket 0", "kind": "all-reduce", "calls": 1, "payload_bytes": 9, "sent_bytes": 4_000_000, "seconds": 0.5, "overlap_s": 0.1}
     profile = RankProfile.model_validate({
         "rank": 0, "node": EVIL, "attempt": 1, "device": "cpu", "strategy": "ddp", "world_size": 2, "torch": "2", "steps": [8, 9], "step_s": [1.0, 1.0],
         "operators": [operator], "exchanges": [exchange], "memory": {"points": [], "peak_bytes": 3 << 30},

@@ -29,7 +29,7 @@ def install(trainer: Any, task: Task, recorder: Recorder) -> Callable[[], None]:
 
 
 def _was_profiled(task: Task) -> bool:
-    """By an earlier attempt: this rank's steps, maybe on another node of it, or those of the rank that was here."""
+    """This rank, or by an earlier attempt any that was here: a rank may have moved to another node."""
     folder = task.run_dir / profile_files.PROFILES
-    names = os.listdir(folder) if folder.is_dir() else []
-    return any(profile_files.rank_of(name) is not None for name in names) and task.attempt > 1
+    ranks = [profile_files.rank_of(name) for name in os.listdir(folder)] if folder.is_dir() else []
+    return task.rank in ranks or (task.attempt > 1 and any(rank is not None for rank in ranks))

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from homelab.protocol import files, phases, profile_files
 from homelab.worker.errors import first_words
-from homelab.worker.profiling import held_memory, raw_profile
+from homelab.worker.profiling import disk_reserve, held_memory, raw_profile
 from homelab.worker.profiling.exchange_log import ExchangeLog
 from homelab.worker.profiling.module_ranges import ModuleRanges
 from homelab.worker.profiling.replaced import Replaced
@@ -138,6 +138,7 @@ class StepProfiler:
         self._profiler.stop()
         self._put_back()
         self._partial.mkdir(parents=True)
+        disk_reserve.check(self._partial, len(self._profiler.profiler.kineto_results.events()))
         raw = raw_profile.RawProfile(
             run=str(self._task.run["name"]), attempt=self._task.attempt, rank=self._task.rank, node=self._task.node, device=self._task.device,
             strategy=self._task.strategy, world_size=self._task.world_size, torch=torch.__version__, held_bytes=self._held_bytes,

@@ -181,14 +181,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_costs_the_profile_and_not_the_training(small_disk: Any, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+@pytest.mark.parametrize(("entry", "words"), [("careful", " MB are wanted"), ("careless", "No space left on device")])
+def test_a_full_disk_costs_the_profile_and_not_the_training(
+    entry: str, words: str, small_disk: Any, forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
+    """Without room it is not begun; where the disk fills up meanwhile, half a trace is removed."""
     run = small_disk(asked(harness.make_run(tmp_path / "run", model, data, **RECIPE)))
-    forks.train(run, 1, [12])
+    codes, output = forks.run(run, 1, [12], entry=f"{HERE}:{entry}")
+    assert codes == [0], output
     assert list(harness.losses(run, 1)) == [1, 2, 3, 4, 5, 6]
     (note,) = [note for note in notes(run) if "profile" in note]
-    assert note.startswith("no profile of rank 0, the training goes on: while ") and "No space left on device" in note
+    assert note.startswith("no profile of rank 0, the training goes on: while ") and "No space left on device" in note and words in note
     assert f"node here, {run}/profiles/rank-0" in note and f"fix: make room (df -h {run})" in note
     assert list((run / "profiles").iterdir()) == [], "half a trace is removed"
+
+
+def careful() -> int:
+    """The worker as it is."""
+    from homelab.worker.training.train import main
+
+    return main()
+
+
+def careless() -> int:
+    """A worker that looks for no room before."""
+    from homelab.worker.profiling import disk_reserve
+    from homelab.worker.training.train import main
+
+    disk_reserve.check = lambda folder, events: None
+    return main()
 
 
 @pytest.mark.parametrize("fault", ["breaking", pytest.param("refusing", marks=pytest.mark.thorough), pytest.param("damaging", marks=pytest.mark.thorough)])
