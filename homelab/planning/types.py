@@ -159,8 +159,8 @@ class NodeGain(Value):
 class TimeEstimate(Value):
     """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
 
-    `step_s` is `compute_s` (the rank that ends last) plus `wire_s`; `best_step_s` is the same if rows could be divided at will,
-    `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
+    `step_s` is `compute_s` (the rank that ends last) plus `wire_s`; `wire_hidden_s` more are on the wire while ranks compute. `best_step_s` is
+    the same if rows could be divided at will, `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
     saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
     goes over it.
     """
@@ -171,6 +171,7 @@ class TimeEstimate(Value):
     rows_because: str
     compute_s: float
     wire_s: float
+    wire_hidden_s: float = 0.0
     wire_because: str
     wire_is_measured: bool = False
     step_s: float
