@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+BUCKET_MB = 25.0  # of DDP, unless the recipe names another size (torch/nn/parallel/distributed.py)
 POWERSGD_RANK = 4
 """Columns of the narrow matrices."""
 POWERSGD_WORTH = 2

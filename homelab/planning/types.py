@@ -159,8 +159,9 @@ class NodeGain(Value):
 class TimeEstimate(Value):
     """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
 
-    `step_s` is `compute_s` (the rank that ends last), `wire_s`, and `wait_s` for ranks that are not always as fast; `best_step_s` is the same if rows could be divided at will,
-    `equal_step_s` with equal shares. Efficiencies are fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
+    `step_s` is `compute_s` (the rank that ends last), `wire_s`, and `wait_s` for ranks that are not always as fast; `wire_hidden_s` more are on the
+    wire while ranks compute. `best_step_s` is the same if rows could be divided at will, `equal_step_s` with equal shares. Efficiencies are
+    fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
     saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
     goes over it; `wire_measured_ranks`: with how many (0: never, it is reckoned from bytes).
     """
@@ -171,6 +172,7 @@ class TimeEstimate(Value):
     rows_because: str
     compute_s: float
     wire_s: float
+    wire_hidden_s: float = 0.0
     wire_because: str
     wire_is_measured: bool = False
     wait_s: float = 0.0

@@ -68,6 +68,8 @@ def test_a_key_that_a_newer_version_knows_is_no_edit() -> None:
 
 
 def test_differences_are_named_key_by_key() -> None:
+    eight_bit = described(method__base="8bit")
+    assert fingerprint.law_differences(described(), eight_bit) == ['method.base: null -> "8bit"']
     edited = described(train__learning_rate=1e-3, method__targets=["q_proj"], model__name="/models/other")
     edited["data"]["train"]["sha256"] = "b" * 64
     assert fingerprint.fingerprint(edited) != described()["recipe_hash"]

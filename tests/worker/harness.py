@@ -42,7 +42,7 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
             "gradient_checkpointing": False, "fused_loss": False, "lr_scale": "none", "reference_batch": None, "keep_best": False,
             "early_stopping": 0,
         },
-        "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "compress": "none", "port": 29500},
+        "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "compress": "none", "bucket_mb": "auto", "port": 29500},
         "checkpoint": {"every_steps": 2, "keep": 100},
         "recovery": {"max_restarts": 5, "min_nodes": 1},
         "tracking": {"tensorboard": False, "eval_every_steps": 0},

@@ -22,12 +22,16 @@ def _is_strategy(name: str) -> str:
 
 
 class Parallel(ConfigModel):
-    """How the work is spread. None of it changes the training, but `compress`, which rounds gradients on the wire; the plan says so."""
+    """How the work is spread. None of it changes the training, but `compress`, which rounds gradients on the wire; the plan says so.
+
+    `bucket_mb`: with ddp, megabytes (2^20 bytes) of gradient that are reduced together; "auto" is torch's 25, after a first one of 1.
+    """
 
     strategy: Annotated[str, AfterValidator(_is_strategy)] = "auto"
     shares: Literal["auto", "equal"] | dict[str, int] = "auto"
     micro_batch: Literal["auto"] | int = "auto"
     compress: Literal["none", "bf16", "powersgd"] = "none"
+    bucket_mb: Literal["auto"] | float = "auto"
     port: int = Field(default=29500, ge=1024, le=65535)
 
     @field_validator("shares")
@@ -36,6 +40,13 @@ class Parallel(ConfigModel):
         if isinstance(shares, dict) and (min(shares.values(), default=-1) < 0 or not any(shares.values())):
             raise ValueError("samples per global batch for every node, 0 or more each and not 0 for all, e.g. { tower = 6, laptop = 4 }")
         return shares
+
+    @field_validator("bucket_mb")
+    @classmethod
+    def _bucket_positive(cls, bucket_mb: Any) -> Any:
+        if isinstance(bucket_mb, float) and not 0 < bucket_mb <= 100_000:
+            raise ValueError('megabytes of gradient that are reduced together, more than 0, or "auto"')
+        return bucket_mb
 
     @field_validator("micro_batch")
     @classmethod

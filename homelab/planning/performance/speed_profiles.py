@@ -15,6 +15,7 @@ from homelab.config.cluster import Node
 from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
 from homelab.law.speed import Speed
+from homelab.law.wire_bytes import BUCKET_MB
 from homelab.models import WireModel
 
 OLD_DAYS = 30
@@ -49,12 +50,13 @@ class MeasuredMethod(WireModel):
 
 
 class MeasuredSync(WireModel):
-    """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, and `wait_s`, what a step takes
-    beyond that and the slowest rank, because no rank is always as fast. Files of earlier versions do not know it.
+    """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, without what the backward pass hides;
+    and `wait_s`, what a step takes beyond that and the slowest rank, because no rank is always as fast. Files of earlier versions do not know it.
     """
 
     strategy: str
     compress: str
+    bucket_mb: float = BUCKET_MB
     world_size: Annotated[int, Field(ge=2)]
     sync_s: Seconds
     wait_s: Seconds = 0.0
@@ -72,6 +74,7 @@ class SpeedProfile(WireModel):
     fused_loss: bool = False
     backend: str = "transformers"
     compress: str = "none"
+    bucket_mb: float = BUCKET_MB
     strategy: str = "ddp"
     torch: str
     measured_at: MoreThanNothing
@@ -92,7 +95,7 @@ class SpeedProfile(WireModel):
         """All that is known of the wire; files of earlier versions know that of one run."""
         if self.syncs or self.sync_s is None or self.world_size < 2:
             return self.syncs
-        return (MeasuredSync(strategy=self.strategy, compress=self.compress, world_size=self.world_size, sync_s=self.sync_s),)
+        return (MeasuredSync(strategy=self.strategy, compress=self.compress, bucket_mb=self.bucket_mb, world_size=self.world_size, sync_s=self.sync_s),)
 
 
 def usable(

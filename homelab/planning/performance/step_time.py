@@ -1,8 +1,8 @@
 """Seconds per step, hours to the end, what every node adds: the ranks' speeds, the rows and the wire put together. Pure.
 
-A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), then the wire, and what ranks
-wait for each other because none is always as fast, where an earlier run has measured it.
-The overlap of communication with the backward pass is not counted.
+A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), then what of the wire the
+backward pass does not hide (`overlap`), and what ranks wait for each other because none is always as fast, where an earlier run has measured it.
+What a run has measured of the wire is the part that is not hidden already.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from homelab.config.recipe import TrainRecipe
 from homelab.law import assignment, checkpoint_interval, order, packing
 from homelab.law.limits import Limits
 from homelab.law.speed import Speed
+from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
+from homelab.planning.performance.overlap import LastPass
 from homelab.planning.performance.speed_estimate import DATA_SHEET, EQUAL, OWNER, Speeds
 from homelab.planning.strategy import network_cost
 from homelab.planning.strategy.network_cost import Wire
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 # Assumed until a save was measured: an older disk, and the file is read again for its sha256; a large state is only copied.
 _DISK_BYTES_PER_S, _COPY_BYTES_PER_S = 200e6, 1e9
+_WORTH_A_WORD_S = 0.005
 _FORWARD_PART = 0.3  # of a training pass, assumed until an evaluation was measured
 
 
@@ -49,7 +52,7 @@ class Sync:
     """What a step pays for the wire: `measured_s` with `measured_ranks` ranks where an earlier run knows it, else from bytes. `wait_s` is what
     several ranks wait for each other beside it.
 
-    `wire_s` gives the strategy's seconds for (bytes, ranks, bytes per second).
+    `wire_s` gives the strategy's seconds for (bytes, ranks, bytes per second), `exposed_s` what of them is left after these last passes.
     """
 
     wire_s: Callable[[float, int, float], float]
@@ -58,28 +61,33 @@ class Sync:
     measured_s: float | None = None
     measured_ranks: int = 0
     wait_s: float = 0.0
+    exposed_s: Callable[[float, Sequence[LastPass]], float] = lambda wire_s, passes: wire_s
 
-    def seconds(self, workers: Sequence[Worker]) -> float:
-        """For these ranks; what was measured is scaled by the strategy's own rule when their number differs. One machine alone: 0."""
+    def seconds(self, workers: Sequence[Worker], passes: Sequence[LastPass]) -> tuple[float, float]:
+        """(after the last rank's passes, hidden behind them) for these ranks; what was measured is scaled by the strategy's own rule when
+        their number differs. One machine alone: 0."""
         names, ranks = {worker.node for worker in workers}, len(workers)
         if len(names) < 2:
-            return 0.0
+            return 0.0, 0.0
         if self.measured_s is not None and self.measured_ranks > 1:
-            return self.measured_s * self.wire_s(1, ranks, 1) / self.wire_s(1, self.measured_ranks, 1)
+            return self.measured_s * self.wire_s(1, ranks, 1) / self.wire_s(1, self.measured_ranks, 1), 0.0
         wire = network_cost.wire_between(names, self.throughputs)
-        return self.wire_s(self.size_bytes or 0, ranks, wire.bytes_per_s)
+        total_s = self.wire_s(self.size_bytes or 0, ranks, wire.bytes_per_s)
+        exposed_s = self.exposed_s(total_s, passes)
+        return exposed_s, max(0.0, total_s - exposed_s)
 
     def waiting_s(self, ranks: int) -> float:
         """One rank waits for nobody."""
         return self.wait_s if ranks > 1 else 0.0
 
-    def because(self, wire: Wire, ranks: int) -> str:
+    def because(self, wire: Wire, ranks: int, hidden_s: float) -> str:
         """Where the seconds come from."""
         if self.measured_s is not None:
             return "measured by an earlier run" + (f" with {self.measured_ranks} ranks" if ranks != self.measured_ranks else "")
         if self.size_bytes is None:
             return "not known: the model's shape is not known here"
-        return f"{megabytes(self.size_bytes, '.3g')} MB per step, {ranks} ranks, {wire}"
+        hidden = f"; {network_cost.seconds_text(hidden_s)} more run during the backward pass" if hidden_s > _WORTH_A_WORD_S else ""
+        return f"{megabytes(self.size_bytes, '.3g')} MB per step, {ranks} ranks, {wire}{hidden}"
 
 
 def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) -> TimeEstimate | None:
@@ -92,7 +100,7 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
     sync = sync_of(job, strategy, len(workers), passes=max(map(len, passes_of(workers, lengths, rows_of))))
     busy = busy_s(workers, lengths, rows_of)
-    wire_s, tokens = sync.seconds(workers), sum(lengths)
+    (wire_s, hidden_s), tokens = sync.seconds(workers, last_passes(workers, lengths, rows_of)), sum(lengths)
     exchange_s = wire_s + sync.waiting_s(len(workers))
     step_s = max(busy) + exchange_s
     equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + exchange_s
@@ -105,8 +113,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     seconds = None if steps is None else _seconds(job, steps, step_s, save_s, evaluate_s)
     return TimeEstimate(
         is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
-        steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s,
-        wire_because=sync.because(wire, len(workers)) if wire_s else "nothing goes over the LAN",
+        steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s, wire_hidden_s=hidden_s,
+        wire_because=sync.because(wire, len(workers), hidden_s) if wire_s else "nothing goes over the LAN",
         wire_is_measured=not wire_s or (sync.measured_s is not None and sync.measured_ranks == len(workers)), step_s=step_s,
         wire_measured_ranks=sync.measured_ranks if wire_s else 0, wait_s=exchange_s - wire_s,
         best_step_s=best_s(workers, tokens, rows.tokens_mean) + exchange_s, equal_step_s=equal_step_s, tokens_per_s=tokens / step_s,
@@ -149,6 +157,14 @@ def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[
     return [worker.speed.seconds(tokens) for worker, tokens in zip(workers, passes_of(workers, lengths, rows_of), strict=True)]
 
 
+def last_passes(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[LastPass]:
+    """The last pass of each rank in a step with rows of these lengths."""
+    return [
+        LastPass(worker.speed.seconds(tokens), worker.speed.micro_batch_s + worker.speed.token_s * tokens[-1] if tokens else 0.0)
+        for worker, tokens in zip(workers, passes_of(workers, lengths, rows_of), strict=True)
+    ]
+
+
 def passes_of(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> Sequence[Sequence[int]]:
     """The tokens of each pass that each rank makes in a step with rows of these lengths."""
     return _passes(tuple((worker.speed, worker.limits) for worker in workers), tuple(lengths), None if rows_of is None else tuple(rows_of))
@@ -189,17 +205,18 @@ def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float
 
 def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) -> Sync:
     """What is known of the wire: seconds of an earlier run on as many ranks or the next best number, else bytes and the slowest pair."""
-    size = strategy.step_bytes(job, passes)
+    size, exposed_s = strategy.step_bytes(job, passes), functools.partial(strategy.exposed_s, job)
+    bucket_mb = BUCKET_MB if job.recipe.parallel.bucket_mb == "auto" else job.recipe.parallel.bucket_mb
     syncs = [
         sync for profile in job.workload.speeds.files.values() for sync in profile.measured_syncs()
-        if (sync.compress, sync.strategy) == (job.recipe.parallel.compress, strategy.name)
+        if (sync.compress, sync.strategy, sync.bucket_mb) == (job.recipe.parallel.compress, strategy.name, bucket_mb)
     ]  # fmt: skip
     if not syncs:
-        return Sync(strategy.wire_s, size, job.throughputs)
+        return Sync(strategy.wire_s, size, job.throughputs, exposed_s=exposed_s)
     nearest = min((sync.world_size for sync in syncs), key=lambda count: (abs(count - ranks), count))
     of_as_many = [sync for sync in syncs if sync.world_size == nearest]
     slowest_s, wait_s = max(sync.sync_s for sync in of_as_many), max(sync.wait_s for sync in of_as_many)
-    return Sync(strategy.wire_s, size, job.throughputs, slowest_s, nearest, wait_s)
+    return Sync(strategy.wire_s, size, job.throughputs, slowest_s, nearest, wait_s, exposed_s)
 
 
 def _gains(
@@ -209,7 +226,8 @@ def _gains(
 
     def rate_of(members: Sequence[Worker]) -> float:
         rows_of = order.quotas(len(lengths), [worker.share for worker in members]) if fixed else None
-        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + sync.seconds(members) + sync.waiting_s(len(members)))
+        wire_s, _ = sync.seconds(members, last_passes(members, lengths, rows_of))
+        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + wire_s + sync.waiting_s(len(members)))
 
     names = list(dict.fromkeys(worker.node for worker in workers))
     return tuple(

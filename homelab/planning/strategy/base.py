@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from homelab.errors import HomelabError
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.performance import step_time
+from homelab.planning.performance.overlap import LastPass
 from homelab.planning.types import Choice, RankPlan, TimeEstimate
 
 CheckpointLayout = Literal["replicated", "sharded"]
@@ -48,6 +49,10 @@ class Strategy(ABC):
     @abstractmethod
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """Seconds that these bytes take in one step, with so many ranks and this speed of the slowest wire."""
+
+    def exposed_s(self, job: TrainingJob, wire_s: float, passes: Sequence[LastPass]) -> float:
+        """Of the seconds on the wire, those in which no rank computes any more. `passes`: the last one of each rank."""
+        return wire_s
 
     @abstractmethod
     def because(self, job: Job) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from homelab.errors import InputError
+from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.job import Job, TrainingJob
+from homelab.planning.performance import overlap
+from homelab.planning.performance.overlap import LastPass
 from homelab.planning.strategy import network_cost, ranks
 from homelab.planning.strategy.base import Assignment, Strategy
 
@@ -35,6 +38,16 @@ class Ddp(Strategy):
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """A ring all-reduce, once per optimizer step."""
         return network_cost.all_reduce_s(size_bytes, ranks, bytes_per_s)
+
+    def exposed_s(self, job: TrainingJob, wire_s: float, passes: Sequence[LastPass]) -> float:
+        """Buckets are reduced while the backward pass of the last pass goes on. PowerSGD's rounds wait for each other: none of it is counted as hidden."""
+        recipe, shape = job.recipe, job.shape
+        if shape is None or recipe.parallel.compress == "powersgd":
+            return wire_s
+        bucket_mb = BUCKET_MB if recipe.parallel.bucket_mb == "auto" else recipe.parallel.bucket_mb
+        buckets = overlap.buckets_of(shape, recipe.method, recipe.train, bucket_mb)
+        exposed_s = overlap.exposed_s(wire_s, buckets, overlap.backward_part(shape, recipe.method, recipe.train), passes)
+        return exposed_s if job.machines.device == "cuda" else wire_s - overlap.HIDDEN_ON_CPU * (wire_s - exposed_s)
 
     def because(self, job: Job) -> str:
         """The all-reduce in bytes and seconds, and what sharding would cost."""

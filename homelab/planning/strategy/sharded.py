@@ -156,6 +156,8 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return "does not go with fp16, whose loss scale every rank must change alike", 'precision = "bf16" or "fp32", or strategy = "ddp"'
     if recipe.parallel.compress != "none":
         return f'sends plain sums, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
+    if recipe.parallel.bucket_mb != "auto":
+        return "exchanges whole blocks, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
     if recipe.train.optimizer != "adamw":
         blocks = f'with optimizer = "{recipe.train.optimizer}" would be another training: it rounds in blocks of 256 weights, and shards cut them elsewhere'
         return blocks, '[train] optimizer = "adamw" (another training, too), or strategy = "ddp"'

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.law.wire_bytes import BUCKET_MB
 from homelab.protocol import files, layout
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.runtime.task import Task
@@ -65,6 +66,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "backend": "unsloth" if method.backend == "unsloth" else "transformers",
         "compress": task.parallel.compress,
         "strategy": task.strategy,
+        "bucket_mb": task.parallel.bucket_size_mb,
         "torch": measured.torch_version,
         "measured_at": time.time(),
         "run": task.run_dir.name,
@@ -112,7 +114,7 @@ def _quantiles(lengths: Sequence[int]) -> list[int]:
 def write(path: Path, speeds: dict[str, Any]) -> None:
     """Replace the file in one piece. What it knows of the wire with other numbers of ranks and other strategies stays. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = {key: speeds[key] for key in ("strategy", "compress", "world_size", "sync_s", "wait_s")}
+    own = {key: speeds[key] for key in ("strategy", "compress", "bucket_mb", "world_size", "sync_s", "wait_s")}
     syncs = ([own] if speeds["sync_s"] is not None else []) + [one for one in _earlier_syncs(path, speeds) if _key(one) != _key(own)]
     files.replace(path, (json.dumps(speeds | {"syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
 
@@ -129,4 +131,4 @@ def _earlier_syncs(path: Path, speeds: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _key(sync: dict[str, Any]) -> tuple[Any, ...]:
-    return sync["strategy"], sync["compress"], sync["world_size"]
+    return sync["strategy"], sync["compress"], sync.get("bucket_mb", BUCKET_MB), sync["world_size"]

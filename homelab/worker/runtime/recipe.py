@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from homelab.law import order
+from homelab.law.wire_bytes import BUCKET_MB
 from homelab.protocol import quantisation
 from homelab.worker.errors import WorkerError
 
@@ -75,6 +76,12 @@ class Train:
 class Parallel:
     micro_batch: Any = "auto"  # or a number of rows
     compress: str = "none"
+    bucket_mb: Any = "auto"  # or a number
+
+    @property
+    def bucket_size_mb(self) -> float:
+        """Of DDP's buckets."""
+        return BUCKET_MB if self.bucket_mb == "auto" else float(self.bucket_mb)
 
 
 @dataclass(frozen=True)

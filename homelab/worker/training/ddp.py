@@ -63,6 +63,7 @@ class Replicas:
         if accelerator.ddp_handler is not None:
             # Gradients live in DDP's buckets instead of beside them: one copy of the gradient less (`gradient_buffers`).
             accelerator.ddp_handler.gradient_as_bucket_view = True
+            accelerator.ddp_handler.bucket_cap_mb = self._task.parallel.bucket_size_mb
             accelerator.ddp_handler = Wrapping.of(accelerator.ddp_handler)
 
     def before_wrap(self, model: Any) -> None:

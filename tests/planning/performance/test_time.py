@@ -79,18 +79,18 @@ def test_no_division_of_rows_beats_the_best_one(
 def test_the_wire_of_a_step() -> None:
     size = 117_600_000
     three = workers((0, 0, 1), (0, 0, 1), (0, 0, 1))
-    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three) == pytest.approx(4 / 3)
-    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:2]) == pytest.approx(1.0)
-    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:1]) == 0
-    assert Sync(network_cost.all_reduce_s, size, {}).seconds(workers((0, 0, 1), (0, 0, 1), node="one")) == 0, "cards of one machine use no LAN"
+    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three, ()) == pytest.approx((4 / 3, 0.0))
+    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:2], ()) == pytest.approx((1.0, 0.0))
+    assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:1], ()) == (0, 0)
+    assert Sync(network_cost.all_reduce_s, size, {}).seconds(workers((0, 0, 1), (0, 0, 1), node="one"), ()) == (0, 0), "cards of one machine use no LAN"
     slow = {
         (a, b): 58.8e6 if "n2" in (a, b) else 500e6 for a in ("n0", "n1", "n2") for b in ("n0", "n1", "n2") if a != b
     }
-    assert Sync(network_cost.all_reduce_s, size, slow).seconds(three) == pytest.approx(8 / 3)
-    assert Sync(network_cost.all_reduce_s, size, slow).seconds(three[:2]) == pytest.approx(size / 500e6)
+    assert Sync(network_cost.all_reduce_s, size, slow).seconds(three, ())[0] == pytest.approx(8 / 3)
+    assert Sync(network_cost.all_reduce_s, size, slow).seconds(three[:2], ())[0] == pytest.approx(size / 500e6)
     # What a run measured counts more than bytes, and shrinks with the ring.
     measured = Sync(network_cost.all_reduce_s, size, slow, measured_s=0.8, measured_ranks=3)
-    assert measured.seconds(three) == pytest.approx(0.8) and measured.seconds(three[:2]) == pytest.approx(0.6)
+    assert measured.seconds(three, ())[0] == pytest.approx(0.8) and measured.seconds(three[:2], ())[0] == pytest.approx(0.6)
 
 
 def test_the_slowest_measured_wire() -> None:
@@ -251,9 +251,14 @@ def test_the_wires_of_a_plan_are_the_measured_ones() -> None:
     recipe = healthy.recipe(model={"name": "meta-llama/Llama-2-7b-hf"}, method={"kind": "qlora"})
     pairs = {(a, b): 11e6 if "laptop" in (a, b) else 117e6 for a in NAMES for b in NAMES if a != b}
     assumed, measured = make(seen, recipe), make(seen, recipe, throughputs=pairs)
-    assert assumed.time and measured.time and measured.time.wire_s == pytest.approx(assumed.time.wire_s * 117.6 / 11)
+    assert assumed.time and measured.time and _total_wire_s(measured) == pytest.approx(_total_wire_s(assumed) * 117.6 / 11)
     assert "(measured)" in measured.time.wire_because and "assumed: 1 Gbit/s" in assumed.time.wire_because
     assert "11 MB/s (measured)" in next(choice.because for choice in measured.choices if choice.subject == "strategy")
+
+
+def _total_wire_s(plan: Plan) -> float:
+    assert plan.time
+    return plan.time.wire_s + plan.time.wire_hidden_s
 
 
 def test_an_earlier_run_knows_the_wire_best() -> None:
@@ -268,6 +273,8 @@ def test_an_earlier_run_knows_the_wire_best() -> None:
     assert alone.time and alone.time.wire_s == pytest.approx(0.7 * 3 / 4) and "with 3 ranks" in alone.time.wire_because
     made = make(seen, healthy.recipe(parallel={"compress": "bf16"}))
     assert made.time and made.time.wire_s < 0.7, "measured without compression"
+    made = make(seen, healthy.recipe(parallel={"bucket_mb": 1.0}))
+    assert made.time and made.time.wire_s < 0.7 and "measured by" not in made.time.wire_because, "measured with other buckets"
 
 
 def test_the_rows_of_a_typical_batch_are_as_different_as_those_that_were_counted() -> None:

@@ -91,6 +91,7 @@ def test_hsdp_wants_equal_machines_of_several_cards() -> None:
     [
         ({"precision": "fp16"}, "fp16, whose loss scale"),
         ({"parallel": {"compress": "bf16"}}, 'compress = "bf16"'),
+        ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp"),
         ({"train": {"optimizer": "adamw_8bit"}}, "rounds in blocks of 256"),
         ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth"),
     ],

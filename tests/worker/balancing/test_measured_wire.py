@@ -11,8 +11,8 @@ from homelab.worker.balancing import speed_profile
 
 def speeds(strategy: str, world_size: int, sync_s: float | None, **more: Any) -> dict[str, Any]:
     return {
-        "method": {"kind": "lora"}, "precision": "bf16", "device": "cpu", "backend": "transformers", "compress": "none", "strategy": strategy,
-        "world_size": world_size, "sync_s": sync_s, "wait_s": 0.0, **more,
+        "method": {"kind": "lora"}, "precision": "bf16", "device": "cpu", "backend": "transformers", "compress": "none", "bucket_mb": 25.0,
+        "strategy": strategy, "world_size": world_size, "sync_s": sync_s, "wait_s": 0.0, **more,
     }  # fmt: skip
 
 

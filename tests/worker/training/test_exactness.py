@@ -71,7 +71,7 @@ class Case:
 
 CASES = {
     "full on 2": Case("full", False, {"shares": [7, 5], "micro_batch": [2, 3]}, {}),
-    "full packed on 5, one idle": Case("full", True, {"shares": [5, 4, 2, 1, 0], "micro_batch": [2, 3, 1, 1, 1]}, {}),
+    "full packed on 5, one idle": Case("full", True, {"shares": [5, 4, 2, 1, 0], "micro_batch": [2, 3, 1, 1, 1]}, {"parallel__bucket_mb": 0.03}),
     "full on 4, measured": Case(
         "full", False, {"shares": [8, 2, 1, 1], "measured": True, "nodes": ["a", "b", "c", "c"]}, {"parallel__micro_batch": "auto"}
     ),

@@ -14,6 +14,7 @@ from homelab.worker.errors import WorkerError
 
 pytest.importorskip("torch")
 from homelab.worker.training import strategy
+from tests.worker import harness
 
 
 def test_a_strategy_that_the_worker_lacks_is_one_clear_error() -> None:
@@ -35,3 +36,14 @@ def test_only_one_file_names_torchs_class() -> None:
         if {"DistributedDataParallel", "gradient_buffers", "gradient_compression"} & names:
             users.add(path.relative_to(root).as_posix())
     assert users == {"training/ddp.py"}
+
+
+@pytest.mark.parametrize(("bucket_mb", "given"), [("auto", {}), (25.0, {}), (5.0, {"bucket_cap_mb": 5.0})])
+def test_ddp_gets_the_buckets_of_the_recipe(tmp_path: Path, bucket_mb: Any, given: dict[str, float]) -> None:
+    """Without a size torch makes its first bucket smaller; accelerate passes on what is not the default."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = SimpleNamespace(ddp_handler=accelerate.DistributedDataParallelKwargs())
+    task = harness.task_of(tmp_path, parallel__bucket_mb=bucket_mb)
+    strategy.strategy_of(task, steps=1).configure(accelerator)
+    settings = accelerator.ddp_handler.to_kwargs()
+    assert {key: value for key, value in settings.items() if key == "bucket_cap_mb"} == given and settings["init_sync"] is False
