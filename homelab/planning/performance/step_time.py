@@ -1,7 +1,7 @@
 """Seconds per step, hours to the end, what every node adds: the ranks' speeds, the rows and the wire put together. Pure.
 
 A step costs the rank that ends last, by the worker's own rule of who computes what (`homelab.law.assignment`), then what of the wire the
-backward pass does not hide (`overlap`), and what ranks wait for each other because none is always as fast, where an earlier run has measured it.
+backward pass does not hide (`hidden_wire`), and what ranks wait for each other because none is always as fast, where an earlier run has measured it.
 What a run has measured of the wire is the part that is not hidden already.
 """
 
@@ -19,7 +19,7 @@ from homelab.law.speed import Speed
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
-from homelab.planning.performance.overlap import LastPass
+from homelab.planning.performance.hidden_wire import LastPass
 from homelab.planning.performance.speed_estimate import DATA_SHEET, EQUAL, OWNER, Speeds
 from homelab.planning.strategy import network_cost
 from homelab.planning.strategy.network_cost import Wire

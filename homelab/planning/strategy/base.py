@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from homelab.errors import HomelabError
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.performance import step_time
-from homelab.planning.performance.overlap import LastPass
+from homelab.planning.performance.hidden_wire import LastPass
 from homelab.planning.types import Choice, RankPlan, TimeEstimate
 
 CheckpointLayout = Literal["replicated", "sharded"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from homelab.errors import InputError
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.job import Job, TrainingJob
-from homelab.planning.performance import overlap
-from homelab.planning.performance.overlap import LastPass
+from homelab.planning.performance import hidden_wire
+from homelab.planning.performance.hidden_wire import LastPass
 from homelab.planning.strategy import network_cost, ranks
 from homelab.planning.strategy.base import Assignment, Strategy
 
@@ -45,9 +45,9 @@ class Ddp(Strategy):
         if shape is None or recipe.parallel.compress == "powersgd":
             return wire_s
         bucket_mb = BUCKET_MB if recipe.parallel.bucket_mb == "auto" else recipe.parallel.bucket_mb
-        buckets = overlap.buckets_of(shape, recipe.method, recipe.train, bucket_mb)
-        exposed_s = overlap.exposed_s(wire_s, buckets, overlap.backward_part(shape, recipe.method, recipe.train), passes)
-        return exposed_s if job.machines.device == "cuda" else wire_s - overlap.HIDDEN_ON_CPU * (wire_s - exposed_s)
+        buckets = hidden_wire.buckets_of(shape, recipe.method, recipe.train, bucket_mb)
+        exposed_s = hidden_wire.exposed_s(wire_s, buckets, hidden_wire.backward_part(shape, recipe.method, recipe.train), passes)
+        return exposed_s if job.machines.device == "cuda" else wire_s - hidden_wire.HIDDEN_ON_CPU * (wire_s - exposed_s)
 
     def because(self, job: Job) -> str:
         """The all-reduce in bytes and seconds, and what sharding would cost."""

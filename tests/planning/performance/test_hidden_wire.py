@@ -10,8 +10,8 @@ from homelab.config.recipe import Method, Train
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.architecture import Architecture
-from homelab.planning.performance import overlap
-from homelab.planning.performance.overlap import Bucket, LastPass
+from homelab.planning.performance import hidden_wire
+from homelab.planning.performance.hidden_wire import Bucket, LastPass
 
 SHAPE = Architecture(64, 4, 4, 2, 16, 160, 600, tied_embeddings=False)
 FULL, LORA = Method(kind="full"), Method(kind="lora", rank=8)
@@ -25,24 +25,24 @@ def test_by_hand() -> None:
     """A pass of 3 s whose backward part is 2 s; four buckets of a second each, ready half a second after each other."""
     buckets = [Bucket(10, ready) for ready in (0.25, 0.5, 0.75, 1.0)]
     one = [LastPass(10.0, 3.0)]
-    assert overlap.exposed_s(4.0, buckets, 2 / 3, one) == pytest.approx(2.5), "the wire is the slower one: all but the first begin late"
-    assert overlap.exposed_s(0.4, buckets, 2 / 3, one) == pytest.approx(0.1), "only the last one is left"
-    assert overlap.exposed_s(4.0, [Bucket(40, 1.0)], 2 / 3, one) == pytest.approx(4.0), "one bucket hides nothing"
+    assert hidden_wire.exposed_s(4.0, buckets, 2 / 3, one) == pytest.approx(2.5), "the wire is the slower one: all but the first begin late"
+    assert hidden_wire.exposed_s(0.4, buckets, 2 / 3, one) == pytest.approx(0.1), "only the last one is left"
+    assert hidden_wire.exposed_s(4.0, [Bucket(40, 1.0)], 2 / 3, one) == pytest.approx(4.0), "one bucket hides nothing"
     # A bucket waits for the rank that has it last, and nothing is hidden behind a rank without a pass that ends last.
-    assert overlap.exposed_s(4.0, buckets, 2 / 3, [*one, LastPass(10.0, 0.3)]) == pytest.approx(3.85)
-    assert overlap.exposed_s(4.0, buckets, 2 / 3, [*one, LastPass(11.0, 0.0)]) == pytest.approx(4.0)
+    assert hidden_wire.exposed_s(4.0, buckets, 2 / 3, [*one, LastPass(10.0, 0.3)]) == pytest.approx(3.85)
+    assert hidden_wire.exposed_s(4.0, buckets, 2 / 3, [*one, LastPass(11.0, 0.0)]) == pytest.approx(4.0)
 
 
 def test_the_part_of_the_backward_pass() -> None:
-    assert overlap.backward_part(SHAPE, FULL, train()) == pytest.approx(2 / 3)
-    assert overlap.backward_part(SHAPE, FULL, train(gradient_checkpointing=True)) > 0.7
-    assert 0.5 <= overlap.backward_part(SHAPE, Method(kind="lora", rank=1), train()) < 0.52
+    assert hidden_wire.backward_part(SHAPE, FULL, train()) == pytest.approx(2 / 3)
+    assert hidden_wire.backward_part(SHAPE, FULL, train(gradient_checkpointing=True)) > 0.7
+    assert 0.5 <= hidden_wire.backward_part(SHAPE, Method(kind="lora", rank=1), train()) < 0.52
 
 
 @pytest.mark.parametrize(("bucket_mb", "first_mb"), [(BUCKET_MB, 1.0), (0.1, 0.1), (0.05, 0.05)])
 @pytest.mark.parametrize("method", [FULL, LORA])
 def test_all_gradients_are_in_buckets_of_that_size(method: Method, bucket_mb: float, first_mb: float) -> None:
-    buckets = overlap.buckets_of(SHAPE, method, train(), bucket_mb)
+    buckets = hidden_wire.buckets_of(SHAPE, method, train(), bucket_mb)
     assert sum(bucket.size_bytes for bucket in buckets) == 4 * rank_memory.trainable_parameters(SHAPE, method)
     ready = [bucket.ready for bucket in buckets]
     assert ready == sorted(ready) and ready[-1] == pytest.approx(1.0)
@@ -52,8 +52,8 @@ def test_all_gradients_are_in_buckets_of_that_size(method: Method, bucket_mb: fl
 
 def test_smaller_buckets_hide_more_and_a_table_of_embeddings_is_never_hidden() -> None:
     passes = [LastPass(2.0, 1.0)]
-    part = overlap.backward_part(SHAPE, FULL, train())
-    exposed = [overlap.exposed_s(0.5, overlap.buckets_of(SHAPE, FULL, train(), size), part, passes) for size in (0.05, 0.2, 1.0)]
+    part = hidden_wire.backward_part(SHAPE, FULL, train())
+    exposed = [hidden_wire.exposed_s(0.5, hidden_wire.buckets_of(SHAPE, FULL, train(), size), part, passes) for size in (0.05, 0.2, 1.0)]
     assert exposed == sorted(exposed) and exposed[0] < exposed[-1] == pytest.approx(0.5)
     table = SHAPE.embedding_parameters / SHAPE.total
     assert exposed[0] >= 0.5 * table
