@@ -70,7 +70,7 @@ def test_a_slowdown_put_in_on_purpose_is_named(fault: str, operator: str, forks:
     dearest = profile_of(run)[0]["operators"][0]
     assert (dearest["name"], dearest["places"][0]["module"]) == (operator, "model.layers.1.mlp")
     assert dearest["places"][0]["class"] == "LlamaMLP" and dearest["places"][0]["source"].startswith("test_profile.py:")
-    assert dearest["places"][0]["share"] > 0.9 and dearest["share"] > 0.3
+    assert dearest["places"][0]["share"] > 0.9 and dearest["share"] > 0.1
 
 
 def asleep() -> int:
