@@ -90,7 +90,7 @@ def _run(lab: Lab, folder: Path) -> str:
                 print(f"killed a rank of {run}", file=sys.stderr, flush=True)
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a background job of a shell ignores Ctrl-C
             process.wait(timeout=120)
     return killed
 
