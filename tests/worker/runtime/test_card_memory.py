@@ -52,7 +52,7 @@ def test_it_is_kept_for_thecards_of_one_kind() -> None:
     found: dict[str, Any] | None = speed_profile.content(
         task("A", "B", "A"),
         [report] * 3,
-        speed_profile.Measurements(9, [], [5, 6], save_s=None, evaluate_s=None, torch_version="2", beside_torch_bytes=612 * MIB),
+        speed_profile.Measurements(9, [], [], [5, 6], save_s=None, evaluate_s=None, torch_version="2", beside_torch_bytes=612 * MIB),
     )
     assert found
     assert [rank.beside_torch_bytes for rank in SpeedProfile.model_validate(found).ranks] == [612 * MIB, None, 612 * MIB]

@@ -43,7 +43,7 @@ def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, one: Path, tm
     assert harness.relative_error(harness.weights(run, 12), harness.weights(one, 12)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
+@pytest.mark.parametrize("strategy", ["zero2", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_a_dead_rank_costs_no_weight(strategy: str, one: Path, tmp_path: Path, model: Path, data: Path) -> None:
     """kill -9 of a rank on the second node: the first node's checkpoint is whole, and another strategy goes on from it."""
     run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
