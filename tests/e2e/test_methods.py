@@ -73,3 +73,16 @@ def test_qlora_with_the_controller_killed_in_the_middle(desk: Desk, elsewhere: D
     assert {file.name for file in final.iterdir()} >= ALWAYS | ADAPTER
     assert run.losses()[STEPS] < run.losses()[1]
     assert_answers(desk, run)
+
+
+@pytest.mark.thorough
+def test_lora_over_a_base_in_eight_bits(desk: Desk, model: Path) -> None:
+    desk.write("8bit.toml", recipe(model, length=f"steps = {STEPS}").replace('kind = "lora"', 'kind = "lora"\nbase = "8bit"'))
+    run = desk.launch("8bit.toml")
+    run.wait_for_end(1, nodes=3)
+    assert desk.json("status", run.name)["state"] == "done", run.logs(1)
+    alone = desk.launch("8bit.toml", "--nodes", "node1")
+    alone.wait_for_end(1, nodes=1)
+    _, together = desk.json("compare", alone.name, run.name)["runs"]
+    assert together["is_same"] is True and together["common_steps"] == STEPS and together["curve_difference"] <= 1e-5
+    assert_answers(desk, run)
