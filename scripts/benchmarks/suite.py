@@ -41,7 +41,7 @@ def main() -> int:
     try:
         if is_ours:
             shutil.copytree(Path(os.environ["HOMELAB_MODEL"]), _SHARED / "model", symlinks=False)
-        with Lab.up(folder / "lab", nodes=3, cpu=[0.5] * 3, rate="2.5gbit", shared=[_SHARED]) as lab:
+        with Lab.up(folder / "lab", nodes=3, cpu=[0.6] * 3, rate="2.5gbit", shared=[_SHARED]) as lab:
             began = time.monotonic()
             killed = _run(lab, folder)
             minutes = (time.monotonic() - began) / 60
