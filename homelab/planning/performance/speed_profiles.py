@@ -7,9 +7,9 @@ first steps of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from homelab.config.cluster import Node
 from homelab.config.recipe import TrainRecipe
@@ -62,6 +62,13 @@ class MeasuredSync(WireModel):
     wait_s: Seconds = 0.0
 
 
+def _of_several_ranks(syncs: Any) -> Any:
+    """Without the wire of a rank alone, which is none: some versions wrote it down, and the rest of such a file is good."""
+    if not isinstance(syncs, list | tuple):
+        return syncs
+    return tuple(sync for sync in syncs if not (isinstance(sync, dict) and sync.get("world_size") == 1))
+
+
 class SpeedProfile(WireModel):
     """One node's file. `syncs`: what runs have measured of the wire, the newest with each strategy and number of ranks; `sync_s` that of the
     newest run, None: one rank alone."""
@@ -81,7 +88,7 @@ class SpeedProfile(WireModel):
     run: str = ""
     world_size: Annotated[int, Field(ge=1)]
     sync_s: Seconds | None = None
-    syncs: tuple[MeasuredSync, ...] = ()
+    syncs: Annotated[tuple[MeasuredSync, ...], BeforeValidator(_of_several_ranks)] = ()
     save_s: Seconds | None = None
     evaluate_s: Seconds | None = None
     rows: Annotated[int, Field(ge=1)] | None = None

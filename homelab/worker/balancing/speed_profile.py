@@ -71,7 +71,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "measured_at": time.time(),
         "run": task.run_dir.name,
         "world_size": task.world_size,
-        "sync_s": statistics.median(measured.sync_s) if measured.sync_s else None,
+        "sync_s": statistics.median(measured.sync_s) if measured.sync_s and task.world_size > 1 else None,
         "wait_s": _wait_s(measured.wait_s),
         "save_s": measured.save_s,
         "evaluate_s": measured.evaluate_s,
@@ -125,7 +125,7 @@ def _earlier_syncs(path: Path, speeds: dict[str, Any]) -> list[dict[str, Any]]:
         earlier = json.loads(path.read_text(encoding="utf-8"))
         if any(earlier[key] != speeds[key] for key in ("method", "precision", "device", "backend")):
             return []
-        return [one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0]
+        return [one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0 and one["world_size"] > 1]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 

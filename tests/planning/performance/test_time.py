@@ -326,6 +326,8 @@ def test_each_strategy_has_the_wire_that_it_had() -> None:
     syncs = [{"strategy": "zero2", "compress": "none", "world_size": 3, "sync_s": 0.2}, {"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.4}]
     new = SpeedProfile.model_validate(content | {"world_size": 1, "sync_s": None, "syncs": syncs})
     assert [(sync.strategy, sync.world_size) for sync in new.measured_syncs()] == [("zero2", 3), ("ddp", 2)]
+    alone = {"strategy": "ddp", "compress": "none", "world_size": 1, "sync_s": 1e-5}  # as some versions wrote it
+    assert SpeedProfile.model_validate(content | {"syncs": [alone, *syncs]}).measured_syncs() == new.measured_syncs()
 
 
 def test_a_step_also_costs_what_ranks_wait_for_each_other() -> None:

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from homelab.law.speed import Speed
+from homelab.planning.performance.speed_profiles import SpeedProfile
 from homelab.worker.balancing import speed_profile
+from homelab.worker.balancing.balancer import Report
+from tests.worker.runtime.test_card_memory import task
 
 
 def speeds(strategy: str, world_size: int, sync_s: float | None, **more: Any) -> dict[str, Any]:
@@ -27,6 +31,19 @@ def test_the_wire_of_other_strategies_and_numbers_of_ranks_stays(tmp_path: Path)
     assert kept(path) == [("ddp", 2, 0.7), ("zero2", 3, 0.6), ("zero2", 2, 0.4)]
     speed_profile.write(path, speeds("ddp", 3, 0.9, precision="fp32"))
     assert kept(path) == [("ddp", 3, 0.9)], "another precision is another training"
+
+
+def test_the_planner_takes_the_file_of_a_rank_alone(tmp_path: Path) -> None:
+    """It gathers with nobody, in no time: that is no wire."""
+    path = tmp_path / "model-lora.json"
+    for names in ("A", "BC", "A"):
+        measured = speed_profile.Measurements(9, [1e-5] * 8, [0.0] * 8, [5, 6], save_s=None, evaluate_s=None, torch_version="2")
+        content = speed_profile.content(task(*names), [Report(Speed(0.1, 0.1, 0.1), 10, 1.0, 1.0, 0.1)] * len(names), measured)
+        assert content is not None
+        speed_profile.write(path, content)
+        kept_now = SpeedProfile.model_validate(json.loads(path.read_text()))
+    assert [sync.world_size for sync in kept_now.measured_syncs()] == [2] and kept_now.world_size == 1 and kept_now.sync_s is None
+    assert [sync["world_size"] for sync in json.loads(path.read_text())["syncs"]] == [2]
 
 
 def test_a_spoilt_file_is_forgotten(tmp_path: Path) -> None:
