@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from homelab.benchmark.measurement import Measurement, measure
+from homelab.benchmark.measurement import Measurement, joules_of, measure
 from homelab.config.recipe import Recipe
 from homelab.models import Value
 from homelab.planning.types import Plan
@@ -58,8 +58,7 @@ def side_of(sources: Sources, warmup: int) -> Side:
     plan = sources.plans[max(sources.plans)] if sources.plans else None
     trained = [line for line in lines if line.kind == "train"]
     tokens = sum(line.tokens or 0 for line in trained)
-    joules = [card.joules for cards in sources.energy.values() for card in cards]
-    whole_j = sum(value for value in joules if value is not None) if joules and None not in joules else None
+    whole_j = joules_of(sources.energy)
     return Side(
         run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources.recipe), strategy=plan.strategy if plan else "",
         nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",

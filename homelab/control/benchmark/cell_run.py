@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.benchmark.cell import Cell
-from homelab.benchmark.measurement import measure
+from homelab.benchmark.measurement import joules_of, measure
 from homelab.benchmark.result import Result, State
 from homelab.config.cluster import Cluster
 from homelab.config.interpreter import for_recipe
@@ -147,7 +147,7 @@ class CellRun:
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,
             plan_is_measured=plan.time is not None and plan.time.is_measured and plan.time.wire_is_measured, devices=_devices(plan),
-            versions=_versions(sources), joules=_joules(sources), precision=plan.precision, ended_at=time.time(),
+            versions=_versions(sources), joules=joules_of(sources.energy), precision=plan.precision, ended_at=time.time(),
         )  # fmt: skip
 
     def _without_measurement(self, repeat: int, state: State, because: str, paths: RunPaths | None) -> Result:
@@ -173,9 +173,3 @@ def _versions(sources: Sources) -> dict[str, str]:
             if isinstance(version, str):
                 versions.setdefault(name, set()).add(version)
     return {name: ", ".join(sorted(found)) for name, found in versions.items()}
-
-
-def _joules(sources: Sources) -> float | None:
-    """Of all cards in the whole run; None where one does not tell."""
-    measured = [card.joules for cards in sources.energy.values() for card in cards]
-    return sum(value for value in measured if value is not None) if measured and None not in measured else None
