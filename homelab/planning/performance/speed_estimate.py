@@ -18,6 +18,7 @@ from homelab.hardware import Card, lookup
 from homelab.law.speed import Speed
 from homelab.planning.machines import Machines
 from homelab.planning.memory.architecture import Architecture
+from homelab.planning.performance import measured_speed
 from homelab.planning.performance.roofline import roofline
 from homelab.planning.performance.speed_profiles import SpeedProfile
 from homelab.planning.types import Choice
@@ -39,6 +40,12 @@ class SpeedEstimate:
     sources: Mapping[str, str]
     choice: Choice
     files: Mapping[str, SpeedProfile]
+    row_tokens: float = 1.0
+
+    def slowdown(self, strategy: str, ranks: int) -> float:
+        """How many times as long the passes take with this strategy on so many ranks, as earlier runs have measured it; 1 where none has."""
+        runs = [rank.runs for file in self.files.values() for rank in file.ranks]
+        return measured_speed.slowdown(runs, strategy, ranks, self.row_tokens)
 
 
 def estimate_speeds(
@@ -91,12 +98,12 @@ class _Basis:
         weights = {name: tuple(1 / row_s(speed, self.row_tokens) for speed in per_rank) for name, per_rank in speeds.items()}
         together = sum(sum(rates) for rates in weights.values())
         portions = [(name, f"{sum(rates) / together:.0%}") for name, rates in weights.items()]
-        return SpeedEstimate(weights, speeds, sources, Choice(subject="speeds", value=_list(portions), because=because), self.files)
+        return SpeedEstimate(weights, speeds, sources, Choice(subject="speeds", value=_list(portions), because=because), self.files, self.row_tokens)
 
     def relative(self, weights: PerRank, source: str, value: str, because: str) -> SpeedEstimate:
         """The estimate where relative weights are all that is known."""
         choice = Choice(subject="speeds", value=value, because=because)
-        return SpeedEstimate(weights, None, dict.fromkeys(weights, source), choice, self.files)
+        return SpeedEstimate(weights, None, dict.fromkeys(weights, source), choice, self.files, self.row_tokens)
 
 
 def _partly_measured(basis: _Basis, measured: Speeds) -> SpeedEstimate:

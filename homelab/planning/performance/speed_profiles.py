@@ -17,6 +17,7 @@ from homelab.facts.node import Facts
 from homelab.law.speed import Speed
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.models import WireModel
+from homelab.planning.performance import measured_speed
 
 OLD_DAYS = 30
 _DAY_S = 86_400.0
@@ -24,8 +25,23 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MoreThanNothing = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class MeasuredRun(WireModel):
+    """What one run has measured of a rank in `steps` steps (see `homelab.law.speed.Speed`)."""
+
+    run: str
+    strategy: str
+    world_size: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    step_s: Seconds
+    micro_batch_s: Seconds
+    token_s: MoreThanNothing
+
+
 class MeasuredRank(WireModel):
-    """One rank's measured cost (see `homelab.law.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.runtime.card_memory`)."""
+    """One rank's measured cost (see `homelab.law.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.runtime.card_memory`).
+
+    `runs`: what that cost rests on, the newest first; files of earlier versions know the newest run alone.
+    """
 
     local_rank: Annotated[int, Field(ge=0)]
     device_name: str = ""
@@ -33,11 +49,12 @@ class MeasuredRank(WireModel):
     micro_batch_s: Seconds
     token_s: MoreThanNothing
     beside_torch_bytes: Annotated[int, Field(ge=0)] | None = None
+    runs: tuple[MeasuredRun, ...] = ()
 
     @property
     def speed(self) -> Speed:
-        """The same as a value of the law."""
-        return Speed(self.step_s, self.micro_batch_s, self.token_s)
+        """By the newest runs that have enough steps together: one short run says little on a machine that does other things, too."""
+        return measured_speed.mean(self.runs) if self.runs else Speed(self.step_s, self.micro_batch_s, self.token_s)
 
 
 class MeasuredMethod(WireModel):

@@ -95,7 +95,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     recipe, rows, speeds = job.recipe, job.workload.rows, job.workload.speeds
     if speeds.speeds is None:
         return None
-    workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded))
+    slowdown = speeds.slowdown(strategy.name, len(ranks))
+    workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded), slowdown=slowdown)
     lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
     rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
     sync = sync_of(job, strategy, len(workers), passes=max(map(len, passes_of(workers, lengths, rows_of))))
@@ -104,7 +105,7 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     exchange_s = wire_s + sync.waiting_s(len(workers))
     step_s = max(busy) + exchange_s
     equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + exchange_s
-    alone = [tokens / max(busy_s([worker], lengths, None)) for worker in workers]
+    alone = [tokens / max(busy_s([worker], lengths, None)) * slowdown / speeds.slowdown(strategy.name, 1) for worker in workers]
     rows_by_rank = assignment.assign(lengths, [w.speed for w in workers], [w.limits for w in workers], rows_of)
     steps = rows.steps(recipe)
     wire = network_cost.wire_between({worker.node for worker in workers}, job.throughputs)
@@ -124,7 +125,7 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
             RankTime(rank=worker.rank, node=worker.node, source=worker.source, alone_tokens_per_s=rate, tokens=sum(lengths[row] for row in own_rows), busy_s=own)
             for worker, rate, own_rows, own in zip(workers, alone, rows_by_rank, busy, strict=True)
         ),
-        gains=_gains(workers, lengths, sync, tokens / step_s, fixed=rows_of is not None),
+        gains=_gains(workers, lengths, sync, tokens / step_s, lambda count: speeds.slowdown(strategy.name, count) / slowdown, fixed=rows_of is not None),
     )  # fmt: skip
 
 
@@ -143,12 +144,12 @@ def choices(job: Job, time: TimeEstimate | None) -> list[Choice]:
     ]
 
 
-def workers_of(recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, sources: Mapping[str, str], *, padded: bool) -> list[Worker]:
-    """The ranks of a plan with the limits that the worker gives them."""
+def workers_of(recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, sources: Mapping[str, str], *, padded: bool, slowdown: float = 1.0) -> list[Worker]:
+    """The ranks of a plan with the limits that the worker gives them; `slowdown`: what the strategy makes of their speeds."""
     workers = []
     for rank in ranks:
         limits = Limits.planned(rank.micro_batch, rank.token_cap, seq_len=recipe.train.seq_len, asked=recipe.parallel.micro_batch, padded=padded)
-        workers.append(Worker(rank.rank, rank.node, sources[rank.node], speeds[rank.node][rank.local_rank], limits, rank.share))
+        workers.append(Worker(rank.rank, rank.node, sources[rank.node], speeds[rank.node][rank.local_rank].slower(slowdown), limits, rank.share))
     return workers
 
 
@@ -220,14 +221,17 @@ def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) ->
 
 
 def _gains(
-    workers: Sequence[Worker], lengths: Sequence[int], sync: Sync, rate: float, *, fixed: bool
+    workers: Sequence[Worker], lengths: Sequence[int], sync: Sync, rate: float, slowdown: Callable[[int], float], *, fixed: bool
 ) -> tuple[NodeGain, ...]:
-    """Tokens per second with a node against those without it, and of the node alone, for every node when there are several."""
+    """Tokens per second with a node against those without it, and of the node alone, for every node when there are several.
+
+    `slowdown` says how many times as long the passes of so many ranks take as those of all.
+    """
 
     def rate_of(members: Sequence[Worker]) -> float:
         rows_of = order.quotas(len(lengths), [worker.share for worker in members]) if fixed else None
         wire_s, _ = sync.seconds(members, last_passes(members, lengths, rows_of))
-        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) + wire_s + sync.waiting_s(len(members)))
+        return sum(lengths) / (max(busy_s(members, lengths, rows_of)) * slowdown(len(members)) + wire_s + sync.waiting_s(len(members)))
 
     names = list(dict.fromkeys(worker.node for worker in workers))
     return tuple(

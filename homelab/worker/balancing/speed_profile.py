@@ -1,7 +1,7 @@
 """The file of measured speeds: what this node's ranks cost with one model and one method, for the next plan. JSON for people.
 
 One file per model and method in <workdir>/speeds/. It is rewritten at checkpoints and at the end of a run; deleting it only means
-that speeds are measured again.
+that speeds are measured again. A short run measures little on a busy machine: each rank keeps what the runs before have measured, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from typing import Any
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.protocol import files, layout
 from homelab.worker.balancing.balancer import Report
+from homelab.worker.balancing.speed_meter import SETTLING_STEPS, WINDOW_STEPS
 from homelab.worker.runtime.task import Task
 
 _QUANTILES = 32
 _MOST_SYNCS = 30
+_MOST_RUNS = 30
+_OF_THE_WIRE = ("method", "precision", "device", "backend")
+_OF_SPEEDS = (*_OF_THE_WIRE, "gradient_checkpointing", "fused_loss", "torch")
 LEAST_STEPS = 5  # fewer say little
 
 
@@ -84,6 +88,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
             {
                 "local_rank": rank.local_rank, "device_name": rank.device_name, "steps": measured.steps, **asdict(report.speed),
                 "beside_torch_bytes": measured.beside_torch_bytes if rank.device_name == own[0].device_name else None,
+                "runs": [_run(task, measured.steps, report)],
             }
             for rank, report in own_reports
             if report is not None
@@ -112,21 +117,54 @@ def _quantiles(lengths: Sequence[int]) -> list[int]:
 
 
 def write(path: Path, speeds: dict[str, Any]) -> None:
-    """Replace the file in one piece. What it knows of the wire with other numbers of ranks and other strategies stays. Raises OSError."""
+    """Replace the file in one piece. What it knows of the wire with other numbers of ranks and other strategies stays, and what other runs
+    have measured of each rank. Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    earlier = _earlier(path)
     own = {key: speeds[key] for key in ("strategy", "compress", "bucket_mb", "world_size", "sync_s", "wait_s")}
-    syncs = ([own] if speeds["sync_s"] is not None else []) + [one for one in _earlier_syncs(path, speeds) if _key(one) != _key(own)]
-    files.replace(path, (json.dumps(speeds | {"syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
+    syncs = ([own] if speeds["sync_s"] is not None else []) + [one for one in _earlier_syncs(earlier, speeds) if _key(one) != _key(own)]
+    ranks = [rank | {"runs": [*rank["runs"], *_earlier_runs(earlier, speeds, rank)][:_MOST_RUNS]} for rank in speeds["ranks"]]
+    files.replace(path, (json.dumps(speeds | {"ranks": ranks, "syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
 
 
-def _earlier_syncs(path: Path, speeds: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of the file as it is, where it is of the same training on the same kind of device."""
+def _run(task: Task, steps: int, report: Report) -> dict[str, Any]:
+    """What this run has measured of a rank; `steps` are those that its meter remembers."""
+    counted = min(steps - SETTLING_STEPS, WINDOW_STEPS)
+    return {"run": task.run_dir.name, "strategy": task.strategy, "world_size": task.world_size, "steps": counted, **asdict(report.speed)}
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """The file as it is; nothing where it cannot be read."""
     try:
         earlier = json.loads(path.read_text(encoding="utf-8"))
-        if any(earlier[key] != speeds[key] for key in ("method", "precision", "device", "backend")):
-            return []
+        return earlier if isinstance(earlier, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_same(earlier: dict[str, Any], speeds: dict[str, Any], keys: Sequence[str]) -> bool:
+    return all(key in earlier and earlier[key] == speeds.get(key) for key in keys)
+
+
+def _earlier_syncs(earlier: dict[str, Any], speeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """The wire of the same training on the same kind of device."""
+    if not _is_same(earlier, speeds, _OF_THE_WIRE):
+        return []
+    try:
         return [one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0 and one["world_size"] > 1]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (TypeError, KeyError):
+        return []
+
+
+def _earlier_runs(earlier: dict[str, Any], speeds: dict[str, Any], rank: dict[str, Any]) -> list[dict[str, Any]]:
+    """What other runs have measured of this rank, the newest first: the same training on the same device."""
+    if not _is_same(earlier, speeds, _OF_SPEEDS):
+        return []
+    try:
+        ranks = [one for one in earlier["ranks"] if (one["local_rank"], one["device_name"]) == (rank["local_rank"], rank["device_name"])]
+        return [run for one in ranks for run in one["runs"] if run["run"] != speeds["run"] and run["steps"] > 0 and run["token_s"] > 0]
+    except (TypeError, KeyError):
         return []
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from homelab.law.speed import Speed
 from homelab.planning.performance.speed_profiles import SpeedProfile
@@ -16,7 +19,7 @@ from tests.worker.runtime.test_card_memory import task
 def speeds(strategy: str, world_size: int, sync_s: float | None, **more: Any) -> dict[str, Any]:
     return {
         "method": {"kind": "lora"}, "precision": "bf16", "device": "cpu", "backend": "transformers", "compress": "none", "bucket_mb": 25.0,
-        "strategy": strategy, "world_size": world_size, "sync_s": sync_s, "wait_s": 0.0, **more,
+        "strategy": strategy, "world_size": world_size, "sync_s": sync_s, "wait_s": 0.0, "ranks": [], **more,
     }  # fmt: skip
 
 
@@ -52,3 +55,20 @@ def test_a_spoilt_file_is_forgotten(tmp_path: Path) -> None:
         path.write_text(text)
         speed_profile.write(path, speeds("zero2", 2, 0.2))
         assert kept(path) == [("zero2", 2, 0.2)]
+
+
+def test_short_runs_are_remembered_together(tmp_path: Path) -> None:
+    """Each run once, however often it writes; a run of another precision knows nothing of them."""
+    path = tmp_path / "model-lora.json"
+    steps = speed_profile.LEAST_STEPS
+    for name, precision, token_s in (("one", "fp32", 0.1), ("one", "fp32", 0.2), ("two", "fp32", 0.4), ("one", "fp32", 0.3), ("three", "bf16", 0.5)):
+        measured = speed_profile.Measurements(steps, [], [], [5, 6], save_s=None, evaluate_s=None, torch_version="2")
+        training = dataclasses.replace(task("A"), run_dir=tmp_path / "runs" / name)
+        content = speed_profile.content(training, [Report(Speed(0.0, 0.0, token_s), 10, 1.0, 1.0, 0.1)], measured)
+        assert content is not None
+        speed_profile.write(path, content | {"precision": precision})
+        ranks = SpeedProfile.model_validate(json.loads(path.read_text())).ranks
+        if name == "one" and token_s == 0.3:
+            assert [(run.run, run.token_s, run.steps) for run in ranks[0].runs] == [("one", 0.3, steps - 2), ("two", 0.4, steps - 2)]
+            assert ranks[0].speed.token_s == pytest.approx(0.35)
+    assert [run.run for run in ranks[0].runs] == ["three"]
