@@ -46,7 +46,7 @@ def make(inputs: PlanInputs) -> Plan:
             *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
-        balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" else "fixed",
+        balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" and not ranks[0].stage else "fixed",
     )  # fmt: skip
 
 

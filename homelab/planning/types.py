@@ -58,8 +58,21 @@ class MemoryEstimate(Value):
         return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
 
 
+class StagePlan(Value):
+    """A rank's layers in a pipeline, see `homelab.law.stage`."""
+
+    number: int
+    begin: int
+    end: int
+    layers: int
+    work: float
+    in_flight: int
+
+
 class RankPlan(Value):
     """One process: which card, and how many samples of every global batch it computes.
+
+    In a pipeline every rank computes its layers of all samples, which are the share of the first stage's.
 
     `share` is what is expected where `Plan.balance` is "measured", and fixed where it is "fixed". `speed` is None while nothing is
     known of it. `token_cap` is the longest row its memory takes; None: any. `card` is the uuid of its card; None: not known.
@@ -75,6 +88,7 @@ class RankPlan(Value):
     speed: Speed | None = None
     token_cap: int | None = None
     card: str | None = None
+    stage: StagePlan | None = None
 
 
 class SpareCard(DisplayValue):

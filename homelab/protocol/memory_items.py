@@ -13,6 +13,7 @@ ACTIVATIONS = "saved activations"
 WORKING_SET = "one layer's working set"
 DEQUANTISATION = "dequantisation buffer"
 LOGITS = "logits"  # estimated: beyond the room that a layer's work takes later
+MESSAGES = "messages between stages"  # of a pipeline
 HELD = "held by others"  # on the card, before the run starts
 STEP = "optimizer's step"  # and the embeddings' gradient; estimated: beyond the room that the layers took
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from homelab.law.pipeline_schedule import most_in_flight
 from homelab.worker.runtime.task import Task
 from scripts.practice.tiny_model import chat_rows, tiny_llama, write_jsonl
 
@@ -88,8 +89,13 @@ def make_plan(
     token_caps: Sequence[int | None] | None = None,
     switches: dict[str, bool] | None = None,
     strategy: str = "ddp",
+    stages: Sequence[int] | None = None,
+    stage_order: Sequence[int] | None = None,
 ) -> None:
     """attempts/<n>/plan.json with one rank per share, all on the node "here", or each on its own of `nodes` (those of a node together).
+
+    `stages`: a pipeline with so many layers on each stage, rank `stage_order[s]` being stage s (default: rank s); `shares` is then the batch
+    on the first of them and 0 on the others.
 
     `measured`: the shares are only where it starts, and the ranks' speeds are measured. Nodes but the first get run folders of their
     own (`folder_of`), with the checkpoint of `resume_step`, as they would have on disks of their own.
@@ -116,6 +122,15 @@ def make_plan(
         "switches": switches or {},
         "strategy": strategy,
     }  # fmt: skip
+    if stages:
+        plan["strategy"] = "pipeline"
+        begin = 0
+        for number, (rank, layers) in enumerate(zip(stage_order or range(len(stages)), stages, strict=True)):
+            flight = most_in_flight(number, len(stages))
+            plan["ranks"][rank]["stage"] = {  # type: ignore[index]
+                "number": number, "begin": begin, "end": begin + layers, "layers": sum(stages), "work": layers / sum(stages), "in_flight": flight,
+            }  # fmt: skip
+            begin += layers
     for node in dict.fromkeys(places):
         own = folder_of(run, node, places)
         folder = own / "attempts" / str(attempt)

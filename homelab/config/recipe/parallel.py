@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from homelab.models import ConfigModel
 
 # What a recipe may name.
-STRATEGY_NAMES = ["auto", "ddp", "fsdp", "hsdp", "zero2", "zero3"]
+STRATEGY_NAMES = ["auto", "ddp", "fsdp", "hsdp", "pipeline", "zero2", "zero3"]
 
 
 def _is_strategy(name: str) -> str:

@@ -63,33 +63,34 @@ def buckets_of(architecture: Architecture, method: Method, train: Train, bucket_
 def backward_part(architecture: Architecture, method: Method, train: Train) -> float:
     """Of a pass's floating-point operations, those of the backward pass: 2/3 in full training, 1/2 with adapters; more where the forward pass is
     computed again."""
-    forward = 2 * (architecture.linear_parameters + _head_weights(architecture))
-    head, blocks = _backward_flops(architecture, method, train)
-    made_in_forward = 2 * _head_weights(architecture) if _has_early_head(method, train) else 0
+    forward = 2 * (architecture.linear_parameters + head_weights(architecture))
+    head, blocks = backward_flops(architecture, method, train)
+    made_in_forward = 2 * head_weights(architecture) if has_early_head(method, train) else 0
     return (head + blocks) / (forward + made_in_forward + head + blocks)
 
 
-def _backward_flops(architecture: Architecture, method: Method, train: Train) -> tuple[int, int]:
+def backward_flops(architecture: Architecture, method: Method, train: Train) -> tuple[int, int]:
     """Per token: (of the head, of all blocks). 2 for each weight's input, 2 for each weight that is trained, 2 to compute blocks again."""
     full = method.kind == "full"
-    head = 0 if _has_early_head(method, train) else (4 if full else 2) * _head_weights(architecture)
+    head = 0 if has_early_head(method, train) else (4 if full else 2) * head_weights(architecture)
     trained = architecture.linear_parameters if full else 2 * rank_memory.trainable_parameters(architecture, method)
     blocks = 2 * architecture.linear_parameters + 2 * trained + (2 * architecture.linear_parameters if train.gradient_checkpointing else 0)
     return head, blocks
 
 
-def _has_early_head(method: Method, train: Train) -> bool:
+def has_early_head(method: Method, train: Train) -> bool:
     """A fused loss with a frozen head makes its gradient in the forward pass."""
     return bool(train.fused_loss) and method.kind != "full"
 
 
-def _head_weights(architecture: Architecture) -> int:
+def head_weights(architecture: Architecture) -> int:
+    """Weights of the head, tied or not."""
     return architecture.vocabulary * architecture.hidden
 
 
 def _gradients(architecture: Architecture, method: Method, train: Train) -> Iterator[tuple[int, float]]:
     """(elements, part of the backward pass after which it is there) of every trained tensor, from the head to the embeddings."""
-    head, blocks = _backward_flops(architecture, method, train)
+    head, blocks = backward_flops(architecture, method, train)
     begin, layers = head / (head + blocks), architecture.layers
     if method.kind == "full":
         if architecture.head_parameters:

@@ -110,8 +110,8 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     steps = rows.steps(recipe)
     wire = network_cost.wire_between({worker.node for worker in workers}, job.throughputs)
     gathers_s = strategy.checkpoint_wire_s(job, len(workers), wire.bytes_per_s) if len({worker.node for worker in workers}) > 1 else 0.0
-    save_s, evaluate_s = _save_s(job, gathers_s), _evaluate_s(job, sum(alone))
-    seconds = None if steps is None else _seconds(job, steps, step_s, save_s, evaluate_s)
+    save_s, evaluate_s = save_s_of(job, gathers_s), evaluate_s_of(job, sum(alone))
+    seconds = None if steps is None else whole_s(job, steps, step_s, save_s, evaluate_s)
     return TimeEstimate(
         is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s, wire_hidden_s=hidden_s,
@@ -244,7 +244,7 @@ def _gains(
     )
 
 
-def _save_s(job: TrainingJob, gathers_s: float) -> float:
+def save_s_of(job: TrainingJob, gathers_s: float) -> float:
     """Seconds for which one checkpoint halts the training: the slowest node's, measured, else `gathers_s` and the bytes of a checkpoint."""
     measured = [profile.save_s for profile in job.workload.speeds.files.values() if profile.save_s is not None]
     if measured:
@@ -255,14 +255,14 @@ def _save_s(job: TrainingJob, gathers_s: float) -> float:
     return gathers_s + size_bytes / (_DISK_BYTES_PER_S if size_bytes < checkpoint_interval.BACKGROUND_BYTES else _COPY_BYTES_PER_S)
 
 
-def _evaluate_s(job: TrainingJob, rate: float) -> float:
+def evaluate_s_of(job: TrainingJob, rate: float) -> float:
     measured = [profile.evaluate_s for profile in job.workload.speeds.files.values() if profile.evaluate_s is not None]
     if measured:
         return max(measured)
     return (job.workload.held_out_rows or 0) * job.workload.rows.tokens_mean * _FORWARD_PART / rate
 
 
-def _seconds(job: TrainingJob, steps: int, step_s: float, save_s: float, evaluate_s: float) -> float:
+def whole_s(job: TrainingJob, steps: int, step_s: float, save_s: float, evaluate_s: float) -> float:
     """From the first step of this attempt to the end, with checkpoints and evaluations (before the first and after the last step, and between)."""
     begin, every = job.resume_step, job.recipe.tracking.eval_every_steps
     saves = checkpoint_interval.saves(job.recipe.checkpoint.every_steps, steps, begin, step_s, save_s)

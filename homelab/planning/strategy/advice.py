@@ -40,7 +40,7 @@ def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], tim
 
 def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:
     """A node that costs more than it gives. Compared: all nodes, all but the worst, and the best machine alone."""
-    if len(nodes) < 2:
+    if len(nodes) < 2 or not time.gains:
         return
     best, worst = (
         max(time.gains, key=lambda gain: gain.alone_tokens_per_s),

@@ -23,7 +23,7 @@ from homelab.text.units import gigabytes
 
 def programs(job: Job) -> Assignment:
     """The ranks of a [script], whose work is not known."""
-    return Assignment(tuple(_rank(slot, share=0, micro_batch=0) for slot in job.machines.slots))
+    return Assignment(tuple(rank_of(slot, share=0, micro_batch=0) for slot in job.machines.slots))
 
 
 def whole_models(job: TrainingJob) -> Assignment:
@@ -39,12 +39,13 @@ def whole_models(job: TrainingJob) -> Assignment:
             warnings.append(_does_not_fit(slot, memory, is_capped=slot.rank in caps))
         reasons.append(Choice(subject=f"micro-batch of rank {slot.rank}", value=str(micro_batch), because=because))
         speed = speeds.speeds[slot.node.name][slot.local_rank] if speeds.speeds else None
-        rank = _rank(slot, share=share, micro_batch=micro_batch)
+        rank = rank_of(slot, share=share, micro_batch=micro_batch)
         ranks.append(rank.model_copy(update={"memory": memory, "speed": speed, "token_cap": caps.get(slot.rank)}))
     return Assignment(tuple(ranks), (*choices, *reasons), tuple(warnings))
 
 
-def _rank(slot: RankSlot, *, share: int, micro_batch: int) -> RankPlan:
+def rank_of(slot: RankSlot, *, share: int, micro_batch: int) -> RankPlan:
+    """The process in this place, with its work."""
     return RankPlan(
         rank=slot.rank, node=slot.node.name, local_rank=slot.local_rank, device_name=slot.name, share=share, micro_batch=micro_batch, card=slot.card
     )
@@ -56,7 +57,7 @@ def scenario_of(job: TrainingJob) -> MemoryScenario | None:
     for slot in job.machines.slots:
         available, held_bytes = slot.memory()
         if available is not None:
-            setup = _setup(job, slot)
+            setup = setup_of(job, slot)
             ranks.append(RankMemory(slot.rank, slot.node.name, available, held_bytes, setup.repeats_keys, setup.measured))
     if job.shape is None or not ranks:
         return None
@@ -89,7 +90,7 @@ def _memory(job: TrainingJob, slot: RankSlot, micro_batch: int, token_cap: int |
     if job.shape is None:
         return None
     train = job.recipe.train.model_copy(update={"seq_len": token_cap or job.recipe.train.seq_len})
-    items = rank_memory.estimate(job.shape, job.recipe.method, train, _setup(job, slot, micro_batch))
+    items = rank_memory.estimate(job.shape, job.recipe.method, train, setup_of(job, slot, micro_batch))
     return MemoryEstimate(items=items, available_bytes=slot.memory()[0])
 
 
@@ -102,7 +103,8 @@ def _does_not_fit(slot: RankSlot, memory: MemoryEstimate, *, is_capped: bool) ->
     )
 
 
-def _setup(job: TrainingJob, slot: RankSlot, micro_batch: int = 1) -> RankSetup:
+def setup_of(job: TrainingJob, slot: RankSlot, micro_batch: int = 1) -> RankSetup:
+    """What the memory of the rank in this place depends on."""
     device, machines = job.machines.device, job.machines
     return RankSetup(
         job.precision, device, micro_batch, machines.world_size, _masked(job.recipe, micro_batch), job.recipe.parallel.compress,
@@ -134,7 +136,7 @@ def _micro_batch(job: TrainingJob, slot: RankSlot, share: int) -> tuple[int, str
     available = slot.memory()[0]
     if job.shape is None or available is None:
         return min(share, CPU_MICRO_BATCH if on_cpu else 1), "the memory is not known here: a careful start"
-    setup = dataclasses.replace(_setup(job, slot), masked=True if job.recipe.data.packing else None)
+    setup = dataclasses.replace(setup_of(job, slot), masked=True if job.recipe.data.packing else None)
     most = rank_memory.largest_micro_batch(job.shape, job.recipe.method, job.recipe.train, setup, share=share, available_bytes=available)
     if on_cpu:
         return max(1, min(most, CPU_MICRO_BATCH, share)), f"what fits in memory; on a CPU more than {CPU_MICRO_BATCH} rows gain little"

@@ -12,6 +12,7 @@ from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory.rank_memory import STATE
 from homelab.planning.strategy.base import Assignment, Strategy
 from homelab.planning.strategy.ddp import Ddp
+from homelab.planning.strategy.pipeline import Pipeline
 from homelab.planning.strategy.sharded import Fsdp, Hsdp, Zero2, Zero3
 from homelab.planning.types import Choice, StrategyPrice, TimeEstimate
 
@@ -113,5 +114,5 @@ def _sent_bytes(job: TrainingJob, strategy: Strategy, assignment: Assignment) ->
     return None if size_bytes is None else round(strategy.wire_s(size_bytes, len(assignment.ranks), 1.0))
 
 
-for _strategy in (Ddp(), Zero2(), Zero3(), Fsdp(), Hsdp()):
+for _strategy in (Ddp(), Zero2(), Zero3(), Fsdp(), Hsdp(), Pipeline()):
     register(_strategy)

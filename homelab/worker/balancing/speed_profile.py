@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.law.speed import Speed
 from homelab.law.wire_bytes import BUCKET_MB
 from homelab.protocol import files, layout
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.balancing.speed_meter import SETTLING_STEPS, WINDOW_STEPS
-from homelab.worker.runtime.task import Task
+from homelab.worker.runtime.task import Rank, Task
 
 _QUANTILES = 32
 _MOST_SYNCS = 30
@@ -86,9 +87,9 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "seq_len": train.seq_len,
         "ranks": [
             {
-                "local_rank": rank.local_rank, "device_name": rank.device_name, "steps": measured.steps, **asdict(report.speed),
+                "local_rank": rank.local_rank, "device_name": rank.device_name, "steps": measured.steps, **asdict(_of_whole(report.speed, rank)),
                 "beside_torch_bytes": measured.beside_torch_bytes if rank.device_name == own[0].device_name else None,
-                "runs": [_run(task, measured.steps, report)],
+                "runs": [_run(task, measured.steps, report, rank)],
             }
             for rank, report in own_reports
             if report is not None
@@ -128,10 +129,15 @@ def write(path: Path, speeds: dict[str, Any]) -> None:
     files.replace(path, (json.dumps(speeds | {"ranks": ranks, "syncs": syncs[:_MOST_SYNCS]}, indent=2) + "\n").encode())
 
 
-def _run(task: Task, steps: int, report: Report) -> dict[str, Any]:
+def _of_whole(speed: Speed, rank: Rank) -> Speed:
+    """The cost of a pass of the whole model, from that of the layers that the rank holds."""
+    return speed.slower(1 / rank.stage["work"]) if rank.stage else speed
+
+
+def _run(task: Task, steps: int, report: Report, rank: Rank) -> dict[str, Any]:
     """What this run has measured of a rank; `steps` are those that its meter remembers."""
     counted = min(steps - SETTLING_STEPS, WINDOW_STEPS)
-    return {"run": task.run_dir.name, "strategy": task.strategy, "world_size": task.world_size, "steps": counted, **asdict(report.speed)}
+    return {"run": task.run_dir.name, "strategy": task.strategy, "world_size": task.world_size, "steps": counted, **asdict(_of_whole(report.speed, rank))}
 
 
 def _earlier(path: Path) -> dict[str, Any]:

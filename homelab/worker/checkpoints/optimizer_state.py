@@ -28,6 +28,18 @@ def load(optimizer: Any, path: Path, device: torch.device) -> None:
         _leave_the_file(optimizer)
 
 
+def load_own(optimizer: Any, state: dict[str, Any], device: torch.device) -> None:
+    """Load what is this rank's of a state that was read from a file (its tensors are pages of it)."""
+    for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        then.update({name: now[name] for name in _HOW if name in now})
+    for values in state["state"].values():
+        values.update({name: value.clone() for name, value in values.items() if isinstance(value, torch.Tensor)})
+    if device.type == "cuda" and getattr(optimizer, "is_paged", False):
+        load_paged(optimizer, state)
+        return
+    optimizer.load_state_dict(state)
+
+
 def read(optimizer: Any, path: Path, *, is_mapped: bool) -> dict[str, Any]:
     """The state in the file, for the kernels that `optimizer` uses. `is_mapped`: the tensors are pages of the file."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.utils._pytree import tree_map_only
 
 from homelab.worker.checkpoints import checkpoint_folder
@@ -103,9 +104,10 @@ def load_weights(model: Any, folder: Path) -> None:
     fill(trained(model), folder / WEIGHTS)
 
 
-def fill(own: dict[str, torch.Tensor], path: Path) -> None:
-    """Put the weights of this file into those of a model of the same recipe. Raises WorkerError when names or shapes differ."""
-    saved = load_file(str(path))
+def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> None:
+    """Put the weights of this file into those of a model of the same recipe. `is_part`: the file may have more, of other ranks. Raises WorkerError when names or shapes differ."""
+    with safe_open(str(path), "pt") as file:
+        saved = {name: file.get_tensor(name) for name in file.keys() if not is_part or name in own}  # noqa: SIM118  # it is no dict
     if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
         odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
         raise WorkerError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,7 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     model = _load_base(task, path, note)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
-    if train.fused_loss:
+    if train.fused_loss and (task.stage is None or task.stage.is_last):
         _fuse_loss(model, task, note)
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
@@ -113,6 +116,14 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
+    if task.stage is not None:
+        from homelab.worker.pipeline import stage_model
+
+        note(f"pipeline: layers {task.stage.begin} to {task.stage.end - 1} of {task.stage.layers}, stage {task.stage.number + 1} of {task.stage.count}")
+        reader = functools.partial(stage_model.load, stage=task.stage)
+        model = load_base(path, task.model.revision, how, dtype, card, where, reader)
+        model.config.use_cache = False
+        return model
     stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 else None
     model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
     if model is None:
@@ -124,10 +135,13 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
     return model
 
 
-def load_base(path: str, revision: str | None, quantisation: str | None, dtype: Any, card: int | None, where: str) -> Any:
+def load_base(
+    path: str, revision: str | None, quantisation: str | None, dtype: Any, card: int | None, where: str, reader: Callable[..., Any] | None = None
+) -> Any:
     """The base model as it is trained on, and asked afterwards: quantised (NF4, INT8), or in `dtype` ("auto": as it is stored).
 
-    `card` None: on the CPU. `where` is named when bitsandbytes is not installed. Raises WorkerError for what cannot be loaded.
+    `card` None: on the CPU. `where` is named when bitsandbytes is not installed. `reader` reads the files where it is not transformers' own. Raises
+    WorkerError for what cannot be loaded.
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -149,7 +163,7 @@ def load_base(path: str, revision: str | None, quantisation: str | None, dtype: 
         options["device_map"] = {"": card}
     elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
-    model = from_pretrained(AutoModelForCausalLM, path, **options)
+    model = reader(path, **options) if reader else from_pretrained(AutoModelForCausalLM, path, **options)
     if quantisation == INT8:
         from homelab.worker.model import int8_linear
 
@@ -221,7 +235,6 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    torch.manual_seed(seed)
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
@@ -229,4 +242,18 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
         raise unfit_adapters(error, sorted(linear)) from error
     for parameter in adapted.parameters():
         assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
+    start_adapters(adapted, seed)
     return adapted
+
+
+@torch.no_grad()
+def start_adapters(model: Any, seed: int) -> None:
+    """What each adapter starts from depends on the seed and its own name, as PEFT draws it (tuners/lora/layer.py, reset_lora_parameters): a stage
+    that holds some of the layers starts from the same numbers as the whole model.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and ".lora_A." in name:
+            digest = hashlib.sha256(f"homelab adapter {seed} {name}".encode()).digest()
+            drawn = torch.empty(parameter.shape, dtype=torch.float32)
+            torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
+            parameter.copy_(drawn)

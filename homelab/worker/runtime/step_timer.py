@@ -31,7 +31,13 @@ class StepTimer:
         self.input_s = 0.0
         self._ready: Any = None
         self._passes: list[tuple[Any, Any]] = []
+        self._counted: list[float] = []
         self._exchanged_s = 0.0
+
+    def count_passes(self, passes_s: list[float], waited_s: float) -> None:
+        """Passes that were timed elsewhere, and the wait for messages between them."""
+        self._counted = passes_s
+        self.communication_s += waited_s
 
     def input_ready(self) -> None:
         """The step's rows are chosen, made into batches and on their way to the device."""
@@ -70,6 +76,8 @@ class StepTimer:
     @property
     def passes_s(self) -> list[float]:
         """Seconds of each pass of this step. On CUDA it waits for the last pass: there is no wait after the losses were read."""
+        if self._counted:
+            return self._counted
         if not self.cuda:
             return [end - start for start, end in self._passes]
         if self._passes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from homelab.law.limits import Limits
 from homelab.law.speed import Speed
+from homelab.law.stage import Stage
 from homelab.protocol import layout
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.errors import WorkerError
@@ -27,7 +28,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of the plan. `token_cap` None: rows of any length. `speed` and `memory` as the plan has them; None: not known."""
+    """One rank of the plan. `token_cap` None: rows of any length. `speed` and `memory` as the plan has them; None: not known.
+
+    `stage`: what it holds of a pipeline; None: it is no part of one."""
 
     rank: int
     node: str
@@ -39,6 +42,7 @@ class Rank:
     token_cap: int | None = None
     speed: Mapping[str, float] | None = None
     memory: Mapping[str, Any] | None = None
+    stage: Mapping[str, Any] | None = None
 
 
 def _section(kind: type[S]) -> cached_property[S]:
@@ -125,6 +129,17 @@ class Task:
     def strategy(self) -> str:
         """How the training is spread over the ranks. Plans of older runs do not name it."""
         return str(self.plan.get("strategy", "ddp"))
+
+    @property
+    def stage(self) -> Stage | None:
+        """The layers of this rank in a pipeline; None with any other strategy."""
+        stage = self.ranks[self.rank].stage
+        return None if stage is None else Stage(count=self.world_size, **stage)
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """In a pipeline, the rank of each stage, from the first to the last."""
+        return tuple(sorted((rank.rank for rank in self.ranks), key=lambda rank: (self.ranks[rank].stage or {}).get("number", rank)))
 
     @property
     def resume_step(self) -> int:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from homelab.worker.balancing.balancer import Balance
-from homelab.worker.data.batches import Form, copied, loss_tokens, stand_in
+from homelab.worker.data.batches import Batch, Form, copied, loss_tokens, stand_in
 from homelab.worker.data.encoding import Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
+from homelab.worker.training.strategy import Scheduled, Strategy
 
 
 @dataclass(frozen=True)
 class Hooks:
     """What is called around the passes of an evaluation.
 
-    `around` is the strategy's: where a forward pass waits for other ranks, it says how many each makes. `wait` is called when this rank
+    `strategy` says how many passes each rank makes where they wait for each other, or makes them itself. `wait` is called when this rank
     has finished: the first evaluation is assigned by estimated speeds, and no collective should stay open for minutes.
     """
 
-    around: Callable[[Any, int], AbstractContextManager[int]]
+    strategy: Strategy
     after_pass: Callable[[], None]
     wait: Callable[[], None]
 
@@ -37,19 +37,15 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
     Collective: every rank calls it. A rank may have no row.
     """
     model.eval()
-    device = next(model.parameters()).device
-    own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], rank)]
-    cuts = balance.passes_of([len(row.tokens) for row in own_rows], rank)
+    scheduled = hooks.strategy if isinstance(hooks.strategy, Scheduled) else None
+    of_rank = rank if scheduled is None else scheduled.counting_rank
+    own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], of_rank)]
+    cuts = balance.passes_of([len(row.tokens) for row in own_rows], of_rank)
     batches = [form.batch([own_rows[row] for row in cut], packed=False) for cut in cuts]
     batches = [batch for batch in batches if loss_tokens(batch)]
-    summed, counted = 0.0, sum(map(loss_tokens, batches))
-    with hooks.around(model, len(batches)) as passes:
-        for batch in [*batches, *[form.batch([stand_in(form.pad)], packed=False)] * (passes - len(batches))]:
-            (inputs,) = copied([batch], device, pin=device.type == "cuda")
-            # num_items_in_batch = 1 makes the model's loss a sum.
-            summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
-            hooks.after_pass()
-        hooks.wait()
+    counted = sum(map(loss_tokens, batches)) if rank == of_rank else 0
+    summed = _own_loss(model, batches, form, hooks) if scheduled is None else scheduled.evaluate(model, batches, hooks.after_pass)
+    hooks.wait()
     everyone = process_group.gather([summed, float(counted)])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:
@@ -68,3 +64,15 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
             needs_launch=True,
         )
     return total / count
+
+
+def _own_loss(model: Any, batches: Sequence[Batch], form: Form, hooks: Hooks) -> float:
+    """The summed loss of this rank's batches; where the strategy wants more passes of it than they are, the others are over a row without a loss."""
+    device, summed = next(model.parameters()).device, 0.0
+    with hooks.strategy.evaluating(model, len(batches)) as passes:
+        for batch in [*batches, *[form.batch([stand_in(form.pad)], packed=False)] * (passes - len(batches))]:
+            (inputs,) = copied([batch], device, pin=device.type == "cuda")
+            # num_items_in_batch = 1 makes the model's loss a sum.
+            summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
+            hooks.after_pass()
+    return summed

@@ -115,21 +115,24 @@ class Run:
     def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
         from homelab.worker.data.batches import Form, StepBatches
         from homelab.worker.model import fused_loss
+        from homelab.worker.pipeline.stage_batches import StageBatches
         from homelab.worker.training.arguments import training_arguments
         from homelab.worker.training.strategy import strategy_of
         from homelab.worker.training.trainer import Hooks, ShareTrainer
 
         task, steps = self.task, self.recorder.total_steps
         strategy = strategy_of(task, steps)
-        batches = StepBatches(
+        batches = (StepBatches if task.stage is None else StageBatches)(
             rows,
             seed=task.train.seed,
             global_batch=task.train.global_batch,
             steps=steps,
             balance=self.balance,
-            rank=task.rank,
+            rank=task.stage_ranks[0] if task.stage else task.rank,
             form=Form(self.tokenizer.pad_token_id or 0, is_joined, fused_loss.takes_labelled(model)),
         )
+        if isinstance(batches, StageBatches) and task.stage:
+            batches.stage = task.stage
         return ShareTrainer(
             model=model,
             args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
@@ -250,7 +253,7 @@ class Run:
         from homelab.worker.runtime import process_group
         from homelab.worker.training.evaluate import Hooks, held_out_loss
 
-        hooks = Hooks(trainer.strategy.evaluating, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size))
+        hooks = Hooks(trainer.strategy, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size))
         loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
         self.curves.evaluation(step, loss, time.time())
         self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))

@@ -6,16 +6,18 @@ Another strategy is one module with a function `make(task, steps) -> Strategy`, 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 
 _SHARDED = "homelab.worker.training.sharded"
-_MODULES = {"ddp": "homelab.worker.training.ddp", "zero2": _SHARDED, "zero3": _SHARDED, "fsdp": _SHARDED, "hsdp": _SHARDED}
+_PIPELINE = "homelab.worker.training.pipeline"
+_MODULES = {"ddp": "homelab.worker.training.ddp", "zero2": _SHARDED, "zero3": _SHARDED, "fsdp": _SHARDED, "hsdp": _SHARDED, "pipeline": _PIPELINE}
 
 
 class Strategy(Protocol):
@@ -94,6 +96,24 @@ class Strategy(Protocol):
 
     def check_weights(self, model: Any, step: int) -> str | None:
         """What a person should know of the weights after `step`; None where there is nothing new. Collective."""
+        ...
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """A strategy with an order of passes of its own, in which ranks compute parts of the same micro-batches."""
+
+    @property
+    def counting_rank(self) -> int:
+        """The rank that the plan gives all rows: it counts them."""
+        ...
+
+    def run_passes(self, trainer: Any, model: Any, item: Any, count: Any) -> float:
+        """All passes of this rank in a step, and the loss that it has computed. Collective."""
+        ...
+
+    def evaluate(self, model: Any, batches: list[dict[str, Any]], after_pass: Callable[[], None]) -> float:
+        """The summed loss of these batches, on the rank that computes it; 0 on the others. Collective."""
         ...
 
 

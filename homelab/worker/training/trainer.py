@@ -36,7 +36,7 @@ from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
-from homelab.worker.training.strategy import Strategy
+from homelab.worker.training.strategy import Scheduled, Strategy
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class ShareTrainer(Trainer):
         self.learning_rate = math.nan
         for name in (
             "_clip_grad_norm", "_load_from_checkpoint", "_move_model_to_device", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
+            "_sync_replicated_trainable_parameters",
         ):  # fmt: skip
             assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
         super().__init__(model=model, args=args, train_dataset=batches, callbacks=[_Steps(self)])
@@ -124,22 +125,15 @@ class ShareTrainer(Trainer):
     def training_step(
         self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
-        inputs = self._with_stand_ins(model, inputs)
-        last = len(inputs.micro_batches) - 1
-        for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
-            torch.manual_seed(seed)
-            sync = contextlib.nullcontext() if index == last else self.strategy.without_reduction(self.accelerator, model)
-            with self.clock.one_pass(), sync:
-                loss = super().training_step(model, batch, num_items_in_batch)
-            summed += loss.detach()
-            self.clock.keep_up()
-            self.hooks.after_pass()
-        self.clock.gradients_reduced()
-        # Each loss was multiplied by the number of ranks, which the average over ranks divides again.
+        if isinstance(self.strategy, Scheduled):
+            own_loss = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
+        else:
+            inputs = self._with_stand_ins(model, inputs)
+            own_loss = self._own_passes(model, inputs, num_items_in_batch)
+        # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
         assert self.item is not None
-        counted = sum(loss_tokens(batch) for batch in self.item.micro_batches)  # on the CPU, because a tensor on a card would need a wait
-        own_figures = [float(summed) / self.accelerator.num_processes, counted, inputs.loss_tokens, self._waited_s]
+        counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
+        own_figures = [own_loss, counted, inputs.loss_tokens, self._waited_s]
         since_save = self.interval.numbers(time.perf_counter(), self.step_s)
         everyone = self.clock.gather([*own_figures, *since_save, *self._report(inputs)])
         self._check_batch([int(values[1]) for values in everyone], [int(values[2]) for values in everyone])
@@ -155,7 +149,23 @@ class ShareTrainer(Trainer):
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:
             raise self.not_a_number("the loss", bad)
-        return summed.to(torch.float32)
+        return torch.tensor(own_loss, dtype=torch.float32, device=self.args.device)
+
+    def _own_passes(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None) -> float:
+        """The passes of this rank's micro-batches, gradients synchronised in the last one; their loss."""
+        summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
+        last = len(inputs.micro_batches) - 1
+        for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
+            torch.manual_seed(seed)
+            sync = contextlib.nullcontext() if index == last else self.strategy.without_reduction(self.accelerator, model)
+            with self.clock.one_pass(), sync:
+                loss = super().training_step(model, batch, num_items_in_batch)
+            summed += loss.detach()
+            self.clock.keep_up()
+            self.hooks.after_pass()
+        self.clock.gradients_reduced()
+        # Each loss was multiplied by the number of ranks, which the average over ranks divides again.
+        return float(summed) / self.accelerator.num_processes
 
     def _with_stand_ins(self, model: Any, item: StepItem) -> StepItem:
         """The step with as many passes as the strategy wants of this rank."""
@@ -224,6 +234,9 @@ class ShareTrainer(Trainer):
         self.strategy.after_wrap(wrapped)
         return wrapped, batches
 
+    def _sync_replicated_trainable_parameters(self, model: Any) -> None:
+        pass  # what is trained and no DTensor would become rank 0's, and its gradient an average: it is a stage's own
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self.strategy.load_optimizer(self.optimizer.optimizer, Path(checkpoint), self.args.device)
@@ -244,7 +257,8 @@ class _Steps(TrainerCallback):
 
     def on_train_begin(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.strategy.reduce_gradients(self.trainer.model_wrapped, self.trainer.clock)
-        check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
+        if self.trainer.task.stage is None or self.trainer.task.stage.is_last:
+            check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
         if self.trainer.train_dataset.packed and not self.trainer.train_dataset.form.joined:
             check_samples_stay_apart(self.trainer.model, self.trainer.args.device)
         self.trainer.hooks.before_first(self.trainer)

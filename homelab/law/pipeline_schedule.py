@@ -1,0 +1,41 @@
+"""The order in which a stage of a pipeline computes the micro-batches of a step: forward passes first, then one backward and one forward in turn (1F1B).
+
+`in_flight` says how many micro-batches a stage may have begun and not ended: each keeps its activations. One for every stage from this one
+to the last is what keeps all of them busy on an endless wire (Narayanan et al., PipeDream-2BW and Megatron-LM, 2021); one more for every
+boundary hides the time of a message. The worker follows this order, and the planner reckons with it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch."""
+
+    kind: Literal["forward", "backward"]
+    micro_batch: int
+
+
+def order(micro_batches: int, in_flight: int) -> list[Action]:
+    """All passes of one stage in a step, each micro-batch forward and backward once, both in the order of the batch."""
+    assert in_flight >= 1
+    actions, begun, ended = [], 0, 0
+    while ended < micro_batches:
+        if begun < micro_batches and begun - ended < in_flight:
+            actions.append(Action("forward", begun))
+            begun += 1
+        else:
+            actions.append(Action("backward", ended))
+            ended += 1
+    return actions
+
+
+def least_in_flight(stage: int, stages: int) -> int:
+    """What `stage` (from 0) needs so that no later stage waits for it where messages take no time."""
+    return stages - stage
+
+
+def most_in_flight(stage: int, stages: int) -> int:
+    """The same where a message takes up to as long as a pass."""
+    return 2 * (stages - stage) - 1

@@ -1,0 +1,96 @@
+"""One model on several ranks, layer after layer (`homelab.worker.training.pipeline`): only activations cross the wire. The curve is that of one process."""
+
+from __future__ import annotations
+
+from homelab.errors import InputError
+from homelab.planning.job import Job, TrainingJob
+from homelab.planning.pipeline import pipeline_plan, stage_memory
+from homelab.planning.pipeline.pipeline_plan import PipelinePlan
+from homelab.planning.strategy import network_cost
+from homelab.planning.strategy.base import Assignment, Automatic, Strategy
+from homelab.planning.strategy.ddp import TIMEOUT_S
+from homelab.planning.types import Choice, RankPlan, TimeEstimate
+
+_WHERE = "recipe, [parallel] strategy"
+
+
+class Pipeline(Strategy):
+    """Every rank holds some of the layers."""
+
+    name = "pipeline"
+    checkpoint_layout = "replicated"
+
+    def automatic(self, job: Job) -> Automatic:
+        return "fallback" if job.machines.world_size > 1 else "never"
+
+    def assign(self, job: Job) -> Assignment:
+        """The layers of every rank. Raises InputError for what a pipeline does not train, DoesNotFit where no cut has room."""
+        if not isinstance(job, TrainingJob):
+            raise InputError('strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"')
+        fault = _fault(job)
+        if fault is not None:
+            raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
+        return _assignment(job, pipeline_plan.make(job))
+
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
+        """What crosses one boundary in a step: hidden states and their gradients, of all rows."""
+        if job.shape is None:
+            return None
+        train, rows = job.recipe.train, job.workload.rows
+        tokens = sum(rows.lengths(train.global_batch, train.seq_len))
+        return 2 * stage_memory.message_bytes(job.shape, job.recipe.method, job.precision, tokens)
+
+    def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
+        """Both directions at once: half of the bytes each way."""
+        return size_bytes / 2 / bytes_per_s if ranks > 1 else 0.0
+
+    def because(self, job: Job) -> str:
+        if not isinstance(job, TrainingJob) or job.shape is None:
+            return "the recipe says so"
+        names = job.machines.names
+        size_bytes = self.step_bytes(job, 1) or 0
+        wire = network_cost.wire_between(names, job.throughputs)
+        text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
+        return f"{text} at {wire}" if len(names) > 1 else text
+
+    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
+        """Every stage sends its weights and optimizer to all others once."""
+        return network_cost.gather_s(pipeline_plan.checkpoint_bytes(job), ranks, bytes_per_s)
+
+    def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
+        return pipeline_plan.time_of(job, self, ranks)
+
+    def worker_settings(self, job: Job) -> dict[str, str]:
+        """How long ranks wait for each other to connect."""
+        return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
+
+
+def _assignment(job: TrainingJob, plan: PipelinePlan) -> Assignment:
+    saved = Choice(subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it")
+    return Assignment(plan.ranks, (job.workload.speeds.choice, *plan.choices, saved), plan.warnings)
+
+
+def _fault(job: TrainingJob) -> tuple[str, str] | None:
+    """What the recipe asks for that a pipeline would change or cannot do, and the edit; None where nothing is."""
+    recipe, shape, ranks = job.recipe, job.shape, job.machines.world_size
+    if ranks == 1:
+        return "wants several cards, and there is one rank", 'strategy = "auto"'
+    if shape is None:
+        return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
+    if ranks > shape.layers:
+        return f"has a layer for every rank at least: the model has {shape.layers}, and there are {ranks} ranks", "leave nodes out with --nodes"
+    if recipe.method.backend == "unsloth":
+        return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
+    if job.precision == "fp16":
+        return "does not go with fp16, whose loss scale every rank must change alike", 'precision = "bf16" or "fp32", or strategy = "ddp"'
+    if recipe.parallel.compress != "none":
+        return f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
+    if recipe.parallel.bucket_mb != "auto":
+        return "sends no gradients of weights, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
+    if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
+        return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
+    if recipe.method.kind != "full" and recipe.method.dropout > 0:
+        return "draws dropout stage by stage, which would be another training", "[method] dropout = 0 (another training, too), or another strategy"
+    if recipe.method.kind == "full" and shape.tied_embeddings:
+        return "cannot train embeddings that are the head too: they are on the first stage and on the last", 'kind = "lora", or strategy = "zero3"'
+    return None

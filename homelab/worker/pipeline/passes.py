@@ -1,0 +1,142 @@
+"""The passes of one step, or of an evaluation, on one stage: what comes from the neighbours, the stage's own layers, what goes to them.
+
+Every stage adds up its gradients in the order of the micro-batches, so they are those of one process to the last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from homelab.law import pipeline_schedule
+from homelab.law.stage import Stage
+from homelab.worker.pipeline.neighbours import Inbox, Neighbours
+
+Batch = dict[str, Any]
+
+
+@dataclass
+class Work:
+    """What a step has cost this stage: seconds of the passes of each micro-batch, and seconds it has waited for messages."""
+
+    passes_s: list[float] = field(default_factory=list)
+    waited_s: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A stage between its neighbours. `dtype` is that of the hidden states on the wire, the same as inside the model: nothing is rounded.
+
+    `context` is around every forward pass (autocast); `after_pass` is called when one is done.
+    """
+
+    model: Any
+    stage: Stage
+    neighbours: Neighbours
+    dtype: torch.dtype
+    device: torch.device
+    hidden: int
+    context: Callable[[], AbstractContextManager[Any]]
+    after_pass: Callable[[], None]
+
+    def step(self, batches: Sequence[Batch], seeds: Sequence[int], count: torch.Tensor, backward: Callable[[torch.Tensor], None]) -> tuple[float, Work]:
+        """All passes of an optimizer step; the loss of this stage (0 but on the last one) and what it has cost.
+
+        `count` divides the summed loss; `backward` is called with each loss.
+        """
+        work = Work([0.0] * len(batches))
+        coming, returning = self._inbox(self.neighbours.before_in, batches), self._inbox(self.neighbours.behind_in, batches)
+        losses = torch.zeros((), dtype=torch.float64, device=self.device)
+        begun: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        for kind, index in pipeline_schedule.order(len(batches), self.stage.in_flight):
+            if kind == "forward":
+                entered = self._taken(coming, work)
+                with _timed(work, index, self.device):
+                    torch.manual_seed(seeds[index])
+                    left = self._forward(batches[index], entered, count)
+                begun[index] = entered, left
+                if self.stage.is_last:
+                    losses += left.detach()
+                elif self.neighbours.behind_out is not None:
+                    work.sent_bytes += self.neighbours.behind_out.send(left.detach())
+            else:
+                entered, left = begun.pop(index)
+                gradient = self._taken(returning, work)
+                with _timed(work, index, self.device):
+                    if gradient is None:
+                        backward(left)
+                    else:
+                        torch.autograd.backward(left, gradient)
+                if entered is not None and self.neighbours.before_out is not None:
+                    assert entered.grad is not None
+                    work.sent_bytes += self.neighbours.before_out.send(entered.grad)
+            self.after_pass()
+        before = time.perf_counter()
+        self.neighbours.drain()
+        work.waited_s += time.perf_counter() - before
+        return float(losses), work
+
+    @torch.no_grad()
+    def summed_losses(self, batches: Sequence[Batch], count: torch.Tensor) -> float:
+        """The losses of these batches, summed; 0 but on the last stage. Forward passes alone."""
+        summed = 0.0
+        coming = self._inbox(self.neighbours.before_in, batches)
+        for batch in batches:
+            left = self._forward(batch, coming.take() if coming is not None else None, count)
+            if self.stage.is_last:
+                summed += float(left)
+            elif self.neighbours.behind_out is not None:
+                self.neighbours.behind_out.send(left)
+            self.after_pass()
+        self.neighbours.drain()
+        return summed
+
+    def _inbox(self, channel: Any, batches: Sequence[Batch]) -> Inbox | None:
+        if channel is None:
+            return None
+        return Inbox(channel, [(*batch["input_ids"].shape, self.hidden) for batch in batches], self.dtype, self.device)
+
+    def _taken(self, inbox: Inbox | None, work: Work) -> torch.Tensor | None:
+        """The next message, and the wait for it; None where nothing comes."""
+        if inbox is None:
+            return None
+        before = time.perf_counter()
+        tensor = inbox.take()
+        work.waited_s += time.perf_counter() - before
+        return tensor
+
+    def _forward(self, batch: Batch, entered: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
+        """The loss on the last stage, hidden states on any other."""
+        of_the_loss = ("labels", "labelled")
+        inputs = {name: value for name, value in batch.items() if name not in of_the_loss} if not self.stage.is_last else dict(batch)
+        if entered is not None:
+            del inputs["input_ids"]
+            inputs["inputs_embeds"] = entered.requires_grad_(torch.is_grad_enabled())
+        with self.context():
+            if self.stage.is_last:
+                loss: torch.Tensor = self.model(**inputs, num_items_in_batch=count).loss
+                return loss
+            hidden: torch.Tensor = self.model(**inputs).logits
+        return hidden.to(self.dtype)
+
+
+class _timed:
+    """Around one pass of a micro-batch. On CUDA, kernels run later than Python: it waits for them, which costs a pipeline little, because
+    the next thing it does is to wait for a message."""
+
+    def __init__(self, work: Work, index: int, device: torch.device) -> None:
+        self._work, self._index, self._device = work, index, device
+
+    def __enter__(self) -> None:
+        self._begin_s = time.perf_counter()
+
+    def __exit__(self, *_error: object) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._work.passes_s[self._index] += time.perf_counter() - self._begin_s

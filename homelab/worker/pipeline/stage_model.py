@@ -1,0 +1,153 @@
+"""A model with the layers of one stage: transformers' own class, in which every other part is a stand-in without weights.
+
+The class builds itself on the meta device, the parts of other stages are replaced, and transformers reads what is left from the files, tensor
+by tensor, quantised layer by layer. The names of the weights are those of the whole model. Called with `inputs_embeds`, the model runs its own
+layers: `logits` of a stage that is not the last are its hidden states.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from homelab.law.stage import Stage
+from homelab.worker.errors import WorkerError
+
+_WHERE = "[model] name in the recipe"
+_HINT = 'set [parallel] strategy = "zero3": it divides any model of transformers'
+
+
+class Elsewhere(torch.nn.Module):
+    """A layer, a norm or a head of another stage: what comes in goes out."""
+
+    def __init__(self, original: torch.nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(original).items():  # models ask their layers what kind of attention they have
+            if not name.startswith("_") and name != "training" and isinstance(value, str | int | bool | None):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden_states
+
+
+class StandInEmbedding(torch.nn.Module):
+    """The embeddings of another stage: vectors that only depend on the token, for the small tests of a loaded model."""
+
+    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.hidden, self.dtype = hidden, dtype
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(1, self.hidden + 1, device=input_ids.device, dtype=torch.float32)
+        return torch.cos((input_ids.unsqueeze(-1) + 1) * places * 0.37).to(self.dtype)
+
+
+def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
+    """The model of this stage with its own weights; `options` are those of `from_pretrained`. Raises WorkerError for a model that cannot be cut."""
+    from transformers import AutoConfig
+
+    from homelab.worker.model.build import from_pretrained
+
+    config = from_pretrained(AutoConfig, path, revision=options.get("revision"))
+    whole = _class_of(config)
+    own_config = copy.deepcopy(config)
+    if not stage.is_last and getattr(own_config, "tie_word_embeddings", False):
+        own_config.tie_word_embeddings = False  # the head that shares its weights is elsewhere
+
+    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, config, *args, **kwargs)
+        cut(self, stage, dtype)
+
+    not_own = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # the files have the weights of all stages
+    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **not_own})
+    model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
+    check(model)
+    return model
+
+
+def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
+    """Replace every part of a causal LM that other stages hold. Raises WorkerError where a part is not where models of transformers have it."""
+    decoder = decoder_of(model)
+    if len(decoder.layers) != stage.layers:
+        raise WorkerError(
+            f"the plan cuts {stage.layers} layers, and the model has {len(decoder.layers)}", where=_WHERE,
+            hint="the base model on this node is another one: copy the same model folder to every node",
+        )  # fmt: skip
+    for number, layer in enumerate(decoder.layers):
+        if not stage.holds(number):
+            decoder.layers[number] = Elsewhere(layer)
+    is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    if not stage.is_first and not (stage.is_last and is_tied):
+        decoder.embed_tokens = StandInEmbedding(model.config.get_text_config().hidden_size, dtype)
+    if not stage.is_last:
+        decoder.norm = Elsewhere(decoder.norm)
+        model.lm_head = Elsewhere(model.lm_head)
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of a causal LM (with adapters or not) that has the layers. Raises WorkerError for a model whose layers are not where they are looked for."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    decoder = base.base_model
+    parts = ("layers", "embed_tokens", "norm")
+    missing = [name for name in parts if not isinstance(getattr(decoder, name, None), torch.nn.Module)]
+    if missing or not isinstance(getattr(base, "lm_head", None), torch.nn.Module):
+        raise WorkerError(
+            f"{type(base).__name__} cannot be cut into stages: it has no {', '.join(missing or ['lm_head'])} where models of the Llama kind have it",
+            where=_WHERE, hint=_HINT, needs_launch=True,
+        )  # fmt: skip
+    return decoder
+
+
+@torch.no_grad()
+def check(model: Any) -> None:
+    """Without its layers and its norm, the decoder must give back what it gets, to the last bit. Raises WorkerError for a model that does more
+    between its layers (scales its embeddings, adds one layer's output to another's)."""
+    decoder = decoder_of(model)
+    layers, norm = dict(decoder.layers.named_children()), decoder.norm
+    weight = next(model.parameters())
+    given = torch.randn(1, 3, model.config.get_text_config().hidden_size, generator=torch.Generator().manual_seed(1)).to(weight.device)
+    try:
+        for name, layer in layers.items():
+            decoder.layers._modules[name] = Elsewhere(layer)
+        decoder.norm = Elsewhere(norm)
+        answer = decoder(inputs_embeds=given).last_hidden_state
+    finally:
+        decoder.layers._modules.update(layers)
+        decoder.norm = norm
+    if not torch.equal(answer, given):
+        raise WorkerError(
+            f"{type(model).__name__} cannot be cut into stages: it computes more than its layers, one after the other",
+            where=_WHERE, hint=_HINT, needs_launch=True,
+        )  # fmt: skip
+
+
+def own_layers(model: Any) -> Iterator[torch.nn.Module]:
+    """The layers whose weights are here."""
+    return (layer for layer in decoder_of(model).layers if not isinstance(layer, Elsewhere))
+
+
+@functools.cache
+def _experts() -> tuple[str, ...]:
+    return ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _class_of(config: Any) -> Any:
+    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts: which tokens they take
+    depends on all of a batch in some, and their loss is no sum over tokens."""
+    from transformers import AutoModelForCausalLM
+
+    text = config.get_text_config()
+    if any((getattr(text, name, 0) or 0) > 1 for name in _experts()):
+        raise WorkerError(
+            f"{config.model_type} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens",
+            where=_WHERE, hint=_HINT, needs_launch=True,
+        )  # fmt: skip
+    known = AutoModelForCausalLM._model_mapping
+    if type(config) not in known:
+        raise WorkerError(f"{config.model_type} is no causal language model that transformers knows", where=_WHERE, hint="choose another [model] name", needs_launch=True)
+    classes = known[type(config)]
+    return classes[0] if isinstance(classes, list | tuple) else classes

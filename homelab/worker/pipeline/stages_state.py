@@ -1,0 +1,115 @@
+"""What all stages hold together, on every rank: weights by name, and the optimizer's state in the numbering of one process.
+
+A checkpoint is whole on every node, so that any other cut, any other strategy or one process goes on from it. Parameters stand in a stage in
+the order in which the whole model has them, and stages stand in the order of their layers: the whole numbering is theirs put together,
+group by group of the optimizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from homelab.worker.runtime import process_group
+
+_PIECE_BYTES = 32 * 2**20  # on a card, beside all else
+
+
+def gathered(own: dict[str, torch.Tensor], device: torch.device, *, is_kept: bool) -> dict[str, torch.Tensor]:
+    """The tensors of all stages by name, in host memory. Collective; where it is not kept, of no use. A name of two stages is the last one's."""
+    whole: dict[str, torch.Tensor] = {}
+    for rank in range(dist.get_world_size()):
+        whole |= _of_rank(rank, own, device, is_kept=is_kept)
+    return whole
+
+
+def _of_rank(rank: int, own: dict[str, torch.Tensor], device: torch.device, *, is_kept: bool) -> dict[str, torch.Tensor]:
+    """What `rank` has, sent to everybody: what it is, then its bytes in pieces."""
+    is_own = rank == dist.get_rank()
+    listed = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in own.items()] if is_own else []
+    text = json.dumps(listed).encode()
+    length = int(process_group.gather([float(len(text))])[rank][0])
+    header = torch.frombuffer(bytearray(text), dtype=torch.uint8) if is_own else torch.empty(length, dtype=torch.uint8)
+    listed = json.loads(bytes(_broadcast(header, rank, device).tolist()).decode())
+    whole = {}
+    for name, dtype, shape in listed:
+        tensor = own[name].detach().contiguous().cpu() if is_own else torch.empty(shape, dtype=getattr(torch, dtype))
+        flat = _bytes_of(tensor)
+        for piece in flat.split(_PIECE_BYTES):
+            received = _broadcast(piece, rank, device)
+            if not is_own and is_kept:
+                piece.copy_(received)
+        if is_kept:
+            whole[name] = tensor
+    return whole
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as bytes."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _broadcast(tensor: torch.Tensor, source: int, device: torch.device) -> torch.Tensor:
+    if dist.get_backend() != "nccl":
+        dist.broadcast(tensor, source)
+        return tensor
+    on_card = tensor.to(device)
+    dist.broadcast(on_card, source)
+    return on_card.cpu()
+
+
+def numbers_of(groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """From the number of parameters in each group of each stage's optimizer: [stage][group] -> their numbers in an optimizer of the whole model."""
+    sizes_of_groups = [sum(sizes) for sizes in zip(*groups, strict=True)]
+    starts = [0, *itertools.accumulate(sizes_of_groups)]
+    numbers: list[list[list[int]]] = []
+    for stage, sizes in enumerate(groups):
+        before = [sum(groups[earlier][group] for earlier in range(stage)) for group in range(len(sizes))]
+        numbers.append([list(range(starts[group] + before[group], starts[group] + before[group] + size)) for group, size in enumerate(sizes)])
+    return numbers
+
+
+def group_numbers(optimizer: Any, stages: Sequence[int]) -> list[list[list[int]]]:
+    """`numbers_of` for the optimizers of all stages, whose ranks are `stages`. Collective."""
+    counts = process_group.gather([float(len(group["params"])) for group in optimizer.param_groups])
+    return numbers_of([[int(count) for count in counts[rank]] for rank in stages])
+
+
+def whole_optimizer(optimizer: Any, stages: Sequence[int], device: torch.device, *, is_kept: bool) -> dict[str, Any]:
+    """The state_dict that an optimizer of the whole model would have. Collective."""
+    own = optimizer.state_dict()
+    numbers = group_numbers(optimizer, stages)
+    own_numbers = list(itertools.chain.from_iterable(numbers[stages.index(dist.get_rank())]))
+    in_order = list(itertools.chain.from_iterable(group["params"] for group in own["param_groups"]))
+    whole_of = dict(zip(in_order, own_numbers, strict=True))
+    tensors = {
+        f"{whole_of[index]}/{name}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        for index, values in own["state"].items() for name, value in values.items()
+    }  # fmt: skip
+    kinds = {name: type(value) for values in own["state"].values() for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    whole = gathered(tensors, device, is_kept=is_kept)
+    state: dict[int, dict[str, Any]] = {}
+    for key, tensor in whole.items():
+        index, _, name = key.partition("/")
+        make: Callable[[torch.Tensor], Any] = (lambda value, kind=kinds[name]: kind(value.item())) if name in kinds else (lambda value: value)
+        state.setdefault(int(index), {})[name] = make(tensor)
+    by_group = [list(itertools.chain.from_iterable(stage[group] for stage in numbers)) for group in range(len(own["param_groups"]))]
+    groups = [{**group, "params": params} for group, params in zip(own["param_groups"], by_group, strict=True)]
+    return {**own, "state": dict(sorted(state.items())), "param_groups": groups}
+
+
+def own_optimizer(state: dict[str, Any], optimizer: Any, stages: Sequence[int]) -> dict[str, Any]:
+    """The part of a whole state_dict that the optimizer of this stage holds, in its own numbering. Collective."""
+    own_numbers = list(itertools.chain.from_iterable(group_numbers(optimizer, stages)[stages.index(dist.get_rank())]))
+    own = {index: state["state"][number] for index, number in enumerate(own_numbers) if number in state["state"]}
+    starts = itertools.accumulate((len(group["params"]) for group in optimizer.param_groups), initial=0)
+    groups = [
+        {**saved, "params": list(range(start, start + len(group["params"])))}
+        for saved, group, start in zip(state["param_groups"], optimizer.param_groups, starts, strict=False)
+    ]
+    return {**state, "state": own, "param_groups": groups}

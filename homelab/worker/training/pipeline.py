@@ -1,0 +1,168 @@
+"""The strategy "pipeline": each rank holds some layers of one model, and the micro-batches of a step go through all of them.
+
+Only activations and their gradients cross the wire. Every rank makes the micro-batches of the whole global batch, which are those of one
+process; the last one computes the loss. Each steps its own weights, after one sum of squares for the norm of the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from homelab.worker.checkpoints import optimizer_state, weights
+from homelab.worker.data.batches import copied
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.build import DTYPES
+from homelab.worker.pipeline import stage_model, stages_state
+from homelab.worker.pipeline.neighbours import Neighbours
+from homelab.worker.pipeline.passes import Pipeline
+from homelab.worker.runtime import process_group
+from homelab.worker.runtime.step_timer import StepTimer
+from homelab.worker.runtime.task import Task
+from homelab.worker.training import gradient_norm
+from homelab.worker.training.strategy import Strategy
+
+
+class Stages:
+    """One stage of a model, between its neighbours."""
+
+    def __init__(self, task: Task) -> None:
+        stage = task.stage
+        assert stage is not None and task.world_size > 1, "a pipeline has stages"
+        self._task, self.stage = task, stage
+        self._device = torch.device(task.device, task.local_rank) if task.device == "cuda" else torch.device("cpu")
+        self._dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
+        self._neighbours = Neighbours.of(task.rank, task.stage_ranks)
+        self._sent_bytes = 0
+
+    @property
+    def counting_rank(self) -> int:
+        return self._task.stage_ranks[0]
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
+    @property
+    def places_model(self) -> bool:
+        return True
+
+    @property
+    def divides_on_host(self) -> bool:
+        return False
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def configure(self, accelerator: Any) -> None:
+        pass
+
+    def before_wrap(self, model: Any) -> None:
+        pass
+
+    def after_wrap(self, wrapped: Any) -> None:
+        pass
+
+    def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
+        pass
+
+    def begin_step(self, wrapped: Any, passes: int) -> int:
+        return passes
+
+    def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def run_passes(self, trainer: Any, model: Any, item: Any, count: torch.Tensor) -> float:
+        """All passes of a step over the micro-batches of the whole batch; the loss of this rank."""
+        model.train()
+        batches = copied(item.micro_batches, self._device, pin=self._device.type == "cuda")
+        pipeline = self._pipeline(model, trainer.compute_loss_context_manager, trainer.hooks.after_pass)
+        loss, work = pipeline.step(batches, item.seeds, count, trainer.accelerator.backward)
+        self._sent_bytes = work.sent_bytes
+        trainer.clock.count_passes(work.passes_s, work.waited_s)
+        return loss
+
+    def evaluate(self, model: Any, batches: list[dict[str, Any]], after_pass: Callable[[], None]) -> float:
+        """The summed loss of these batches on the last rank, 0 on the others. Collective."""
+        pipeline = self._pipeline(model, contextlib.nullcontext, after_pass)
+        return pipeline.summed_losses(copied(batches, self._device, pin=self._device.type == "cuda"), torch.tensor(1, device=self._device))
+
+    def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> Pipeline:
+        hidden = int(model.config.get_text_config().hidden_size)
+        return Pipeline(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass)
+
+    def evaluating(self, model: Any, passes: int) -> AbstractContextManager[int]:
+        return contextlib.nullcontext(passes)
+
+    def clip(self, model: Any, most: float) -> float:
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norm: float = gradient_norm.clip(gradients, most, lambda square: sum(values[0] for values in process_group.gather([square])))
+        return norm
+
+    def state(self, trainer: Any) -> dict[str, Any]:
+        is_kept = self._task.is_keeper
+        state = {
+            weights.WEIGHTS: stages_state.gathered(weights.trained(trainer.model), self._device, is_kept=is_kept),
+            weights.OPTIMIZER: stages_state.whole_optimizer(trainer.optimizer.optimizer, self._task.stage_ranks, self._device, is_kept=is_kept),
+        }
+        return state if is_kept else {}
+
+    def whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
+        return stages_state.gathered(weights.trained(model), self._device, is_kept=self._task.is_keeper)
+
+    def load_weights(self, model: Any, checkpoint: Path) -> None:
+        weights.fill(weights.trained(model), checkpoint / weights.WEIGHTS, is_part=True)
+
+    def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
+        whole = torch.load(checkpoint / weights.OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
+        own = stages_state.own_optimizer(whole, optimizer, self._task.stage_ranks)
+        optimizer_state.load_own(optimizer, own, self._device)
+
+    def check_start(self, model: Any, where: str) -> str | None:
+        """The stages must be those of one model: each layer once, of one width and one configuration."""
+        config = model.config.to_dict() | {"tie_word_embeddings": None}
+        own_digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+        digests = process_group.gather([float(int(own_digest[:12], 16))])
+        odd = [rank for rank, values in enumerate(digests) if values != digests[0]]
+        if odd:
+            raise WorkerError(
+                f"the stages are not of one model: the configuration on {self._task.named(*odd)} is another one than on {self._task.named(0)}",
+                where=f"{self._task.model.name} ([model] name in the recipe)", hint="copy the same model folder to every node",
+            )  # fmt: skip
+        self._check_wire(model)
+        return None
+
+    @torch.no_grad()
+    def _check_wire(self, model: Any) -> None:
+        """What a layer gives out must be of the type that crosses the wire: a change of type would round, and one process does not."""
+        decoder = stage_model.decoder_of(model)
+        width = int(model.config.get_text_config().hidden_size)
+        enabled = self._task.precision != "fp32"
+        with torch.autocast(self._device.type, DTYPES[self._task.precision], enabled=enabled):
+            given = torch.zeros((1, 2, width), dtype=self._dtype, device=self._device)
+            layer_norm, decoder.norm = decoder.norm, stage_model.Elsewhere(decoder.norm)
+            try:
+                out = decoder(inputs_embeds=given).last_hidden_state.dtype
+            finally:
+                decoder.norm = layer_norm
+        if out != self._dtype:
+            raise WorkerError(
+                f"{type(model).__name__} computes hidden states in {out}, and the pipeline would send them as {self._dtype}",
+                where="[parallel] strategy in the recipe", hint='[train] precision = "fp32", or another strategy', needs_launch=True,
+            )  # fmt: skip
+
+    def check_weights(self, model: Any, step: int) -> str | None:
+        return None  # no weight that is trained is anywhere twice
+
+
+def make(task: Task, steps: int) -> Strategy:
+    dist.barrier()
+    return Stages(task)
