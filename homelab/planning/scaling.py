@@ -226,6 +226,7 @@ def _limit(plan: Plan, time: TimeEstimate) -> str:
     )  # fmt: skip
     costs = {
         "the wire": time.wire_s, "ranks that wait for each other, as earlier runs measured it": time.wait_s, uneven: time.compute_s - best_compute_s,
+        "stages that fill and drain once per step": time.fill_s,
         "what each step and pass costs a rank, however few its rows are": best_compute_s - time.step_s * time.efficiency,
     }  # fmt: skip
     worst = max(costs, key=lambda name: costs[name])

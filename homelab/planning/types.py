@@ -173,7 +173,8 @@ class NodeGain(Value):
 class TimeEstimate(Value):
     """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
 
-    `step_s` is `compute_s` (the rank that ends last), `wire_s`, and `wait_s` for ranks that are not always as fast; `wire_hidden_s` more are on the
+    `step_s` is `compute_s` (the rank that ends last), `wire_s`, `wait_s` for ranks that are not always as fast, and in a pipeline `fill_s`
+    while its stages fill and drain; `wire_hidden_s` more are on the
     wire while ranks compute. `best_step_s` is the same if rows could be divided at will, `equal_step_s` with equal shares. Efficiencies are
     fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
     saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
@@ -190,6 +191,7 @@ class TimeEstimate(Value):
     wire_because: str
     wire_is_measured: bool = False
     wait_s: float = 0.0
+    fill_s: float = 0.0
     wire_measured_ranks: int = 0
     step_s: float
     best_step_s: float

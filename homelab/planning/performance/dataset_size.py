@@ -29,7 +29,7 @@ class Rows:
     """Rows that are trained on per epoch (None: not known) and their mean length in tokens; `because` says where they come from.
 
     `quantiles` are lengths from the shortest row to the longest at even distances, where they were counted. `padded` says why the
-    rows of a pass are padded to its longest one; empty: they stand one after the other.
+    rows of a pass are padded to its longest one; empty: they stand one after the other. `loss_part`: of the tokens, those that carry a loss.
     """
 
     count: int | None
@@ -38,6 +38,7 @@ class Rows:
     because: str
     quantiles: tuple[float, ...] = ()
     padded: str = ""
+    loss_part: float = 1.0
 
     def steps(self, recipe: TrainRecipe) -> int | None:
         """Optimizer steps of the whole run; None when the number of rows decides it and is not known."""
@@ -77,11 +78,12 @@ def of_data(recipe: TrainRecipe, train: DataFile | None, files: Iterable[SpeedPr
                 True,
                 f"counted by {file.run or 'an earlier run'}",
                 file.row_tokens_quantiles,
+                loss_part=file.loss_part or _loss_part(recipe),
             )
     count = train.rows if train else None
     if count is None or not train or not train.size_bytes:
         return Rows(
-            None, float(seq_len), False, f"not known: rows of {seq_len} tokens are assumed, the most there can be"
+            None, float(seq_len), False, f"not known: rows of {seq_len} tokens are assumed, the most there can be", loss_part=_loss_part(recipe)
         )
     mean = min(train.size_bytes / count / BYTES_PER_TOKEN, float(seq_len))
     mean = max(mean, 1.0)
@@ -91,4 +93,9 @@ def of_data(recipe: TrainRecipe, train: DataFile | None, files: Iterable[SpeedPr
     if recipe.data.packing:
         count, mean = max(1, math.ceil(count * mean / seq_len)), float(seq_len)
         because += f", packed to {seq_len}"
-    return Rows(count, mean, False, because)
+    return Rows(count, mean, False, because, loss_part=_loss_part(recipe))
+
+
+def _loss_part(recipe: TrainRecipe) -> float:
+    """Before it was counted: answers are taken to be half of a conversation."""
+    return 0.5 if recipe.data.completion_only else 1.0

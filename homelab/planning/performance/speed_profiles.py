@@ -111,6 +111,7 @@ class SpeedProfile(WireModel):
     rows: Annotated[int, Field(ge=1)] | None = None
     row_tokens_mean: MoreThanNothing | None = None
     row_tokens_quantiles: tuple[MoreThanNothing, ...] = ()
+    loss_part: Annotated[float, Field(gt=0, le=1)] | None = None
     data_sha256: str | None = None
     seq_len: int | None = None
     ranks: Annotated[tuple[MeasuredRank, ...], Field(min_length=1)]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from homelab.planning.cards import short
 from homelab.planning.render import time_table
-from homelab.planning.types import MemoryEstimate, Plan
+from homelab.planning.types import MemoryEstimate, Plan, RankPlan
 from homelab.protocol.memory_items import HELD
 from homelab.shell import quote_words
 from homelab.text.secrets import masked
@@ -75,11 +75,18 @@ def _ranks(plan: Plan) -> Table:
             str(rank.rank),
             rank.node,
             rank.device_name,
-            f"{rank.share} of {total}" if total else "its own",
+            _share(rank, total),
             str(rank.micro_batch) if total else "",
             _fit(rank.memory),
         )
     return table
+
+
+def _share(rank: RankPlan, total: int) -> str:
+    """Its rows of a batch, or its layers of all rows."""
+    if rank.stage is not None:
+        return f"layers {rank.stage.begin} to {rank.stage.end - 1}"
+    return f"{rank.share} of {total}" if total else "its own"
 
 
 def _fit(memory: MemoryEstimate | None) -> Text:

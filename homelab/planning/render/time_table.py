@@ -123,7 +123,8 @@ def rate(tokens_per_s: float) -> str:
 
 
 def _waiting(time: TimeEstimate) -> str:
-    return f", {duration(time.wait_s)} because no rank is always as fast" if time.wait_s > 0.01 * time.step_s else ""
+    parts = [(time.wait_s, "because no rank is always as fast"), (time.fill_s, "while the stages fill and drain")]
+    return "".join(f", {duration(seconds)} {why}" for seconds, why in parts if seconds > 0.01 * time.step_s)
 
 
 def _title(time: TimeEstimate) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from homelab.errors import InputError
 from homelab.planning.job import Job, TrainingJob
-from homelab.planning.pipeline import pipeline_plan, stage_memory
-from homelab.planning.pipeline.pipeline_plan import PipelinePlan
+from homelab.planning.memory import rank_memory
+from homelab.planning.pipeline import pipeline_plan, pipeline_time, stage_memory
 from homelab.planning.strategy import network_cost
 from homelab.planning.strategy.base import Assignment, Automatic, Strategy
 from homelab.planning.strategy.ddp import TIMEOUT_S
@@ -30,7 +30,10 @@ class Pipeline(Strategy):
         fault = _fault(job)
         if fault is not None:
             raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
-        return _assignment(job, pipeline_plan.make(job))
+        stages = pipeline_plan.fastest(job)
+        planned = pipeline_plan.rank_plans(stages)
+        saved = Choice(subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it")
+        return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         """What crosses one boundary in a step: hidden states and their gradients, of all rows."""
@@ -55,19 +58,17 @@ class Pipeline(Strategy):
 
     def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
         """Every stage sends its weights and optimizer to all others once."""
-        return network_cost.gather_s(pipeline_plan.checkpoint_bytes(job), ranks, bytes_per_s)
+        if job.shape is None:
+            return 0.0
+        size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
+        return network_cost.gather_s(size_bytes, ranks, bytes_per_s)
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
-        return pipeline_plan.time_of(job, self, ranks)
+        return pipeline_time.estimate(job, self, ranks)
 
     def worker_settings(self, job: Job) -> dict[str, str]:
         """How long ranks wait for each other to connect."""
         return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
-
-
-def _assignment(job: TrainingJob, plan: PipelinePlan) -> Assignment:
-    saved = Choice(subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it")
-    return Assignment(plan.ranks, (job.workload.speeds.choice, *plan.choices, saved), plan.warnings)
 
 
 def _fault(job: TrainingJob) -> tuple[str, str] | None:

@@ -37,7 +37,8 @@ def path_of(task: Task) -> Path:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data. `sync_s`: of each step, the wire;
+    """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data, `loss_part` the part of their tokens with a loss.
+    `sync_s`: of each step, the wire;
     `wait_s`: what it took beyond that and the seconds of the rank that ends last by its speed, because no rank is always as fast; NaN where that is not known.
 
     `beside_torch_bytes` was measured on the card of the node's first rank (`card_memory`), and holds for its other cards of the same kind.
@@ -51,6 +52,7 @@ class Measurements:
     evaluate_s: float | None
     torch_version: str
     beside_torch_bytes: int | None = None
+    loss_part: float | None = None
 
 
 def content(task: Task, reports: Sequence[Report | None], measured: Measurements) -> dict[str, Any] | None:
@@ -83,6 +85,7 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "rows": len(measured.row_tokens),
         "row_tokens_mean": statistics.fmean(measured.row_tokens),
         "row_tokens_quantiles": _quantiles(measured.row_tokens),
+        "loss_part": measured.loss_part,
         "data_sha256": task.run["data"]["train"].get("sha256"),
         "seq_len": train.seq_len,
         "ranks": [

@@ -32,7 +32,7 @@ class Channel:
         while self.sent and self.sent[0][0].is_completed():
             self.sent.popleft()
         self.sent.append((dist.isend(tensor, self.peer, group=self.group), tensor))
-        return tensor.numel() * tensor.element_size()
+        return int(tensor.nbytes)
 
     def drain(self) -> None:
         """Wait until everything is sent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,8 +96,7 @@ def whole_optimizer(optimizer: Any, stages: Sequence[int], device: torch.device,
     state: dict[int, dict[str, Any]] = {}
     for key, tensor in whole.items():
         index, _, name = key.partition("/")
-        make: Callable[[torch.Tensor], Any] = (lambda value, kind=kinds[name]: kind(value.item())) if name in kinds else (lambda value: value)
-        state.setdefault(int(index), {})[name] = make(tensor)
+        state.setdefault(int(index), {})[name] = kinds[name](tensor.item()) if name in kinds else tensor
     by_group = [list(itertools.chain.from_iterable(stage[group] for stage in numbers)) for group in range(len(own["param_groups"]))]
     groups = [{**group, "params": params} for group, params in zip(own["param_groups"], by_group, strict=True)]
     return {**own, "state": dict(sorted(state.items())), "param_groups": groups}

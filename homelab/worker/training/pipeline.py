@@ -93,7 +93,9 @@ class Stages:
     def evaluate(self, model: Any, batches: list[dict[str, Any]], after_pass: Callable[[], None]) -> float:
         """The summed loss of these batches on the last rank, 0 on the others. Collective."""
         pipeline = self._pipeline(model, contextlib.nullcontext, after_pass)
-        return pipeline.summed_losses(copied(batches, self._device, pin=self._device.type == "cuda"), torch.tensor(1, device=self._device))
+        on_device = copied(batches, self._device, pin=self._device.type == "cuda")
+        loss: float = pipeline.summed_losses(on_device, torch.tensor(1, device=self._device))
+        return loss
 
     def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> Pipeline:
         hidden = int(model.config.get_text_config().hidden_size)

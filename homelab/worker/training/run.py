@@ -233,6 +233,7 @@ class Run:
                 save_s=self.checkpointing.interval.own_stall_s,
                 evaluate_s=self.evaluate_s if self.held_out else None,
                 torch_version=torch.__version__,
+                loss_part=sum(row.loss_tokens for row in trainer.train_dataset.rows) / sum(len(row.tokens) for row in trainer.train_dataset.rows),
                 beside_torch_bytes=card_memory.beside_torch_bytes(self.task),
             ),
         )

@@ -126,7 +126,7 @@ class ShareTrainer(Trainer):
         self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         if isinstance(self.strategy, Scheduled):
-            own_loss = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
+            own_loss: float = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
         else:
             inputs = self._with_stand_ins(model, inputs)
             own_loss = self._own_passes(model, inputs, num_items_in_batch)
@@ -165,7 +165,8 @@ class ShareTrainer(Trainer):
             self.hooks.after_pass()
         self.clock.gradients_reduced()
         # Each loss was multiplied by the number of ranks, which the average over ranks divides again.
-        return float(summed) / self.accelerator.num_processes
+        own_loss: float = float(summed) / self.accelerator.num_processes
+        return own_loss
 
     def _with_stand_ins(self, model: Any, item: StepItem) -> StepItem:
         """The step with as many passes as the strategy wants of this rank."""
