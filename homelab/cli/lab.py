@@ -26,6 +26,7 @@ def up(
     names: Annotated[str | None, typer.Option(help="Their names, like tower,laptop,mini (instead of --nodes).")] = None,
     backend: Annotated[str | None, typer.Option(help="loopback or namespaces; default: namespaces as root.")] = None,
     cpu: Annotated[str | None, typer.Option(help="CPU limit in cores per node, like 0.9,0.5,0.3.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory limit in GB per node, like 1.5,1.2,1.2 (namespaces).")] = None,
     rate: Annotated[str | None, typer.Option(help="Speed of every cable, like 1gbit (namespaces).")] = None,
     share: Annotated[
         list[Path] | None, typer.Option(help="A folder below /tmp that the nodes see all the same (repeatable).")
@@ -42,7 +43,8 @@ def up(
 
     console = Console(stderr=True, highlight=False)
     lab = Lab.up(
-        folder, nodes, backend=cast("BackendName | None", backend), cpu=_cores(cpu) if cpu is not None else None, rate=rate, python=python,
+        folder, nodes, backend=cast("BackendName | None", backend), cpu=_numbers(cpu, "--cpu", "cores") if cpu is not None else None,
+        memory=_numbers(memory, "--memory", "GB") if memory is not None else None, rate=rate, python=python,
         names=[name.strip() for name in names.split(",")] if names is not None else None, shared=share or (),
         logins=dict(entry.partition("=")[::2] for entry in login or ()),
         tell=lambda line: console.print(line, markup=False, soft_wrap=True),
@@ -158,12 +160,12 @@ def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
     typer.echo("Next: homelab lab fault DIR NODE FAULT")
 
 
-def _cores(text: str) -> list[float]:
+def _numbers(text: str, option: str, unit: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         from homelab.errors import InputError
 
         raise InputError(
-            f'got "{text}"; allowed: numbers of cores, one per node', where="--cpu", hint="--cpu 0.9,0.5,0.3"
+            f'got "{text}"; allowed: numbers of {unit}, one per node', where=option, hint=f"{option} 0.9,0.5,0.3"
         ) from None

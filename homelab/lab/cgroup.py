@@ -1,4 +1,4 @@
-"""CPU limits and the freezer, on cgroup v1 and v2. One group per node: homelab-<lab id>/<node>."""
+"""Limits of CPU and memory and the freezer, on cgroup v1 and v2. One group per node: homelab-<lab id>/<node>."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """Where the CPU limit and the freezer are; None where this machine has none that we may write."""
+    """Where the limits and the freezer are; None where this machine has none that we may write."""
 
     cpu: Hierarchy | None
     freezer: Hierarchy | None
+    memory: Hierarchy | None = None
 
 
 def find_hierarchies(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies:
     """Look through the mounts. A controller is in a v1 tree of its own or in the v2 tree; the v2 tree can always freeze."""
-    cpu = freezer = unified = None
+    cpu = freezer = memory = unified = None
     for line in mountinfo.read_text().splitlines():
         left, _, right = line.partition(" - ")
         path = Path(left.split()[4].encode().decode("unicode_escape"))
@@ -51,9 +52,13 @@ def find_hierarchies(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarch
                 cpu = Hierarchy(path, 1)
             if "freezer" in controllers and freezer is None:
                 freezer = Hierarchy(path, 1)
+            if "memory" in controllers and memory is None:
+                memory = Hierarchy(path, 1)
     if unified and cpu is None and "cpu" in files.text(unified.path / "cgroup.controllers").split():
         cpu = unified
-    return Hierarchies(_writable(cpu), _writable(freezer or unified))
+    if unified and memory is None and "memory" in files.text(unified.path / "cgroup.controllers").split():
+        memory = unified
+    return Hierarchies(_writable(cpu), _writable(freezer or unified), _writable(memory))
 
 
 def _writable(hierarchy: Hierarchy | None) -> Hierarchy | None:
@@ -73,7 +78,7 @@ class NodeGroup:
 
     def folders(self) -> list[Path]:
         """Every folder of this node, whether made or not."""
-        trees = [tree for tree in (self.hierarchies.cpu, self.hierarchies.freezer) if tree]
+        trees = [tree for tree in (self.hierarchies.cpu, self.hierarchies.freezer, self.hierarchies.memory) if tree]
         return list(dict.fromkeys(self._folder(tree) for tree in trees))
 
     def _folder(self, tree: Hierarchy) -> Path:
@@ -84,13 +89,13 @@ class NodeGroup:
         return [str(folder / "cgroup.procs") for folder in self.folders()]
 
     def create(self) -> None:
-        """Make the groups. Raises HomelabError when the kernel does not let us hand out the CPU controller."""
+        """Make the groups. Raises HomelabError when the kernel does not let us hand out a controller."""
         for folder in self.folders():
             folder.parent.mkdir(exist_ok=True)
-            cpu = self.hierarchies.cpu
-            if cpu and cpu.version == 2 and folder.is_relative_to(cpu.path):
-                for parent in (cpu.path, folder.parent):
-                    _enable_cpu(parent)
+            for controller, tree in (("cpu", self.hierarchies.cpu), ("memory", self.hierarchies.memory)):
+                if tree and tree.version == 2 and folder.is_relative_to(tree.path):
+                    for parent in (tree.path, folder.parent):
+                        _enable(controller, parent)
             folder.mkdir(exist_ok=True)
             _weigh(folder.parent)
 
@@ -104,6 +109,20 @@ class NodeGroup:
         else:
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (folder / "cpu.cfs_quota_us").write_text(str(-1 if quota_us is None else quota_us))
+
+    def limit_memory(self, size_bytes: int) -> None:
+        """Let the node's processes hold at most so many bytes, swap included; who asks for more is killed. Raises HomelabError without a controller."""
+        memory = self.hierarchies.memory
+        if memory is None:
+            raise HomelabError(
+                "a memory limit needs a cgroup tree with the memory controller that we may write, and there is none",
+                where=self.node, hint="start the lab as root (sudo), or do without --memory",
+            )  # fmt: skip
+        names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if memory.version == 1 else ("memory.max", "memory.swap.max")
+        folder = self._folder(memory)
+        (folder / names[0]).write_text(str(size_bytes))
+        if (folder / names[1]).exists():  # of a kernel that counts swap
+            (folder / names[1]).write_text(str(size_bytes) if memory.version == 1 else "0")
 
     def cpu_limit(self) -> float | None:
         """Cores the node may use now, or None without a limit (or without a group)."""
@@ -173,7 +192,7 @@ def lab_folder(lab: str) -> str:
 def leftovers(lab: str, hierarchies: Hierarchies) -> list[Path]:
     """The lab's groups that exist, children first."""
     folders: list[Path] = []
-    for tree in dict.fromkeys(tree for tree in (hierarchies.cpu, hierarchies.freezer) if tree):
+    for tree in dict.fromkeys(tree for tree in (hierarchies.cpu, hierarchies.freezer, hierarchies.memory) if tree):
         top = tree.path / lab_folder(lab)
         if top.is_dir():
             folders += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
@@ -211,17 +230,17 @@ def _weigh(top: Path) -> None:
             (top / name).write_text(str(one * count))
 
 
-def _enable_cpu(folder: Path) -> None:
-    if "cpu" in files.text(folder / "cgroup.subtree_control").split():
+def _enable(controller: str, folder: Path) -> None:
+    if controller in files.text(folder / "cgroup.subtree_control").split():
         return
     try:
-        (folder / "cgroup.subtree_control").write_text("+cpu")
+        (folder / "cgroup.subtree_control").write_text(f"+{controller}")
     except OSError as error:
         why = "it holds processes itself" if error.errno == errno.EBUSY else (error.strerror or str(error))
         raise HomelabError(
-            f"the cpu controller cannot be handed out below {folder}: {why}",
+            f"the {controller} controller cannot be handed out below {folder}: {why}",
             where=str(folder / "cgroup.subtree_control"),
-            hint="start the lab on the machine itself (not in a container), or without --cpu",
+            hint="start the lab on the machine itself (not in a container), or without --cpu and --memory",
         ) from error
 
 

@@ -28,7 +28,7 @@ BackendName = Literal["loopback", "namespaces"]
 
 @dataclass(frozen=True)
 class LabNode:
-    """One practice node. `power` and `cable` are as the last fault left them; `cpu` is the limit (cores) that `up` set."""
+    """One practice node. `power` and `cable` are as the last fault left them; `cpu` and `memory_bytes` are the limits (cores, bytes) that `up` set."""
 
     name: str
     number: int
@@ -40,6 +40,7 @@ class LabNode:
     home: str
     workdir: str
     cpu: float | None = None
+    memory_bytes: int | None = None
     power: Literal["on", "off"] = "on"
     cable: Literal["plugged", "pulled"] = "plugged"
     # The name for `ip netns exec` (extra faults: nft, mtu); empty on the loopback backend.

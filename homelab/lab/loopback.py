@@ -33,6 +33,8 @@ class Loopback:
                 where="--rate",
                 hint="run as root with --backend namespaces",
             )
+        if any(node.memory_bytes is not None for node in state.nodes):
+            raise HomelabError("the loopback backend has no memory limits", where="--memory", hint="run as root for --backend namespaces, or leave --memory out")
         if any(node.cpu is not None for node in state.nodes) and self.hierarchies.cpu is None:
             raise InputError(
                 "--cpu needs a cgroup tree with the cpu controller that this user may write, and there is none",

@@ -111,6 +111,8 @@ class Namespaces:
         own.create()
         if self.hierarchies.cpu is not None:
             own.limit_cpu(limit)
+        if node.memory_bytes is not None:
+            own.limit_memory(node.memory_bytes)
         shutil.rmtree(folder / "tmp")
         (folder / "tmp").mkdir()
         (folder / "tmp").chmod(0o1777)

@@ -16,6 +16,7 @@ from homelab.lab.lab_state import BackendName, LabNode, LabState, boot_id, user_
 
 BACKEND_NAMES = ("loopback", "namespaces")
 MOST_NODES = 32
+_LEAST_GB = 0.2  # sshd and an agent
 # Of accounts that only a node has: 60706 to 61183 belong to none of systemd's ranges (its UIDS-GIDS.md).
 _FIRST_UID = 61000
 _USER = re.compile(r"^[a-z_][a-z0-9_-]{0,30}$")
@@ -25,7 +26,7 @@ _NAME = re.compile(r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")
 class LabOptions(TypedDict, total=False):
     """What `Lab.up` may be given beside the folder and the number of nodes.
 
-    `backend` None: namespaces for root, else loopback. `cpu`: cores per node (one value: the same for all).
+    `backend` None: namespaces for root, else loopback. `cpu`: cores per node (one value: the same for all), `memory`: GB of its processes.
     `rate`: of every cable, like "1gbit". `names`: instead of node1, node2, ... `python`: the interpreter written
     into cluster.toml (default: this one). `shared`: folders below /tmp or /dev/shm that the nodes of the namespaces
     backend see all the same, though theirs are private; the folder that holds the lab's folder is always one.
@@ -34,6 +35,7 @@ class LabOptions(TypedDict, total=False):
 
     backend: BackendName | None
     cpu: Sequence[float] | None
+    memory: Sequence[float] | None
     rate: str | None
     names: Sequence[str] | None
     python: str | None
@@ -46,6 +48,7 @@ def new_state(path: Path, count: int, options: LabOptions) -> LabState:
     _check_path(path)
     names = _checked_names(count, options.get("names"))
     limits = _checked_limits(options.get("cpu"), len(names))
+    memory = _checked_memory(options.get("memory"), len(names))
     backend = _checked_backend(options.get("backend"))
     user = user_name()
     logins = _checked_logins(path, options.get("logins") or {}, names, backend, user)
@@ -68,8 +71,9 @@ def new_state(path: Path, count: int, options: LabOptions) -> LabState:
             home=str(path / "nodes" / name / "home"),
             workdir=str(path / "nodes" / name / "home" / "homelab"),
             cpu=limit,
+            memory_bytes=memory_bytes,
         )
-        for number, (name, limit) in enumerate(zip(names, limits, strict=True), start=1)
+        for number, (name, limit, memory_bytes) in enumerate(zip(names, limits, memory, strict=True), start=1)
     )
     return LabState(
         folder=str(path),
@@ -133,6 +137,17 @@ def _checked_limits(cpu: Sequence[float] | None, count: int) -> Sequence[float |
             f"{len(cpu)} CPU limits for {count} nodes", where="--cpu", hint="one for each node, or one for all"
         )
     return [faults.check_cores(cores) for cores in (list(cpu) * count if len(cpu) == 1 else cpu)]
+
+
+def _checked_memory(memory: Sequence[float] | None, count: int) -> Sequence[int | None]:
+    if not memory:
+        return [None] * count
+    if len(memory) not in (1, count) or min(memory) < _LEAST_GB:
+        raise InputError(
+            f"no memory limits for {count} nodes: {', '.join(f'{size:g}' for size in memory)}", where="--memory",
+            hint=f"GB for each node, or once for all, {_LEAST_GB} or more: --memory 1.5,1.2,1.2",
+        )  # fmt: skip
+    return [round(size * 1e9) for size in (list(memory) * count if len(memory) == 1 else memory)]
 
 
 def _checked_backend(backend: BackendName | None) -> BackendName:

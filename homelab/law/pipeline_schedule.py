@@ -2,7 +2,8 @@
 
 `in_flight` says how many micro-batches a stage may have begun and not ended: each keeps its activations. One for every stage from this one
 to the last is what keeps all of them busy on an endless wire (Narayanan et al., PipeDream-2BW and Megatron-LM, 2021); one more for every
-boundary hides the time of a message. The worker follows this order, and the planner reckons with it.
+boundary hides the time of a message. A stage keeps no more than the stage before it: it would wait for a micro-batch that the other begins only
+after an answer. The worker follows this order, and the planner reckons with it.
 """
 
 from __future__ import annotations

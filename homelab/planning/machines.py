@@ -9,6 +9,7 @@ from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError, did_you_mean
 from homelab.facts.gpu import GpuFacts
+from homelab.facts.machine import SystemFacts
 from homelab.facts.node import Facts
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.performance.speed_profiles import cpu_name
@@ -43,7 +44,7 @@ class RankSlot:
         if self.device == "cpu":
             if self.facts is None or self.facts.system.memory_total_bytes is None:
                 return None, 0
-            return self.facts.system.memory_total_bytes, self.facts.system.memory_total_bytes - (self.facts.system.memory_available_bytes or 0)
+            return _host_memory(self.facts.system)
         if self.facts is None:
             return int(self.node.gpus[self.local_rank].vram_gb * 2**30), 0
         return _card_memory(self.facts.gpu.cards[self.local_rank])
@@ -134,6 +135,16 @@ def _without_zero_shares(cluster: Cluster, nodes: list[Node], shares: Mapping[st
             where="recipe, [parallel] shares", hint='give one of them a share, or shares = "auto"',
         )  # fmt: skip
     return kept, left_out
+
+
+def _host_memory(system: SystemFacts) -> tuple[int | None, int]:
+    """Of the machine, or of the control group where that leaves less room (a container)."""
+    total = system.memory_total_bytes
+    held = (total or 0) - (system.memory_available_bytes or 0)
+    limit, used = system.memory_limit_bytes, system.memory_limit_used_bytes or 0
+    if limit is not None and (total is None or limit - used < total - held):
+        return limit, used
+    return total, held
 
 
 def _card_memory(card: GpuFacts) -> tuple[int | None, int]:

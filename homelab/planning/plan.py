@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from homelab.config.recipe import Recipe, TrainRecipe
+from homelab.errors import HomelabError
 from homelab.law.learning_rate import scaled
 from homelab.planning import cards, data_source, job, lan_address, launch_spec, machines, precision, trainer_choice
 from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.performance import step_time
+from homelab.planning.pipeline.pipeline_plan import NoLayerFits
 from homelab.planning.strategy import advice, registry, reproducibility
 from homelab.planning.types import Choice, Plan
 
@@ -23,7 +25,13 @@ def make(inputs: PlanInputs) -> Plan:
     work = job.of(inputs, taking_part, precise.value)
     addresses, address_choices = lan_address.choose(inputs.cluster, taking_part)
     wire = network_profile.choose(inputs.cluster, recipe, taking_part, addresses, inputs.throughputs)
-    selection = registry.choose_strategy(work)
+    try:
+        selection = registry.choose_strategy(work)
+    except HomelabError:
+        plan = _on_fewer_nodes(inputs, work)
+        if plan is None:
+            raise
+        return plan
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
     if time is not None and isinstance(work, job.TrainingJob):
         time = time.model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
@@ -48,6 +56,21 @@ def make(inputs: PlanInputs) -> Plan:
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" and not ranks[0].stage else "fixed",
     )  # fmt: skip
+
+
+def _on_fewer_nodes(inputs: PlanInputs, work: job.Job) -> Plan | None:
+    """The plan of a pipeline without the nodes that have no room for a single layer; None where that is not what is wrong."""
+    if inputs.recipe.parallel.strategy not in ("auto", "pipeline"):
+        return None
+    fault = registry.STRATEGIES["pipeline"].feasible(work)
+    if not isinstance(fault, NoLayerFits) or not fault.others:
+        return None
+    try:
+        plan = make(dataclasses.replace(inputs, cluster=inputs.cluster.only(fault.others)))
+    except HomelabError:
+        return None
+    left_out = [Choice(subject=f"node {name}", value="left out", because="not even one layer of the model has room there") for name in fault.nodes]
+    return plan.model_copy(update={"left_out": (*plan.left_out, *fault.nodes), "choices": (*left_out, *plan.choices), "warnings": (*plan.warnings, f"left out: {fault.message}")})
 
 
 def _backend(device: str) -> Choice:

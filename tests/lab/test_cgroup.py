@@ -39,7 +39,7 @@ def test_controllers_in_v1(tmp_path: Path) -> None:
 def test_controllers_in_v2(tmp_path: Path) -> None:
     unified = tree(tmp_path / "unified", cgroup_controllers="cpuset cpu io memory pids\n")
     found = cgroup.find_hierarchies(mountinfo(tmp_path, (unified, "cgroup2", "rw,nsdelegate")))
-    assert found == Hierarchies(Hierarchy(unified, 2), Hierarchy(unified, 2))
+    assert found == Hierarchies(Hierarchy(unified, 2), Hierarchy(unified, 2), Hierarchy(unified, 2))
 
 
 def test_no_cgroups_at_all(tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def test_more_in_flight_hides_the_messages() -> None:
     assert stage_time.step_s(most) <= 3.0 * (16 + 2) + 4 * 1.0 + 1e-9, "only the way there and back is left"
 
 
+def test_a_stage_that_keeps_more_than_the_one_before_waits_for_ever() -> None:
+    with pytest.raises(AssertionError, match="every stage waits for another"):
+        stage_time.step_s([even(4, 1), even(4, 3)])
+
+
 def test_one_message_after_the_other() -> None:
     """A wire that takes longer than a pass sets the pace."""
     slow = [even(8, 8, message_s=10.0), even(8, 8)]
