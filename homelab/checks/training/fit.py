@@ -65,6 +65,8 @@ def _chosen_to_fill(evidence: Evidence, rank: RankPlan) -> bool:
 
 def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     """The smallest edit of the recipe after which every rank fits, or the nodes on which it does already."""
+    if rank.stage is not None:  # the cut is the one that leaves most room
+        return Hint("{} shows what it is made of; a smaller micro_batch, a shorter seq_len or one more machine makes room", homelab("plan RECIPE"))
     others = list(dict.fromkeys(other.node for other in plan.ranks if _fits(other) and other.node != rank.node))
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert isinstance(evidence.recipe, TrainRecipe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from homelab.config.recipe import TrainRecipe
@@ -34,7 +34,10 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryScenario:
-    """What the memory of every rank depends on, beside the recipe. `ranks` are those whose memory is known. `pages`: every card can (`wsl`)."""
+    """What the memory of every rank depends on, beside the recipe. `ranks` are those whose memory is known. `pages`: every card can (`wsl`).
+
+    `lacking_of_cut`: of a model that is cut into stages, the bytes that the best cut lacks with this recipe; 0 or less where one fits.
+    """
 
     shape: Architecture
     precision: str
@@ -43,6 +46,7 @@ class MemoryScenario:
     ranks: tuple[RankMemory, ...]
     pages: bool = True
     division: Division = division.WHOLE
+    lacking_of_cut: Callable[[TrainRecipe], int] | None = None
 
 
 class DoesNotFit(InputError):
@@ -85,7 +89,9 @@ def token_cap(recipe: TrainRecipe, scenario: MemoryScenario, rank: RankMemory) -
 
 
 def lacking_bytes(recipe: TrainRecipe, scenario: MemoryScenario) -> int:
-    """By how many bytes the rank that lacks most lacks room; negative when all fit."""
+    """By how many bytes the rank that lacks most lacks room, or the best cut of a pipeline; 0 or less when all fit."""
+    if scenario.lacking_of_cut is not None:
+        return scenario.lacking_of_cut(recipe)
     return max(needed_bytes(recipe, scenario, rank) - rank.available_bytes for rank in scenario.ranks)
 
 

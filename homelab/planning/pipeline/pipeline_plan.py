@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from homelab.config.recipe import TrainRecipe
 from homelab.law import pipeline_schedule
 from homelab.planning.job import TrainingJob
 from homelab.planning.memory.scenario import DoesNotFit, MemoryScenario
@@ -105,8 +107,9 @@ def choices(stages: Stages, planned: Sequence[RankPlan]) -> list[Choice]:
 def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
     """The error that names what has no room, and how many layers there is room for."""
     slots, layers = batching.slots, batching.shape.layers
-    scenario = ranks.scenario_of(batching.job)
-    assert scenario is not None, "where no memory is known, everything fits"
+    whole = ranks.scenario_of(batching.job)
+    assert whole is not None, "where no memory is known, everything fits"
+    scenario = dataclasses.replace(whole, lacking_of_cut=functools.partial(lacking_bytes, batching.job))
     room = [max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages)]
     empty = dict.fromkeys(slots[rank].node.name for rank in range(batching.stages) if room[rank] == 0)
     if empty:
@@ -118,3 +121,14 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
         f"the {layers} layers do not fit on these machines: there is room for {text}, less what embeddings and head take; layer {first} is the first without a place",
         where="recipe, [model] name", hint="homelab plan RECIPE --fit; a shorter seq_len, kind = \"qlora\", or another machine", scenario=scenario,
     )  # fmt: skip
+
+
+def lacking_bytes(job: TrainingJob, recipe: TrainRecipe) -> int:
+    """What the layers without a place need with this recipe; 0 where a cut fits."""
+    asked = recipe.parallel.micro_batch
+    batching = MicroBatching(dataclasses.replace(job, recipe=recipe), 1 if asked == "auto" else min(asked, recipe.train.global_batch))
+    if _cuts(batching):
+        return 0
+    room = sum(max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages))
+    one_layer = sum(item.size_bytes for item in batching.items(0, 1, 2, 1)) - sum(item.size_bytes for item in batching.items(0, 1, 1, 1))
+    return max(1, batching.shape.layers - room) * one_layer

@@ -10,6 +10,7 @@ from homelab.config.recipe import parallel
 from homelab.errors import HomelabError
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory.rank_memory import STATE
+from homelab.planning.memory.scenario import DoesNotFit
 from homelab.planning.strategy.base import Assignment, Strategy
 from homelab.planning.strategy.ddp import Ddp
 from homelab.planning.strategy.pipeline import Pipeline
@@ -38,16 +39,22 @@ def register(strategy: Strategy) -> None:
 
 
 def choose_strategy(job: Job) -> Selection:
-    """The cheapest strategy that can train this job. Raises the first candidate's error where none can."""
+    """The cheapest strategy that can train this job. Raises why none can."""
     attempts = {strategy.name: (strategy, strategy.feasible(job)) for strategy in _priced(job)}
     candidates = _candidates(job)
     feasible = [_costed(job, *attempts[one.name]) for one in candidates if isinstance(attempts[one.name][1], Assignment)]
     if not feasible:
-        raise next(result for one in candidates if isinstance(result := attempts[one.name][1], HomelabError))
+        raise _refusal([result for one in candidates if isinstance(result := attempts[one.name][1], HomelabError)])
     best = _cheapest(_with_room(job, feasible))
     if not isinstance(job, TrainingJob) or len(attempts) == 1:
         return best
     return dataclasses.replace(best, prices=tuple(_price(job, strategy, result) for strategy, result in attempts.values()))
+
+
+def _refusal(errors: Sequence[HomelabError]) -> HomelabError:
+    """Why the job cannot be trained: the first candidate's reason, or where that is memory, the one of a cut model, which needs least of it."""
+    of_cuts = [error for error in errors if isinstance(error, DoesNotFit) and error.scenario.lacking_of_cut is not None]
+    return of_cuts[0] if of_cuts and isinstance(errors[0], DoesNotFit) else errors[0]
 
 
 def _candidates(job: Job) -> list[Strategy]:
