@@ -182,6 +182,8 @@ def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: boo
 _LLAMA_2_7B = _llama(4096, 32, 32, 32, 11008, 32000)
 _LLAMA_2_13B = _llama(5120, 40, 40, 40, 13824, 32000)
 _LLAMA_3_8B = _llama(4096, 32, 32, 8, 14336, 128256)
+_LLAMA_3_70B = _llama(8192, 80, 64, 8, 28672, 128256)
+_QWEN_2_5_32B = Architecture(5120, 64, 40, 8, 128, 27648, 152_064, tied_embeddings=False, qkv_bias=True)
 _LLAMA_3_1B = _llama(2048, 16, 32, 8, 8192, 128256, tied=True)
 _LLAMA_3_3B = _llama(3072, 28, 24, 8, 8192, 128256, tied=True)
 _TINYLLAMA = _llama(2048, 22, 32, 4, 5632, 32000)
@@ -198,6 +200,8 @@ _KNOWN: dict[str, Architecture] = {
     "meta-llama/Llama-2-7b-chat-hf": _LLAMA_2_7B,
     "meta-llama/Llama-2-13b-hf": _LLAMA_2_13B,
     "meta-llama/Llama-2-13b-chat-hf": _LLAMA_2_13B,
+    **dict.fromkeys(("meta-llama/Meta-Llama-3-70B", "meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"), _LLAMA_3_70B),
+    **dict.fromkeys(("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct"), _QWEN_2_5_32B),
     "meta-llama/Meta-Llama-3-8B": _LLAMA_3_8B,
     "meta-llama/Meta-Llama-3-8B-Instruct": _LLAMA_3_8B,
     "meta-llama/Llama-3.1-8B": _LLAMA_3_8B,

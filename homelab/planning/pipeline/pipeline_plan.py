@@ -117,9 +117,10 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
         return NoLayerFits(list(empty), list(others), scenario)
     text = ", ".join(f"{slots[rank].node.name} {count}" for rank, count in enumerate(room))
     first = min(sum(room), layers - 1)
+    ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
     return DoesNotFit(
         f"the {layers} layers do not fit on these machines: there is room for {text}, less what embeddings and head take; layer {first} is the first without a place",
-        where="recipe, [model] name", hint="homelab plan RECIPE --fit; a shorter seq_len, kind = \"qlora\", or another machine", scenario=scenario,
+        where="recipe, [model] name", hint=f"homelab plan RECIPE --fit; {ways}, or another machine", scenario=scenario,
     )  # fmt: skip
 
 
