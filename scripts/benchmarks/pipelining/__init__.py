@@ -1,0 +1,1 @@
+"""What `scripts/bench pipeline` runs: on the nodes, and around them."""
