@@ -22,7 +22,7 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
 
     Raises WorkerError on every rank when a weight of a stage is not in the folder, or has another shape.
     """
-    own = {_name(name): weight for name, weight in weights.trained(model).items()}
+    own = {weights.adapter_name(name): weight for name, weight in weights.trained(model).items()}
     wanted = [json.loads(text) for text in process_group.exchange("wanted", json.dumps({name: list(weight.shape) for name, weight in own.items()}))]
     if folder is None:
         if fault := process_group.exchange("fault", "")[source]:
@@ -51,11 +51,6 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
                     dist.send(tensor, rank)
 
 
-def _name(name: str) -> str:
-    """A weight's name as final/ has it: PEFT leaves out the name of the adapter."""
-    return name.replace(".default.", ".")
-
-
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[dict[str, tuple[Any, str]]]:
     """Name of each weight -> the file with it, and its key there."""
@@ -63,4 +58,4 @@ def _opened(folder: Path) -> Iterator[dict[str, tuple[Any, str]]]:
     paths = [checkpoint] if checkpoint.exists() else sorted(folder.glob("*.safetensors"))
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(str(path), "pt")) for path in paths]
-        yield {_name(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118  # it is no dict
+        yield {weights.adapter_name(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118  # it is no dict

@@ -107,6 +107,20 @@ def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) 
     assert answers(across(forks, run, 9, [5, 7])) == [of_the_whole(run)], "the newest checkpoint"
 
 
+def test_final_of_a_pipeline_is_the_whole_adapter(run: Path, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
+    """The head's own model has only the layers of its stage."""
+    from safetensors.torch import load_file
+
+    recipe = json.loads((run / "run.json").read_text())["recipe"]["train"]
+    changes = {f"train__{name}": recipe[name] for name in ("steps", "epochs", "learning_rate")}
+    cut = harness.make_run(tmp_path / "cut", deep, data, method__kind="lora", **changes)
+    forks.train(cut, 1, [0, 12, 0], stages=[2, 7, 3], stage_order=[1, 0, 2], micro_batch=6)
+    of_stages, of_one = (load_file(folder / "final" / "adapter_model.safetensors") for folder in (cut, run))
+    assert harness.relative_error(of_stages, of_one) < 1e-4
+    answer = of_the_whole(cut)
+    assert answers(across(forks, cut, 2, [5, 7])) == [answer] == [of_the_whole(run)]
+
+
 @pytest.mark.parametrize("fault", ["skipping", "forgetting"])
 def test_a_wrong_answer_is_seen(fault: str, run: Path, forks: harness.Forks) -> None:
     """The comparison above is one that can fail."""
