@@ -90,7 +90,7 @@ def _request(plan: Plan, node: NodePlan, job: str, question: Mapping[str, Any]) 
 
 
 class _Watch:
-    """What the ranks say of themselves, until all are done."""
+    """What the ranks say of themselves, until the last stage has the answer."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -101,7 +101,7 @@ class _Watch:
         self._trouble_s: float | None = None
 
     def until_done(self, lines: queue.Queue[short_job.NodeLine], say: Say) -> None:
-        """Returns when all ranks are done and their nodes have said that nothing is left. Raises HomelabError, UnreachableError."""
+        """Returns when the answer is there and the nodes have said that nothing is left. Raises HomelabError, UnreachableError."""
         said, done_s = "", None
         while done_s is None or (len(self.clean) + len(self._lost) < len(self._heard) and time.monotonic() < done_s + _LAST_WORDS_S):
             with contextlib.suppress(queue.Empty):
@@ -159,8 +159,15 @@ class _Watch:
             self._lost[name] = "it answered with something that homelab's agent does not say"
 
     def _is_done(self) -> bool:
-        stages = [rank.stage for line in self._lines.values() for rank in line.ranks.values()]
-        return len(stages) == len(self._plan.ranks) and set(stages) == {DONE}
+        """Whether the last stage is: nobody needs the others then, and some may end before they have said that they are."""
+        number = max((rank.stage.number, rank.rank) for rank in self._plan.ranks if rank.stage)[1]
+        line = self._lines.get(self.answering_node())
+        return line is not None and number in line.ranks and line.ranks[number].stage == DONE
+
+    def _is_over(self, name: str) -> bool:
+        """Whether torchrun ended on a node before all of its ranks were done."""
+        line = self._lines[name]
+        return line.ended is not None and (not line.ranks or any(rank.stage != DONE for rank in line.ranks.values()))
 
     def _progress(self) -> str:
         """What each node is doing."""
@@ -176,7 +183,7 @@ class _Watch:
                 hint = Hint.said(plain_lines(parts.get("hint", ""))) or homelab("status", self._plan.run)
                 raise HomelabError(parts["message"], where=f"node {name}{', ' if where else ''}{where}", hint=hint)
         away = self._lost | dict.fromkeys(self.silent(now_s), f"nothing was heard from this node for {SILENT_S:.0f} s while the model answered")
-        ended = {name: _last_words(line) for name, line in self._lines.items() if line.ended is not None and name not in errors}
+        ended = {name: _last_words(line) for name, line in self._lines.items() if self._is_over(name) and name not in errors}
         if self._trouble_s is None and (away or errors or ended):
             self._trouble_s = now_s
         if self._trouble_s is not None and now_s - self._trouble_s > _SETTLE_S:

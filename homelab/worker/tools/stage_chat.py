@@ -52,15 +52,14 @@ def run(state: StateFile) -> None:
         assert stage is not None
         device = torch.device("cpu") if place.card is None else torch.device("cuda", place.card)
         ring = generation.Ring(stage, task.stage_ranks, int(model.config.get_text_config().hidden_size))
-        state(collective_stages.ANSWERING)
         results = [{"note": place.note}] if place.note else []
+        state(collective_stages.ANSWERING, results=results)
         if stage.is_last:
             results.append({"answer": _answer(task, model.eval(), ring, tokens.to(device), int(question["max_new_tokens"]))})
         else:
             generation.serve(model.eval(), ring, device)
     except torch.OutOfMemoryError as error:
         raise chat.no_memory(error, f"node {task.node}") from error
-    process_group.wait_for_all("answered", task.world_size)
     state(collective_stages.DONE, results=results)
 
 
