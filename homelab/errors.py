@@ -27,7 +27,7 @@ from homelab.text.hint import Hint
 from homelab.text.sanitize import plain_lines, shortened
 
 __all__ = (
-    "EXIT_DONE", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "BusyError", "HomelabError", "InputError",
+    "EXIT_DONE", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "BusyError", "HomelabError", "InputError", "NoRoomError",
     "SilentError", "StoppedError", "SupersededError", "TakenError", "ThreePartError", "UnreachableError", "did_you_mean",
 )  # fmt: skip
 
@@ -61,6 +61,10 @@ class SilentError(UnreachableError):
 
 class BusyError(HomelabError):
     """The node does the same for another command just now: the question can be asked again."""
+
+
+class NoRoomError(HomelabError):
+    """The model does not fit into the memory that is free on the node."""
 
 
 class TakenError(HomelabError):

@@ -68,6 +68,7 @@ SHARED_NAMES = {
     "sharded": "the strategies in which the ranks divide the model",
     "speed_profiles": "the files of measured speeds",
     "ssh": "SSH",
+    "stage_chat": "one question to a model in stages",
     "stop": "the end of a run by hand",
     "tensorboard": "the curves for TensorBoard",
     "training": "what is trained",

@@ -1,4 +1,4 @@
-"""`homelab chat`: a conversation with the fine-tuned model, or one answer, computed on the head node."""
+"""`homelab chat`: a conversation with the fine-tuned model, or one answer, computed on the head node or across the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(
             paths = run_lookup.run(fleet, runs_dir, run, say)
             say("the model is being loaded on the head")
             if prompt is not None:
-                answers = {model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens) for model in models}
+                answers = {model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens, say=say) for model in models}
             else:
                 held = begin(fleet, paths, models)
         if prompt is None:

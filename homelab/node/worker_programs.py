@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 from homelab.node import paths
 from homelab.protocol import files, layout
-from homelab.protocol.errors import Refusal, parts_of
+from homelab.protocol.errors import EXIT_NO_ROOM, Refusal, parts_of
 
 if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
@@ -72,6 +73,9 @@ def _refusal(completed: subprocess.CompletedProcess[str], program: str) -> Refus
     """What the program said on stderr: its own three parts, or the last line of whatever went wrong."""
     parts = parts_of(completed.stderr)
     if parts:
-        return Refusal(**parts)
+        return Refusal(**parts, kind="no-room" if completed.returncode == EXIT_NO_ROOM else "refused")
+    if completed.returncode == -signal.SIGKILL:  # by the kernel: a limit of a control group is in no estimate
+        hint = "free RAM on this node (ps aux --sort=-rss | head names who holds it), or raise the limit of its control group, then ask again"
+        return Refusal(f"the {program} was killed: this node has not enough memory for it", hint=hint, kind="no-room")
     last = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
     return Refusal(f"the {program} failed: {last[:500]}")

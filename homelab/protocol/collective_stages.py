@@ -1,4 +1,4 @@
-"""What a rank of the collective test does, in its order: first torchrun alone, then the rank itself."""
+"""What a rank of the collective test does, in its order: first torchrun alone, then the rank itself. LOADING and ANSWERING are those of a chat across stages."""
 
 from __future__ import annotations
 
@@ -10,3 +10,5 @@ JOINING = "joining"
 SIZES = {8: "8 bytes", 1_000_000: "1 MB", 64_000_000: "64 MB"}
 DONE = "done"
 STAGES = (STARTING, CONNECTING, WAITING, IMPORTING, JOINING, *SIZES.values(), DONE)
+LOADING = "loading its layers"
+ANSWERING = "answering"

@@ -8,6 +8,8 @@
 | 3         | a node cannot be reached    |
 | 4         | internal error (ours)       |
 | 130       | interrupted                 |
+
+A worker's program for a question has one more: `EXIT_NO_ROOM`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERNAL = 4
+EXIT_NO_ROOM = 5  # there is no memory for the model on this node
 EXIT_INTERRUPTED = 130
 
 _LABELS = (("error", "message"), ("where", "where"), ("fix", "hint"))

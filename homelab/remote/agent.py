@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import BusyError, HomelabError, StoppedError, SupersededError, TakenError
+from homelab.errors import BusyError, HomelabError, NoRoomError, StoppedError, SupersededError, TakenError
 from homelab.node_commands import by_root, on_node, path_word
 from homelab.remote import answers, ship
 from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
@@ -24,7 +24,7 @@ _MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ra
 _AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
 _NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "File exists", "No such file or directory: '")
-_OF_KINDS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError, "busy": BusyError}
+_OF_KINDS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError, "busy": BusyError, "no-room": NoRoomError}
 # How a Python ends that finds other files than those that were shipped.
 _OF_DAMAGED_CODE = re.compile(r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab")
 

@@ -488,3 +488,10 @@ def test_a_question_to_the_model_goes_to_the_cards_of_the_run(workdir: Path) -> 
         ask("start", request(workdir, attempt=attempt, environment={"NCCL_DEBUG": "WARN", **cards}))
         ended(workdir, attempt)
         assert worker_programs.cards_of(folder, NODE) == cards
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-9, "no-room"), (5, "no-room"), (2, "refused"), (1, "refused")])
+def test_a_model_without_room_is_told_from_other_refusals(code: int, kind: str) -> None:
+    said = "" if code == -9 else "error: the model needs about 14.00 GB\nwhere: /m\nfix: free RAM\n"
+    refusal = worker_programs._refusal(subprocess.CompletedProcess([], code, "", said), "chat program")
+    assert refusal.kind == kind and refusal.hint

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control.inspection import run_folder
-from homelab.errors import HomelabError, InputError
+from homelab.control.inspection import run_folder, stage_chat
+from homelab.errors import HomelabError, InputError, NoRoomError
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
+from homelab.text.say import Say
 
 ANSWER_TIMEOUT_S = 600.0
 
@@ -38,8 +39,9 @@ class ChatAnswer:
         return {"node": self.node, **self.reply}
 
 
-def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_tokens: int) -> ChatAnswer:
-    """From the head, or from another node that has a checkpoint when the head cannot be asked.
+def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_tokens: int, say: Say = lambda text: None) -> ChatAnswer:
+    """From the head, or from another node that has a checkpoint when the head cannot be asked; across the stages of a pipeline where the head
+    has no room for the whole model.
 
     Raises the head's error when nobody can answer.
     """
@@ -48,6 +50,13 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
     for name in nodes_to_ask(paths):
         try:
             answer = fleet.agent(name).ask("chat", request, timeout_s=ANSWER_TIMEOUT_S + 20)
+        except NoRoomError as error:
+            plan = run_folder.plan_of(paths)
+            if plan.strategy != "pipeline":
+                first = first or error
+                continue
+            question = {"prompt": prompt, "base": base, "max_new_tokens": max_new_tokens}
+            name, answer = stage_chat.ask(fleet, plan, question, because=error.message, say=say)
         except HomelabError as error:
             first = first or error
             continue

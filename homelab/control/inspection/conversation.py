@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.control.inspection import chat
-from homelab.errors import HomelabError, UnreachableError
+from homelab.control.inspection import chat, run_folder
+from homelab.errors import HomelabError, NoRoomError, UnreachableError
 from homelab.remote.fanout import Fleet
 from homelab.remote.session import Stream
 from homelab.runs.paths import RunPaths
@@ -66,6 +66,11 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> Conversation:
     for name in chat.nodes_to_ask(paths):
         try:
             return _open(fleet, paths, name, models)
+        except NoRoomError as error:
+            if run_folder.plan_of(paths).strategy == "pipeline":
+                hint = Hint("one question is answered across them: {}", homelab("chat --prompt Hello", paths.name))
+                raise NoRoomError(f"{error.message}; and a conversation is not held across the stages of a pipeline", where=error.where, hint=hint) from error
+            first = first or error
         except HomelabError as error:
             first = first or error
         except KeyError:
@@ -109,4 +114,5 @@ def _error(parts: Any, node: str, run: str) -> HomelabError:
     parts = parts if isinstance(parts, dict) else {}
     where = plain_lines(str(parts.get("where") or ""))
     hint = Hint.said(plain_lines(str(parts.get("hint") or ""))) or homelab("status", run)
-    return HomelabError(str(parts.get("message") or "the model's program failed"), where=f"node {node}{', ' if where else ''}{where}", hint=hint)
+    kind = NoRoomError if parts.get("kind") == "no-room" else HomelabError
+    return kind(str(parts.get("message") or "the model's program failed"), where=f"node {node}{', ' if where else ''}{where}", hint=hint)

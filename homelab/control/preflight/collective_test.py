@@ -7,7 +7,6 @@ import json
 import math
 import queue
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +17,9 @@ from pydantic import ValidationError
 from homelab.checks.collective import judge as judges
 from homelab.checks.evidence import Evidence
 from homelab.config.recipe import parse_recipe
-from homelab.control import signals
+from homelab.control import short_job, signals
 from homelab.control.launch import planner
 from homelab.control.preflight.collective_state import CollectiveTestState, Outcome
-from homelab.errors import EXIT_UNREACHABLE
 from homelab.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum
 from homelab.planning.types import Plan
 from homelab.remote.answers import CollectiveLine, CollectiveLook
@@ -33,11 +31,7 @@ from homelab.text.say import Say
 PROGRAM = ("-m", "homelab.worker.tools.collective_test")
 _AGENT_LIMIT_S = 280.0  # more than any limit here: an agent without a listener ends its part by itself
 _GROUP_LIMIT_S = 75  # more than the limit here: ranks that hang are to be asked where before they give up
-_READ_S = 0.5
 _LAST_WORDS_S = 5.0
-_ASK_S, _ASK_SILENT_S = 8.0, 2.0
-
-_NodeLine = tuple[str, bytes | None]  # node, its line; None: nothing more comes
 
 
 def run(fleet: Fleet, evidence: Evidence, say: Say = lambda text: None) -> CollectiveResult:
@@ -65,7 +59,7 @@ def run(fleet: Fleet, evidence: Evidence, say: Say = lambda text: None) -> Colle
         with signals.held():
             on_all(streams, lambda node: streams[node].close())
             silent = {state.node for state in result.missing if state.is_silent and not result.node}
-            left = _end(fleet, name, [node for node in names if node not in clean], silent)
+            left = short_job.end(fleet, name, [node for node in names if node not in clean], silent)
     return replace(result, left=tuple(left), seconds=time.monotonic() - started)
 
 
@@ -86,22 +80,12 @@ def _plan(evidence: Evidence) -> Plan:
 
 
 def _request(plan: Plan, name: str, test: str) -> dict[str, Any]:
-    """What a node is told: the launch's own command and environment, with another program, name and place for logs."""
-    node = plan.node(name)
-    options = node.command[: node.command.index("--redirects=3") + 1]
-    renamed = {"--log-dir": "logs", "--rdzv-id": test}
-    command = [f"{key}={renamed[key]}" if (key := option.partition("=")[0]) in renamed else option for option in options]
-    environment = {key: value for key, value in node.environment.items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")}
+    """What a node is told: the launch's own environment without the run in it."""
+    body = short_job.request(plan, name, test, [*PROGRAM, plan.backend])
+    environment = {key: value for key, value in body["environment"].items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")}
     if plan.backend == "nccl":
         environment["NCCL_DEBUG_FILE"] = "nccl-%h-%p.log"  # in the folder of the test, which is where its ranks stand
-    return {
-        "name": test,
-        "command": [*command, *PROGRAM, plan.backend],
-        "environment": {**environment, "HOMELAB_RUN": test, "HOMELAB_DDP_TIMEOUT_S": str(_GROUP_LIMIT_S)},
-        "ranks": node.rank_count,
-        "head_port": plan.master_port,
-        "limit_s": _AGENT_LIMIT_S,
-    }
+    return body | {"environment": environment | {"HOMELAB_DDP_TIMEOUT_S": str(_GROUP_LIMIT_S)}, "limit_s": _AGENT_LIMIT_S}
 
 
 def _watch(
@@ -113,13 +97,8 @@ def _watch(
     say: Say,
 ) -> tuple[CollectiveResult, set[str]]:
     """Listen until it is over: what came of it, and the nodes that have said themselves that nothing is left."""
-    lines: queue.Queue[_NodeLine] = queue.Queue()
-    over = threading.Event()
-    readers = [threading.Thread(target=_read, args=(name, stream, lines, over), daemon=True) for name, stream in streams.items()]
     stages = CollectiveTestState(ranks, time.monotonic())
-    try:
-        for reader in readers:
-            reader.start()
+    with short_job.listening(streams) as lines:
         last_progress, outcome = "", None
         while outcome is None:
             _hear(stages, lines, 0.1)
@@ -136,28 +115,11 @@ def _watch(
             result = _measured(stages, result)
         else:
             result = _given_up(fleet, stages, outcome, result, test, say)
-    finally:
-        over.set()
-        for reader in readers:
-            reader.join(2 * _READ_S)
     clean = {name for name, line in stages.ended.items() if line.ended is not None and not line.ended.left}
     return result, clean
 
 
-def _read(name: str, stream: Stream, lines: queue.Queue[_NodeLine], over: threading.Event) -> None:
-    while not over.is_set():
-        try:
-            line = stream.readline(_READ_S)
-        except TimeoutError:
-            continue
-        except (OSError, ValueError):
-            line = b""
-        lines.put((name, line or None))
-        if not line:
-            return
-
-
-def _hear(stages: CollectiveTestState, lines: queue.Queue[_NodeLine], timeout_s: float) -> None:
+def _hear(stages: CollectiveTestState, lines: queue.Queue[short_job.NodeLine], timeout_s: float) -> None:
     """Take in all lines that are there; wait so long for the first."""
     with contextlib.suppress(queue.Empty):
         while True:
@@ -223,7 +185,7 @@ def _given_up(
     if outcome.kind == "stuck":
         names = [name for name in result.nodes if not stages.is_silent(name, now) and name not in stages.lost]
         say("collective test: asking every node what it is doing")
-        answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=_ASK_S)
+        answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=short_job.ASK_S)
         for name, answer in answers.items():
             node_look = CollectiveLook.model_validate(answer)
             stacks |= {
@@ -238,23 +200,3 @@ def _given_up(
         result, error=plain_lines(outcome.error), node=outcome.node, missing=tuple(map(with_stack, outcome.missing)),
         states=tuple(map(with_stack, states)),
     )  # fmt: skip
-
-
-def _end(fleet: Fleet, test: str, names: list[str], silent: set[str]) -> list[str]:
-    """End what is left of the test on these nodes; those where that could not be seen.
-
-    A connection that broke under the test is opened anew. From `silent` nodes little is hoped for.
-    """
-
-    def ask(name: str) -> dict[str, Any]:
-        if name in silent:
-            return fleet.agent(name).ask("collective-end", {"name": test}, timeout_s=_ASK_SILENT_S)
-        answers, errors = fleet.ask("collective-end", {"name": test}, names=[name], timeout_s=_ASK_S)
-        if name in errors and errors[name].exit_code == EXIT_UNREACHABLE:
-            answers, errors = fleet.ask("collective-end", {"name": test}, names=[name], timeout_s=_ASK_S)
-        for error in errors.values():
-            raise error
-        return answers[name]
-
-    answers, _ = on_all(names, ask)
-    return [name for name in names if name not in answers or answers[name]["left"]]

@@ -120,6 +120,11 @@ def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> 
             parameter.copy_(saved[name])
 
 
+def adapter_name(name: str) -> str:
+    """A trained weight's name as PEFT's files have it: without the name of the adapter."""
+    return name.replace(".default.", ".")
+
+
 def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
     """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
 
@@ -137,6 +142,8 @@ def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, ta
             model.save_pretrained(partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
+            if task.stage is not None:  # PEFT leaves out what its own model does not have: the layers of all other stages
+                save({adapter_name(name): tensor for name, tensor in tensors.items()}, partial / "adapter_model.safetensors")
         tokenizer.save_pretrained(partial)
         (partial / "README.md").write_text(model_card(task, curves, step), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)

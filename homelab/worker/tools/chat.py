@@ -24,7 +24,7 @@ from homelab.worker.tools.footprint import Card
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """The model's greedy answer, and notes on how it was computed.
 
-    Raises WorkerError when there is nothing trained yet, nothing readable, or no memory for the model.
+    Raises WorkerError when there is nothing trained yet or nothing readable, NoRoom when there is no memory for the model.
     """
     run_dir = Path(question["run_dir"]).expanduser()
     try:
@@ -65,11 +65,11 @@ def generate(model: Any, tokens: Any, tokenizer: Any, max_new_tokens: int, **opt
     )  # fmt: skip
 
 
-def no_memory(error: BaseException, where: str) -> WorkerError:
+def no_memory(error: BaseException, where: str) -> footprint.NoRoom:
     """What is told when the card has no room for the answer."""
     first = str(error).strip().splitlines()[0]
     hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
-    return WorkerError(f"the card has not enough memory for the answer: {first}", where=where, hint=hint)
+    return footprint.NoRoom(f"the card has not enough memory for the answer: {first}", where=where, hint=hint)
 
 
 def encode(run: dict[str, Any], tokenizer: Any, messages: list[dict[str, str]]) -> Any:
@@ -95,7 +95,7 @@ def trained_folder(run: dict[str, Any], run_dir: Path) -> Path:
 
 
 def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
-    """The device for the model, by the free memory. Raises WorkerError when it fits nowhere."""
+    """The device for the model, by the free memory. Raises NoRoom when it fits nowhere."""
     import torch
 
     from homelab.worker.checkpoints.async_save import available_bytes
@@ -173,7 +173,7 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
 
 
 def main() -> int:
-    """Read the question, print the answer. Returns 0, or 2 with one clear message on standard error."""
+    """Read the question, print the answer. Returns 0, or the code of an error with its three parts on standard error."""
     try:
         print(json.dumps(answer(json.load(sys.stdin))))
     except WorkerError as error:

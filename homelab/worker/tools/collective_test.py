@@ -1,7 +1,6 @@
 """The collective smoke test: joins the process group as training will, and sums 8 bytes, 1 MB and 64 MB over all ranks.
 
-torchrun starts it on every node (`python -m homelab.worker.tools.collective_test BACKEND`). Its current stage is in `rank-R.json` of the folder
-HOMELAB_COLLECTIVE_DIR; SIGUSR1 makes it write the stacks of its threads to `rank-R.stack` there.
+torchrun starts it on every node (`python -m homelab.worker.tools.collective_test BACKEND`); `homelab.worker.tools.rank_state` tells how far it is.
 
 Seconds are those of the slowest rank. Bus bandwidth is size x 2 (n - 1) / n / seconds: what each wire of a ring of n ranks carried
 per second, which can be compared with the speed of the wire whatever n is (nccl-tests, doc/PERFORMANCE.md).
@@ -9,22 +8,15 @@ per second, which can be compared with the speed of the wire whatever n is (nccl
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import datetime
-import faulthandler
-import json
 import math
 import os
-import resource
-import signal
 import sys
 import time
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.protocol import collective_stages
+from homelab.worker.tools.rank_state import StateFile, leave, watched
 
 if TYPE_CHECKING:
     import torch
@@ -36,22 +28,6 @@ REPEATED_S = 0.3
 # A size that would take longer than this is left out: 64 MB take 73 s on 10 Mbit/s, and 1 MB is enough to know.
 TOO_LONG_S = 10.0
 PERIOD = 1009  # prime: a piece that lands in the wrong place gives another number
-_PR_SET_PDEATHSIG = 1
-
-
-class Stage:
-    """What this rank is doing, in a file that is never half written."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"rank-{rank}.json"
-        self._partial = folder / f"rank-{rank}.partial"
-        self.known: dict[str, Any] = {"pid": os.getpid()}
-
-    def __call__(self, stage: str | None = None, **more: Any) -> None:
-        """Write it down; without `stage` it stays what it was."""
-        self.known |= more if stage is None else {"stage": stage, **more}
-        self._partial.write_text(json.dumps(self.known), encoding="utf-8")
-        self._partial.replace(self._path)
 
 
 def bus_bandwidth(size_bytes: int, ranks: int, seconds: float) -> float:
@@ -100,8 +76,8 @@ def measure(size_bytes: int, rank: int, ranks: int, device: torch.device) -> dic
     }  # fmt: skip
 
 
-def run(backend: str, stage: Stage) -> None:
-    """All stages, one after another. Raises what torch raises."""
+def run(backend: str, stage: StateFile) -> None:
+    """All stages, one after another: what was measured, right or wrong, is written down. Raises what torch raises."""
     stage(collective_stages.IMPORTING)
     import torch
     import torch.distributed as dist
@@ -160,25 +136,6 @@ def _store(patience: datetime.timedelta) -> dist.Store:
     return next(iter(dist.rendezvous("env://", timeout=patience)))[0]
 
 
-def main() -> int:
-    """One rank. The exit code is 0 when everything was measured, right or wrong; 1 when something raised."""
-    folder, rank = Path(os.environ["HOMELAB_COLLECTIVE_DIR"]), int(os.environ["RANK"])
-    with contextlib.suppress(OSError, AttributeError):  # Linux: nothing of the test outlives its torchrun
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    faulthandler.enable()
-    stacks = (folder / f"rank-{rank}.stack").open("w", encoding="utf-8")  # never closed: a signal may come at any time
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    stage = Stage(folder, rank)
-    try:
-        run(sys.argv[1], stage)
-    except Exception as error:
-        stage(error=f"{type(error).__name__}: {str(error).strip()}"[:2000])
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def _finish(device: torch.device) -> None:
     """Wait for what was queued on the card."""
     import torch
@@ -188,7 +145,4 @@ def _finish(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without torch's destructors, which abort now and then (see `homelab.worker.__main__`)
+    leave(watched(lambda stage: run(sys.argv[1], stage)))

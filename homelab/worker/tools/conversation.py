@@ -2,7 +2,7 @@
 
 A question is {"messages": [{"role", "content"}], "model": "trained" or "base", "max_new_tokens"}; {"stop": true} ends the answer that is being given.
 Prints {"ready": {"notes"}} when the models are loaded, {"piece": text} while it answers and {"end": {"tokens", "stopped"}} after it, or
-{"error": {"message", "where", "hint"}}. Ends when stdin is closed.
+{"error": {"message", "where", "hint"}}, with {"kind": "no-room"} where there is no memory. Ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.recipe import Method, section
-from homelab.worker.tools import chat, run_model
+from homelab.worker.tools import chat, footprint, run_model
 
 _FIRST_TOKENS = 2048  # of a conversation, for the estimate of the memory
 
@@ -98,7 +98,8 @@ def _listen(questions: queue.Queue[dict[str, Any]], conversation: Conversation) 
 
 
 def _error(error: WorkerError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "where": error.where, "hint": str(error.hint)}}
+    kind = {"kind": "no-room"} if isinstance(error, footprint.NoRoom) else {}
+    return {"error": {"message": error.message, "where": error.where, "hint": str(error.hint), **kind}}
 
 
 def main() -> int:

@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from homelab.law.stage import Stage
 from homelab.protocol import quantisation
+from homelab.protocol.errors import EXIT_NO_ROOM
 from homelab.worker.errors import WorkerError
 
 _GAPS = 1.05  # between the allocator's blocks
+
+
+class NoRoom(WorkerError):
+    """The model, or the stage of it that is asked for, does not fit on this node now."""
+
+    exit_code = EXIT_NO_ROOM
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Place:
 def choose(needed_bytes: int | None, cards: Sequence[Card], ram_bytes: int | None, *, run: str, model: str) -> Place:
     """The card with the most free memory if the model fits there, else the CPU if it fits into RAM.
 
-    A size of None is unknown: then the model is tried. Raises WorkerError with both numbers when the model fits nowhere.
+    A size of None is unknown: then the model is tried. Raises NoRoom with both numbers when the model fits nowhere.
     """
     best = max(cards, key=lambda card: card.free_bytes, default=None)
     training = f"; the run trains on it now (homelab status {run})" if best and best.is_training else ""
@@ -54,11 +62,14 @@ def choose(needed_bytes: int | None, cards: Sequence[Card], ram_bytes: int | Non
         hint = "free the card (nvidia-smi names who holds it) or RAM (ps aux --sort=-rss | head), then ask again"
     else:
         hint = "free RAM on this node (ps aux --sort=-rss | head names who holds it), then ask again"
-    raise WorkerError(f"{needs}: {on_card}, and RAM has {_gb(ram_bytes)} free", where=model, hint=hint)
+    raise NoRoom(f"{needs}: {on_card}, and RAM has {_gb(ram_bytes)} free", where=model, hint=hint)
 
 
-def answer_bytes(path: str, revision: str | None, *, quantisation: str | None, dtype: Any, tokens: int, added_bytes: int) -> int | None:
-    """Bytes of the model at `path` with its cache of `tokens` tokens, from its config alone; None where no model can be built of that.
+def answer_bytes(
+    path: str, revision: str | None, *, quantisation: str | None, dtype: Any, tokens: int, added_bytes: int, stage: Stage | None = None
+) -> int | None:
+    """Bytes of the model at `path`, or of one stage of it, with its cache of `tokens` tokens, from its config alone; None where no model can be
+    built of that.
 
     `quantisation`: of the base; `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
     weights more, as large as the largest, are under way while it is loaded.
@@ -72,13 +83,29 @@ def answer_bytes(path: str, revision: str | None, *, quantisation: str | None, d
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         text = config.get_text_config()
+        layers = text.num_hidden_layers
+        if stage is not None:
+            from homelab.worker.pipeline import stage_model
+
+            stage_model.cut(model, stage, dtype)
+            layers = stage.end - stage.begin
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        cache = 2 * text.num_hidden_layers * heads * width * tokens * dtype.itemsize
+        cache = 2 * layers * heads * width * tokens * dtype.itemsize
     except Exception:  # an unknown kind of model: transformers reports the error when it loads the weights
         return None
     largest = max((parameter.numel() for parameter in model.parameters()), default=0) * dtype.itemsize
     return int(_GAPS * (weight_bytes(model, quantisation) + cache + added_bytes + 2 * largest))
+
+
+def stored_dtype(path: str, revision: str | None) -> Any:
+    """The type in which the files say that they have the weights; fp32 where they do not say."""
+    import torch
+    from transformers import AutoConfig
+
+    from homelab.worker.model.build import from_pretrained
+
+    return getattr(from_pretrained(AutoConfig, path, revision=revision), "dtype", None) or torch.float32
 
 
 def weight_bytes(model: Any, how: str | None) -> float:

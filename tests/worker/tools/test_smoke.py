@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from homelab.worker.tools import collective_test
+from homelab.worker.tools.rank_state import StateFile
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ def test_a_size_that_would_take_too_long_is_left_out(
         collective_test, "measure", lambda size_bytes, *_: {"size_bytes": size_bytes, "seconds": 1.15 if size_bytes > 8 else 1e-3}
     )
     monkeypatch.setattr(collective_test, "_store", lambda patience: dist.FileStore(str(tmp_path / "other"), 1))
-    stage = collective_test.Stage(tmp_path, 0)
+    stage = StateFile(tmp_path, 0)
     collective_test.run("gloo", stage)
     assert stage.known["stage"] == "done"
     assert [entry["size_bytes"] for entry in stage.known["results"]] == [8, 1_000_000, 64_000_000]

@@ -1,0 +1,134 @@
+"""An answer across stages is that of the whole model, to the last token."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bitsandbytes")  # before `chat`, which hides it from a run that does not need it
+
+from homelab.worker.tools import chat
+from tests.worker import harness
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+LAYERS, TOKENS = 12, 24
+PROMPT = "red or green?"
+CUTS: dict[str, dict[str, Any]] = {
+    "7/3/2, each on its own node": {"stages": [7, 3, 2], "nodes": ["a", "b", "c"]},
+    "in another order": {"stages": [2, 7, 3], "stage_order": [2, 0, 1]},
+}
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with layers to cut. Its weights are large, so that every layer and every token before has a say in the next one."""
+    from safetensors.torch import load_file, save_file
+
+    folder = harness.tiny_llama(tmp_path_factory.mktemp("deep") / "tiny-llama", hidden=32, intermediate=64, layers=LAYERS)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight * 10 if "_proj" in name else weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> Path:
+    """A run whose training is over: a method, trained so much that the answers differ."""
+    kind = getattr(request, "param", "lora")
+    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4}
+    recipe = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
+    run = harness.make_run(tmp_path / "run", deep, data, **recipe)
+    forks.train(run, 1, [12], micro_batch=6)
+    return run
+
+
+def of_the_whole(run: Path, *, base: bool = False) -> str:
+    return str(chat.answer({"run_dir": str(run), "prompt": PROMPT, "base": base, "max_new_tokens": TOKENS})["answer"])
+
+
+def across(
+    forks: harness.Forks, run: Path, attempt: int, stages: Sequence[int], *, base: bool = False, entry: str = "asked", code: int = 0, **plan: Any
+) -> list[dict[str, Any]]:
+    """What the ranks have written down."""
+    rows = [12 if rank == plan.get("stage_order", [0])[0] else 0 for rank in range(len(stages))]
+    folders = [harness.folder_of(run, node, plan.get("nodes") or ["here"]) / "collective" for node in plan.get("nodes") or ["here"] * len(stages)]
+
+    def ask() -> None:
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            (folder / "input.json").write_text(json.dumps({"prompt": PROMPT, "base": base, "max_new_tokens": TOKENS}))
+
+    codes, output = forks.run(run, attempt, rows, stages=stages, entry=f"{__name__}:{entry}", prepare=ask, timeout_s=100, **plan)
+    assert codes == [code] * len(stages), output
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank, folder in enumerate(folders)]
+
+
+def answers(states: list[dict[str, Any]]) -> list[str]:
+    return [result["answer"] for state in states for result in state["results"] if "answer" in result]
+
+
+def asked() -> int:
+    """What torchrun starts, in a folder that the node's agent has made."""
+    from homelab.worker.tools import rank_state, stage_chat
+
+    os.environ["HOMELAB_COLLECTIVE_DIR"] = f"{os.environ['HOMELAB_RUN_DIR']}/collective"
+    return rank_state.watched(stage_chat.run)
+
+
+def skipping() -> int:
+    """The same with a second stage that leaves out the last of its layers."""
+    from homelab.law.stage import Stage
+
+    holds = Stage.holds
+    Stage.holds = lambda self, layer: holds(self, layer) and (self.number, layer) != (1, self.end - 1)  # type: ignore[method-assign]
+    return asked()
+
+
+def forgetting() -> int:
+    """The same with stages that take every token for the first one of the answer."""
+    from homelab.worker.pipeline import generation
+
+    generation.StageCache.get_seq_length = lambda self, layer_idx=0: 0  # type: ignore[method-assign]
+    return asked()
+
+
+@pytest.mark.parametrize("run", ["lora", "full", pytest.param("qlora", marks=pytest.mark.thorough)], indirect=True)
+def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) -> None:
+    whole, base = of_the_whole(run), of_the_whole(run, base=True)
+    assert len(set(whole)) >= 6 and whole != base, "an answer that says something of the model"
+    for attempt, plan in enumerate(CUTS.values(), start=2):
+        assert answers(across(forks, run, attempt, **plan)) == [whole]
+    assert answers(across(forks, run, 8, [5, 7], base=True)) == [base]
+    (run / "final").rename(run / "not yet")
+    assert answers(across(forks, run, 9, [5, 7])) == [of_the_whole(run)], "the newest checkpoint"
+
+
+def test_final_of_a_pipeline_is_the_whole_adapter(run: Path, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
+    """The head's own model has only the layers of its stage."""
+    from safetensors.torch import load_file
+
+    recipe = json.loads((run / "run.json").read_text())["recipe"]["train"]
+    changes = {f"train__{name}": recipe[name] for name in ("steps", "epochs", "learning_rate")}
+    cut = harness.make_run(tmp_path / "cut", deep, data, method__kind="lora", **changes)
+    forks.train(cut, 1, [0, 12, 0], stages=[2, 7, 3], stage_order=[1, 0, 2], micro_batch=6)
+    of_stages, of_one = (load_file(folder / "final" / "adapter_model.safetensors") for folder in (cut, run))
+    assert harness.relative_error(of_stages, of_one) < 1e-4
+    answer = of_the_whole(cut)
+    assert answers(across(forks, cut, 2, [5, 7])) == [answer] == [of_the_whole(run)]
+
+
+@pytest.mark.parametrize("fault", ["skipping", "forgetting"])
+def test_a_wrong_answer_is_seen(fault: str, run: Path, forks: harness.Forks) -> None:
+    """The comparison above is one that can fail."""
+    assert answers(across(forks, run, 2, [7, 3, 2], entry=fault)) != [of_the_whole(run)]
+
+
+def test_what_is_missing_is_said_in_three_parts(run: Path, forks: harness.Forks) -> None:
+    for folder in ("final", "checkpoints"):
+        (run / folder).rename(run / f"no {folder}")
+    for state in across(forks, run, 2, [5, 7], code=1):
+        assert state["error"].startswith("error: this run has no checkpoint yet on any of its nodes\nwhere: ") and "\nfix: " in state["error"]
