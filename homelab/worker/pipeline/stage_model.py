@@ -49,6 +49,7 @@ class StandInEmbedding(torch.nn.Module):
 def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
     """The model of this stage with its own weights; `options` are those of `from_pretrained`. Raises WorkerError for a model that cannot be cut."""
     from transformers import AutoConfig
+    from transformers.modeling_outputs import CausalLMOutputWithPast
 
     from homelab.worker.model.build import from_pretrained
 
@@ -62,8 +63,12 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
         whole.__init__(self, config, *args, **kwargs)
         cut(self, stage, dtype)
 
+    def forward(self: Any, labels: None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
+        """Hidden states as `logits`, with nothing that the class does to its logits (Gemma 2 caps them)."""
+        return CausalLMOutputWithPast(logits=self.base_model(**inputs).last_hidden_state)
+
     not_own = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # the files have the weights of all stages
-    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **not_own})
+    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own})
     model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
     check(model)
     return model
