@@ -8,13 +8,12 @@ layers: `logits` of a stage that is not the last are its hidden states.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from homelab.law.stage import Stage
+from homelab.law.stage import Stage, has_experts
 from homelab.worker.errors import WorkerError
 
 _WHERE = "[model] name in the recipe"
@@ -135,18 +134,11 @@ def own_layers(model: Any) -> Iterator[torch.nn.Module]:
     return (layer for layer in decoder_of(model).layers if not isinstance(layer, Elsewhere))
 
 
-@functools.cache
-def _experts() -> tuple[str, ...]:
-    return ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
-
 def _class_of(config: Any) -> Any:
-    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts: which tokens they take
-    depends on all of a batch in some, and their loss is no sum over tokens."""
+    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts."""
     from transformers import AutoModelForCausalLM
 
-    text = config.get_text_config()
-    if any((getattr(text, name, 0) or 0) > 1 for name in _experts()):
+    if has_experts(config.get_text_config().to_dict()):
         raise WorkerError(
             f"{config.model_type} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens",
             where=_WHERE, hint=_HINT, needs_launch=True,
