@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+# Where config.json says how many experts a layer has. Which tokens an expert takes depends on all of a batch in some of these models, and their
+# loss has a part that is no sum over tokens.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether this config.json (of the text model, where it has several parts) is that of a mixture of experts, which a pipeline does not train."""
+    return any(isinstance(count := config.get(name), int) and count > 1 for name in _EXPERTS)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ alpha = 8
 [train]
 global_batch = 4
 steps = {steps}
-learning_rate = 1e-2
+learning_rate = 1e-3
 seq_len = 128
 precision = "fp32"
 gradient_checkpointing = false

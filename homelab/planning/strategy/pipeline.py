@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from homelab.errors import InputError
+from homelab.law.stage import has_experts
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
+from homelab.planning.memory.architecture import ALL_LINEAR
 from homelab.planning.pipeline import pipeline_plan, pipeline_time, stage_memory
 from homelab.planning.strategy import network_cost
 from homelab.planning.strategy.base import Assignment, Automatic, Strategy
@@ -12,6 +14,7 @@ from homelab.planning.strategy.ddp import TIMEOUT_S
 from homelab.planning.types import Choice, RankPlan, TimeEstimate
 
 _WHERE = "recipe, [parallel] strategy"
+_NO_LAYERS = ("lm_head", "embed_tokens")
 
 
 class Pipeline(Strategy):
@@ -77,7 +80,7 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
     if ranks == 1:
         return "wants several cards, and there is one rank", 'strategy = "auto"'
     if shape is None:
-        return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
+        return _without_shape(job)
     if ranks > shape.layers:
         return f"has a layer for every rank at least: the model has {shape.layers}, and there are {ranks} ranks", "leave nodes out with --nodes"
     if recipe.method.backend == "unsloth":
@@ -94,4 +97,18 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return "draws dropout stage by stage, which would be another training", "[method] dropout = 0 (another training, too), or another strategy"
     if recipe.method.kind == "full" and shape.tied_embeddings:
         return "cannot train embeddings that are the head too: they are on the first stage and on the last", 'kind = "lora", or strategy = "zero3"'
+    outside = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
+    if outside:
+        return f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it", '[method] targets = "all-linear", or another strategy'
     return None
+
+
+def _without_shape(job: TrainingJob) -> tuple[str, str]:
+    """Why the shape of the model is not known, as far as its config.json says it."""
+    config = next((node.model.config for node in job.machines.facts.values() if node.model and node.model.config), None)
+    if config is None:
+        return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
+    kind, text = config.get("model_type", "without a model_type"), config.get("text_config")
+    if has_experts(text if isinstance(text, dict) else config):
+        return f"does not train a mixture of experts ({kind}): its loss has a part that is no sum over tokens", 'strategy = "auto", or another [model] name'
+    return f"needs the shape of the model, and models of type {kind} are not known to the planner", 'strategy = "zero3": it divides any model of transformers'

@@ -39,6 +39,24 @@ def refuse(folder: Path, run: str) -> None:
                 where=str(path),
                 hint=f"homelab recover {run}",
             ) from error
+    _refuse_missing(folder, run)
+
+
+def _refuse_missing(folder: Path, run: str) -> None:
+    """Raises UnloadableError where the weights are not as many as the optimizer has parameters: a slice of the model is missing, and ranks that
+    load a part of the file would not all see it."""
+    weights, optimizer = folder / "trainable.safetensors", folder / "optimizer.pt"
+    if not (weights.exists() and optimizer.exists()):
+        return
+    groups = torch.load(optimizer, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(optimizer)).get("param_groups", [])
+    trained = sum(len(group.get("params", ())) for group in groups)
+    with safe_open(str(weights), framework="pt") as file:
+        saved = len(list(file.keys()))
+    if trained and saved != trained:
+        raise UnloadableError(
+            f"{weights.name} of the checkpoint has {saved} tensors, and {optimizer.name} is that of {trained}: a part of the model is missing",
+            where=str(weights), hint=f"homelab recover {run}",
+        )  # fmt: skip
 
 
 def set_aside(fault: WorkerError, task: Task) -> WorkerError:

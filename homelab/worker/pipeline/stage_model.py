@@ -8,13 +8,12 @@ layers: `logits` of a stage that is not the last are its hidden states.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from homelab.law.stage import Stage
+from homelab.law.stage import Stage, has_experts
 from homelab.worker.errors import WorkerError
 
 _WHERE = "[model] name in the recipe"
@@ -49,6 +48,7 @@ class StandInEmbedding(torch.nn.Module):
 def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
     """The model of this stage with its own weights; `options` are those of `from_pretrained`. Raises WorkerError for a model that cannot be cut."""
     from transformers import AutoConfig
+    from transformers.modeling_outputs import CausalLMOutputWithPast
 
     from homelab.worker.model.build import from_pretrained
 
@@ -62,8 +62,12 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
         whole.__init__(self, config, *args, **kwargs)
         cut(self, stage, dtype)
 
+    def forward(self: Any, labels: None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
+        """Hidden states as `logits`, with nothing that the class does to its logits (Gemma 2 caps them)."""
+        return CausalLMOutputWithPast(logits=self.base_model(**inputs).last_hidden_state)
+
     not_own = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # the files have the weights of all stages
-    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **not_own})
+    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own})
     model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
     check(model)
     return model
@@ -130,18 +134,11 @@ def own_layers(model: Any) -> Iterator[torch.nn.Module]:
     return (layer for layer in decoder_of(model).layers if not isinstance(layer, Elsewhere))
 
 
-@functools.cache
-def _experts() -> tuple[str, ...]:
-    return ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
-
 def _class_of(config: Any) -> Any:
-    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts: which tokens they take
-    depends on all of a batch in some, and their loss is no sum over tokens."""
+    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts."""
     from transformers import AutoModelForCausalLM
 
-    text = config.get_text_config()
-    if any((getattr(text, name, 0) or 0) > 1 for name in _experts()):
+    if has_experts(config.get_text_config().to_dict()):
         raise WorkerError(
             f"{config.model_type} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens",
             where=_WHERE, hint=_HINT, needs_launch=True,

@@ -1,0 +1,116 @@
+"""What a pipeline refuses before anything starts: each with what was seen, where, and the edit that mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homelab.errors import InputError
+from homelab.planning import job, machines
+from homelab.planning.job import Job
+from homelab.planning.memory.scenario import DoesNotFit
+from homelab.planning.strategy import registry
+from tests import builders
+from tests.builders import NAMES
+
+LLAMA_2_13B = "meta-llama/Llama-2-13b-hf"
+
+
+def job_of(
+    cards_gb: list[list[float]], *, model: str = LLAMA_2_13B, precision: str = "bf16", config: dict[str, Any] | None = None, **tables: Any
+) -> Job:  # fmt: skip
+    """A qlora training by pipeline on machines with these cards, each given in GB of memory. `config`: the model's config.json on every node."""
+    names = NAMES[: len(cards_gb)]
+    nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size} for size in cards]} for name, cards in zip(names, cards_gb, strict=True)}
+    recipe = builders.recipe(
+        model={"name": model}, method={"kind": "qlora", **tables.pop("method", {})}, parallel={"strategy": "pipeline", **tables.pop("parallel", {})},
+        train={"global_batch": 12, "learning_rate": 1e-4, "steps": 10, **tables.pop("train", {})}, **tables,
+    )  # fmt: skip
+    facts = {} if config is None else {name: builders.facts(name, model={"found": True, "path": "/m", "config": config}) for name in names}
+    inputs = builders.plan_inputs(builders.cluster(names, nodes=nodes), recipe, facts)
+    return job.of(inputs, machines.choose(inputs), precision)
+
+
+def refusal(job_: Job) -> InputError:
+    with pytest.raises(InputError) as caught:
+        registry.choose_strategy(job_)
+    assert caught.value.message and caught.value.where and caught.value.hint
+    return caught.value
+
+
+def test_it_is_planned_where_nothing_is_wrong() -> None:
+    ranks = registry.choose_strategy(job_of([[12], [8], [8]])).assignment.ranks
+    assert sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage) == 40 and all(rank.memory and rank.memory.fits for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("tables", "text", "hint"),
+    [
+        ({"precision": "fp16"}, "does not go with fp16, whose loss scale", 'precision = "bf16"'),
+        ({"parallel": {"compress": "bf16"}}, 'compress = "bf16" is a way of ddp', 'compress = "none"'),
+        ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp", "leave bucket_mb out"),
+        ({"parallel": {"shares": {"tower": 8, "laptop": 4}}}, "no shares of rows", 'shares = "auto"'),
+        ({"parallel": {"shares": "equal"}}, "no shares of rows", 'shares = "auto"'),
+        ({"method": {"dropout": 0.1}}, "draws dropout stage by stage", "dropout = 0"),
+        ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be cut", 'backend = "transformers"'),
+        ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters on layers alone, and lm_head is none", "all-linear"),
+        ({"method": {"targets": ["embed_tokens"]}}, "adapters on layers alone, and embed_tokens is none", "all-linear"),
+        ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are the head too", 'kind = "lora"'),
+        ({"model": "org/nobody-knows-it"}, "needs the shape of the model, which is not known here", "homelab setup RECIPE"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused(tables: dict[str, Any], text: str, hint: str) -> None:
+    error = refusal(job_of([[24], [24]], **tables))
+    assert error.message.startswith('strategy = "pipeline" ') and text in error.message
+    assert error.where == "recipe, [parallel] strategy" and hint in error.hint
+
+
+def test_one_rank_is_no_pipeline() -> None:
+    assert "wants several cards, and there is one rank" in refusal(job_of([[80]])).message
+
+
+def test_a_script_brings_its_own_way() -> None:
+    inputs = builders.plan_inputs(builders.cluster(NAMES[:2]), builders.script_recipe(parallel={"strategy": "pipeline"}), {})
+    error = refusal(job.of(inputs, machines.choose(inputs), "fp32"))
+    assert "a [script] brings its own way to train" in error.message and error.hint == 'strategy = "auto"'
+
+
+def test_more_ranks_than_layers_are_refused() -> None:
+    error = refusal(job_of([[8], [8], [8]], config=builders.LLAMA | {"num_hidden_layers": 2}))
+    assert "the model has 2, and there are 3 ranks" in error.message and error.hint == "leave nodes out with --nodes"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (builders.LLAMA | {"model_type": "mixtral", "num_local_experts": 8}, "mixtral"),
+        (builders.LLAMA | {"model_type": "qwen2_moe", "num_experts": 60}, "qwen2_moe"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "deepseek_v3"),
+        ({"model_type": "llama4", "text_config": {"num_local_experts": 16}}, "llama4"),
+    ],
+)
+def test_experts_are_refused_by_their_config(config: dict[str, Any], kind: str) -> None:
+    error = refusal(job_of([[24], [24]], config=config))
+    assert error.message == f'strategy = "pipeline" does not train a mixture of experts ({kind}): its loss has a part that is no sum over tokens'
+    assert 'strategy = "auto"' in error.hint
+
+
+def test_a_type_that_the_planner_does_not_know_is_named() -> None:
+    error = refusal(job_of([[24], [24]], config={"model_type": "gpt_neox", "hidden_size": 64, "num_hidden_layers": 4}))
+    assert "models of type gpt_neox are not known to the planner" in error.message and 'strategy = "zero3"' in error.hint
+
+
+def test_a_card_without_room_for_one_layer_is_named_and_can_be_left_out() -> None:
+    error = refusal(job_of([[24], [1], [24]]))
+    assert isinstance(error, DoesNotFit)
+    assert error.message == "not even one layer fits on laptop" and error.hint == "leave it out: --nodes tower,oldtower"
+    nowhere = refusal(job_of([[1], [1]]))
+    assert nowhere.message == "not even one layer fits on tower, laptop" and "--fit" in nowhere.hint
+
+
+def test_a_model_that_no_cut_fits_is_told_with_the_room_of_every_card() -> None:
+    error = refusal(job_of([[4], [4]]))
+    assert isinstance(error, DoesNotFit) and error.where == "recipe, [model] name"
+    assert error.message.startswith("the 40 layers do not fit on these cards: room for ") and "(tower " in error.message and "laptop " in error.message
+    assert 'kind = "qlora"' in error.hint and "another machine" in error.hint

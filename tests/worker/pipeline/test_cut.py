@@ -1,0 +1,105 @@
+"""Which models can be cut: stages of every family that the planner knows give the logits of the whole model, bit by bit; any other is refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from homelab.law.stage import Stage  # noqa: E402
+from homelab.planning.memory import architecture  # noqa: E402
+from homelab.worker.errors import WorkerError  # noqa: E402
+from homelab.worker.pipeline import stage_model  # noqa: E402
+
+pytestmark = pytest.mark.timeout(60)
+
+LAYERS = 4
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},
+    "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0},
+}
+
+Saved = Callable[..., Path]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """Makes the folder of a small random model of this type."""
+
+    def save(kind: str, **config: Any) -> Path:
+        torch.manual_seed(1)
+        folder = tmp_path / kind
+        transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config)).save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def stage(number: int, count: int, begin: int, end: int, layers: int = LAYERS) -> Stage:
+    return Stage(number, count, begin, end, layers)
+
+
+def loaded(folder: Path, of: Stage) -> Any:
+    return stage_model.load(str(folder), stage=of, dtype=torch.float32).eval()
+
+
+def refused(folder: Path, *, layers: int = LAYERS) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        loaded(folder, stage(0, 2, 0, 2, layers))
+    assert caught.value.message and caught.value.where == "[model] name in the recipe" and caught.value.hint
+    return caught.value
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", architecture._FAMILIES)
+def test_stages_of_every_family_that_is_planned_give_the_logits_of_the_whole(kind: str, saved: Saved) -> None:
+    folder = saved(kind, **SMALL | MORE.get(kind, {}))
+    tokens = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(tokens)
+    mask[0, 15:] = 0
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(input_ids=tokens, attention_mask=mask).logits
+    first, middle, last = (loaded(folder, stage(number, 3, begin, end)) for number, (begin, end) in enumerate([(0, 1), (1, 3), (3, 4)]))
+    hidden = first(input_ids=tokens, attention_mask=mask).logits
+    hidden = middle(inputs_embeds=hidden, attention_mask=mask).logits
+    assert torch.equal(last(inputs_embeds=hidden, attention_mask=mask).logits, whole)
+
+
+def test_a_class_without_the_layers_of_a_llama_is_named(saved: Saved) -> None:
+    gpt2 = refused(saved("gpt2", n_layer=LAYERS, n_head=4, n_embd=32, vocab_size=64, n_positions=64))
+    assert gpt2.message == "GPT2LMHeadModel cannot be cut into stages: it has no layers, embed_tokens, norm where models of the Llama kind have it"
+    assert 'strategy = "zero3"' in gpt2.hint
+    neox = refused(saved("gpt_neox", **SMALL))
+    assert neox.message == "GPTNeoXForCausalLM cannot be cut into stages: it has no embed_tokens, norm where models of the Llama kind have it"
+
+
+def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> None:
+    """Granite multiplies its embeddings outside of the table: every stage would do it again."""
+    error = refused(saved("granite", **SMALL, embedding_multiplier=12.0))
+    assert error.message == "GraniteForCausalLM cannot be cut into stages: it computes more than its layers, one after the other"
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    ],
+)
+def test_experts_are_refused(kind: str, config: dict[str, Any], saved: Saved) -> None:
+    error = refused(saved(kind, **SMALL, **config))
+    assert error.message == f"{kind} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens"
+
+
+def test_a_plan_for_another_number_of_layers_is_refused(saved: Saved) -> None:
+    error = refused(saved("llama", **SMALL), layers=6)
+    assert error.message == "the plan cuts 6 layers, and the model has 4" and "copy the same model folder to every node" in error.hint
