@@ -55,6 +55,7 @@ SHARED_NAMES = {
     "packet_loss": "packets that are lost between two nodes",
     "page": "one HTML file",
     "paths": "the paths of a run",
+    "pipeline": "the strategy in which every rank holds some of the layers",
     "plan": "who computes what",
     "power": "what lets a node sleep or restart",
     "preflight": "all checks before a run",

@@ -113,26 +113,17 @@ class Run:
         return is_joined
 
     def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
-        from homelab.worker.data.batches import Form, StepBatches
+        from homelab.worker.data.batches import Form
         from homelab.worker.model import fused_loss
-        from homelab.worker.pipeline.stage_batches import StageBatches
+        from homelab.worker.pipeline.stage_batches import batches_of
         from homelab.worker.training.arguments import training_arguments
         from homelab.worker.training.strategy import strategy_of
         from homelab.worker.training.trainer import Hooks, ShareTrainer
 
         task, steps = self.task, self.recorder.total_steps
         strategy = strategy_of(task, steps)
-        batches = (StepBatches if task.stage is None else StageBatches)(
-            rows,
-            seed=task.train.seed,
-            global_batch=task.train.global_batch,
-            steps=steps,
-            balance=self.balance,
-            rank=task.stage_ranks[0] if task.stage else task.rank,
-            form=Form(self.tokenizer.pad_token_id or 0, is_joined, fused_loss.takes_labelled(model)),
-        )
-        if isinstance(batches, StageBatches) and task.stage:
-            batches.stage = task.stage
+        form = Form(self.tokenizer.pad_token_id or 0, is_joined, fused_loss.takes_labelled(model))
+        batches = batches_of(task, rows, steps=steps, balance=self.balance, form=form)
         return ShareTrainer(
             model=model,
             args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
