@@ -112,5 +112,5 @@ def test_a_card_without_room_for_one_layer_is_named_and_can_be_left_out() -> Non
 def test_a_model_that_no_cut_fits_is_told_with_the_room_of_every_card() -> None:
     error = refusal(job_of([[4], [4]]))
     assert isinstance(error, DoesNotFit) and error.where == "recipe, [model] name"
-    assert error.message.startswith("the 40 layers do not fit on these cards: room for ") and "(tower " in error.message and "laptop " in error.message
-    assert 'kind = "qlora"' in error.hint and "another machine" in error.hint
+    assert error.message.startswith("the 40 layers do not fit on these machines: there is room for tower ") and "laptop " in error.message
+    assert "a shorter seq_len" in error.hint and "another machine" in error.hint

@@ -66,7 +66,7 @@ def test_per_pass_on_a_wire_is_nobodys_choice_but_the_recipes() -> None:
 
 def test_every_strategy_has_its_price_or_its_reason() -> None:
     of = prices(job_of([[40], [40], [40]]))
-    assert list(of) == ["ddp", "zero2", "zero3", "hsdp"]
+    assert list(of) == ["ddp", "zero2", "zero3", "hsdp", "pipeline"]
     ddp, zero2, zero3 = of["ddp"], of["zero2"], of["zero3"]
     assert ddp.state_bytes and zero2.state_bytes and zero3.state_bytes and ddp.wire_s and zero2.wire_s and zero3.wire_s
     assert zero3.state_bytes < zero2.state_bytes < ddp.state_bytes

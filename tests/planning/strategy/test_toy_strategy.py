@@ -128,4 +128,4 @@ def test_what_is_not_feasible_is_no_candidate_of_auto(toy: Pipeline) -> None:
 def test_a_name_that_nobody_has_registered_is_refused_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = planned(tmp_path, capsys, "toy-pipeline")
     assert code == 2
-    assert "'auto', 'ddp', 'fsdp', 'hsdp', 'zero2' or 'zero3'" in shown
+    assert "'auto', 'ddp', 'fsdp', 'hsdp', 'pipeline', 'zero2' or 'zero3'" in shown
