@@ -17,7 +17,7 @@ from homelab.runs.paths import RunPaths
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk
 
-_FIRST, _LAST = 2, 7  # the steps between whose ends is measured
+_FIRST, _LAST = 2, 7  # the steps between whose ends is measured; one more, because a checkpoint follows the last one
 _LIMIT_S = 300.0
 _RECIPE = """
 [model]
@@ -53,7 +53,7 @@ def measured(folder: Path, cpu: list[float]) -> list[dict[str, Any]]:
             desk = Desk(folder / f"desk-{rate}", lab)
             desk.folder.mkdir()
             tiny_model.write_jsonl(desk.folder / "chats.jsonl", tiny_model.chat_rows(96))
-            desk.write("pipeline.toml", _RECIPE.format(model=model, steps=_LAST))
+            desk.write("pipeline.toml", _RECIPE.format(model=model, steps=_LAST + 1))
             speeds = [Path(lab.state.node(node.name).workdir) / "speeds" for node in lab.nodes]
             with Cables(lab) as cables:
                 if number == 0:
@@ -118,7 +118,7 @@ def _memory(plan: dict[str, Any], most_bytes: dict[str, int]) -> list[dict[str, 
 
 
 class Resident:
-    """Looks twice a second at what the worker and its torchrun have in memory on every node, without pages of files with weights."""
+    """Looks every two seconds at what the worker and its torchrun have in memory on every node, without pages of files with weights."""
 
     def __init__(self) -> None:
         self.most_bytes: dict[str, int] = {}
@@ -134,7 +134,7 @@ class Resident:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(0.5):
+        while not self._over.wait(2.0):
             now: dict[str, int] = {}
             for process in Path("/proc").glob("[0-9]*"):
                 command = files.text(process / "cmdline")
