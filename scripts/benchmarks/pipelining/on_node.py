@@ -1,7 +1,7 @@
 """Run by torchrun on every node: the speed of each rank alone, and steps of a pipeline, by this project's order and by torch's Schedule1F1B, in turn.
 
 Its one argument is JSON: {"shape": {...}, "tokens", "rounds", "cuts": {name: layers of each stage}, "steps": [[name, cut, micro-batches], ...]}. Rank 0
-writes result.json into the run's folder: {"alone_s": [[seconds of one pass by rank] per round], "parts_s": ..., "steps": {name: [seconds per round]}}.
+writes result.json into the run's folder: {"alone_s": [[seconds of one pass by rank] per round], "steps": {name: [seconds per round]}, "busy_s": {name: [[by rank] per round]}}.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     whole = model_of(asked["shape"], None)
     stages = {name: model_of(asked["shape"], stage_of(layers, rank)) for name, layers in asked["cuts"].items()}
     neighbours = Neighbours.of(rank, list(range(ranks)))
-    result: dict[str, Any] = {"alone_s": [], "steps": {name: [] for name, *_ in asked["steps"]}}
+    result: dict[str, Any] = {"alone_s": [], "steps": {name: [] for name, *_ in asked["steps"]}, "busy_s": {name: [] for name, *_ in asked["steps"]}}
     for turn in range(asked["rounds"] + 1):  # the first one warms up
         dist.barrier()
         alone_s = pass_s(whole, asked["tokens"])
@@ -53,10 +53,14 @@ def main() -> None:
             run = functools.partial(torch_step if by_torch else own_step, stages[cut], neighbours, asked, micro_batches)
             dist.barrier()
             before = time.perf_counter()
-            run()
+            busy_s = run()
             dist.barrier()
+            step_s = time.perf_counter() - before
+            busy: list[Any] = [None] * ranks
+            dist.all_gather_object(busy, busy_s)
             if turn:
-                result["steps"][name].append(time.perf_counter() - before)
+                result["steps"][name].append(step_s)
+                result["busy_s"][name].append(busy)
     if rank == 0:
         (Path(os.environ["HOMELAB_RUN_DIR"]) / "result.json").write_text(json.dumps(result))
     dist.barrier()
@@ -94,14 +98,15 @@ def pass_s(model: tuple[Any, Stage | None], tokens: int) -> float:
     return took_s
 
 
-def own_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> None:
-    """A step by this project's order."""
+def own_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> float:
+    """A step by this project's order; the seconds in which this rank computes."""
     peft, stage = model
     pipeline = Pipeline(peft, stage, neighbours, torch.float32, torch.device("cpu"), asked["shape"]["hidden_size"], contextlib.nullcontext, lambda: None)
     rows = rows_of(asked, micro_batches)
     batches = [{"input_ids": row.unsqueeze(0), "labels": row.unsqueeze(0)} for row in rows]
-    pipeline.step(batches, [0] * micro_batches, torch.tensor(rows.numel()), lambda loss: loss.backward())
+    _, work = pipeline.step(batches, [0] * micro_batches, torch.tensor(rows.numel()), lambda loss: loss.backward())
     peft.zero_grad(set_to_none=True)
+    return sum(work.passes_s)
 
 
 class Part(torch.nn.Module):
