@@ -1,7 +1,8 @@
 """What one stage of a pipeline holds at its peak: the items of a model with its layers alone, changed.
 
-A stage keeps the activations of every micro-batch that it has begun and not ended, and its messages. Embeddings are on the first stage, head
-and logits on the last; embeddings that are the head too are on both.
+A stage keeps the activations of every micro-batch that it has begun and not ended, and its messages. Without checkpointing each of them keeps
+16-bit copies of the trained weights of its own, because autocast begins anew for every pass. Embeddings are on the first stage, head, final norm and
+logits on the last; embeddings that are the head too are on both. Measured: tests/planning/pipeline/test_stage_memory_live.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from homelab.planning.types import MemoryItem
 from homelab.protocol.memory_items import (
     ACTIVATIONS,
     BASE_WEIGHTS,
+    CASTED_WEIGHTS,
     GRADIENTS,
     LOGITS,
     MESSAGES,
@@ -58,8 +60,11 @@ def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup
             sizes[name] = round(max(0, sizes[name] - per_element * elsewhere))
     if not part.is_last:
         sizes[LOGITS] = 0
+        sizes[ACTIVATIONS] = max(0, sizes[ACTIVATIONS] - _final_norm(shape, train, setup))
+    if CASTED_WEIGHTS in sizes:
+        sizes[CASTED_WEIGHTS] = _casted(own, method, train, part, in_flight, sizes)
     sizes[ACTIVATIONS] = in_flight * sizes[ACTIVATIONS]
-    sizes[MESSAGES] = _messages(shape, method, setup, train.seq_len, part, in_flight)
+    sizes[MESSAGES] = _messages(shape, method, setup, train, part, in_flight)
     if setup.device == "cuda":
         sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes.get(name, 0) for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP, MESSAGES)))
         sizes.setdefault(COMMUNICATOR, setup.measured.get(COMMUNICATOR, COMMUNICATOR_BYTES))
@@ -84,9 +89,28 @@ def _elements_elsewhere(shape: Architecture, part: Part) -> int:
     return (0 if part.is_first else table) + (0 if part.is_last else shape.head_parameters)
 
 
-def _messages(shape: Architecture, method: Method, setup: RankSetup, seq_len: int, part: Part, in_flight: int) -> int:
-    """Messages that are received ahead, the output of every micro-batch in flight, gradients on their way."""
-    one = message_bytes(shape, method, setup.precision, setup.micro_batch * seq_len)
-    before = 0 if part.is_first else _RECEIVES_AHEAD + _SENDS_UNDER_WAY
-    behind = 0 if part.is_last else in_flight + _RECEIVES_AHEAD + _SENDS_UNDER_WAY
+def _final_norm(shape: Architecture, train: Train, setup: RankSetup) -> int:
+    """What `activation_bytes` counts after the last layer (8 h per token) and other stages do not keep. What stays of every pass is the mask that the
+    layers share, a byte for each pair of tokens, and the rotation (cosines and sines)."""
+    each, is_masked = width(setup.precision), setup.micro_batch > 1 if setup.masked is None else setup.masked
+    shared = (train.seq_len if is_masked else 0) + 4 * shape.head_dim * each
+    return setup.micro_batch * train.seq_len * (8 * shape.hidden - shared)
+
+
+def _casted(own: Architecture, method: Method, train: Train, part: Part, in_flight: int, sizes: dict[str, int]) -> int:
+    """16-bit copies as in `rank_memory`, but without the head's where it is elsewhere."""
+    copies = sizes[CASTED_WEIGHTS]
+    if not part.is_last:
+        every = 2 * (own.linear_parameters if method.kind == "full" else rank_memory.trainable_parameters(own, method))
+        copies = max(every // own.layers, every - sizes[WORKING_SET]) if train.gradient_checkpointing else every
+    return copies if train.gradient_checkpointing else in_flight * copies
+
+
+def _messages(shape: Architecture, method: Method, setup: RankSetup, train: Train, part: Part, in_flight: int) -> int:
+    """What is received ahead, both directions; the output of every micro-batch in flight; the gradient that a backward pass begins with, and the
+    one that is sent. In 16 bit the input of every micro-batch in flight, too: the first layer keeps it only with checkpointing or in fp32."""
+    one = message_bytes(shape, method, setup.precision, setup.micro_batch * train.seq_len)
+    is_input_apart = method.kind != "full" and setup.precision != "fp32" and not train.gradient_checkpointing
+    before = 0 if part.is_first else _RECEIVES_AHEAD + _SENDS_UNDER_WAY + (in_flight if is_input_apart else 0)
+    behind = 0 if part.is_last else in_flight + _RECEIVES_AHEAD + 1
     return one * (before + behind)
