@@ -190,7 +190,7 @@ def planned_items(case: Case) -> dict[str, int]:
     return {item.name: item.size_bytes for item in items if item.name != rank_memory.PROCESS}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if number % 4 == 0 else pytest.mark.thorough) for number, case in enumerate(CASES)], ids=str)
 def test_a_stage_holds_what_is_planned(case: Case, folder: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def arrives(tensor: Any, *_args: Any, **_kwargs: Any) -> Done:
         tensor.normal_()

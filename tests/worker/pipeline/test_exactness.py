@@ -61,7 +61,7 @@ CASES = {
     "qlora packed on 2": Case("qlora", True, [9, 3], {"micro_batch": 4}, {"train__fused_loss": True}),
     "full on 3": Case("full", False, [4, 4, 4], {"micro_batch": 3}, {}),
 }
-THOROUGH = ("lora on 2", "qlora packed on 2", "qlora on 3 in another order")
+THOROUGH = ("lora on 2", "qlora packed on 2", "full on 3", "lora on 7/3/2, two on one node")
 
 
 def shares(case: Case) -> list[int]:
@@ -92,12 +92,12 @@ def test_a_run_goes_on_with_another_cut_and_another_strategy(forks: harness.Fork
         ([12], {}),
     ]
     for attempt, (rows, plan) in enumerate(attempts, start=1):
-        forks.train(run, attempt, rows, resume_step=6 * (attempt - 1), **plan)
+        forks.train(run, attempt, rows, resume_step=6 * (attempt - 1), timeout_s=100, **plan)
     assert_the_same(run, one, {attempt: (6 * attempt - 5, len(rows)) for attempt, (rows, _) in enumerate(attempts, start=1)})
     shutil.rmtree(run / "checkpoints")
 
 
-@pytest.mark.parametrize("fault", ["dropped", "twice"])
+@pytest.mark.parametrize("fault", [pytest.param("dropped", marks=pytest.mark.thorough), "twice"])
 def test_a_wrong_gradient_is_seen(fault: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
     """The comparison above is one that can fail: a micro-batch without its gradient, and one with twice of it."""
     recipe = COMMON | {"method__kind": "lora", "data__packing": False, "train__steps": 2}
