@@ -97,7 +97,10 @@ CASES = {
     "lora 8bit by zero3 on 2": Case("lora 8bit", False, {"shares": [7, 5], "micro_batch": [2, 3], "strategy": "zero3"}, {}),
     "qlora by zero3 on 2": Case("qlora", False, {"shares": [7, 5], "micro_batch": [2, 3], "strategy": "zero3"}, {}),
 }  # fmt: skip
-THOROUGH = ("lora by zero2 on 3, one idle", "qlora by zero3 on 2", "lora 8bit on 2", "lora 8bit by zero3 on 2", "full on 4, measured", "qlora packed on 4", "lora on 3", "full on 2", "lora packed on 2, fused loss")
+THOROUGH = (
+    "lora by zero2 on 3, one idle", "qlora by zero3 on 2", "lora 8bit on 2", "lora 8bit by zero3 on 2", "full on 4, measured", "qlora packed on 4", "lora on 3",
+    "full on 2", "lora packed on 2, fused loss",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ()) for name in CASES])
