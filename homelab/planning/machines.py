@@ -42,9 +42,7 @@ class RankSlot:
     def memory(self) -> tuple[int | None, int]:
         """(memory of the card or the machine, what of it is not free now), in bytes: other processes hold it, or the driver keeps it."""
         if self.device == "cpu":
-            if self.facts is None or self.facts.system.memory_total_bytes is None:
-                return None, 0
-            return _host_memory(self.facts.system)
+            return _host_memory(self.facts.system) if self.facts is not None else (None, 0)
         if self.facts is None:
             return int(self.node.gpus[self.local_rank].vram_gb * 2**30), 0
         return _card_memory(self.facts.gpu.cards[self.local_rank])
@@ -140,7 +138,7 @@ def _without_zero_shares(cluster: Cluster, nodes: list[Node], shares: Mapping[st
 def _host_memory(system: SystemFacts) -> tuple[int | None, int]:
     """Of the machine, or of the control group where that leaves less room (a container)."""
     total = system.memory_total_bytes
-    held = (total or 0) - (system.memory_available_bytes or 0)
+    held = 0 if total is None else total - (system.memory_available_bytes or 0)
     limit, used = system.memory_limit_bytes, system.memory_limit_used_bytes or 0
     if limit is not None and (total is None or limit - used < total - held):
         return limit, used

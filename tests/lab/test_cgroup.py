@@ -105,3 +105,21 @@ def test_real_groups(hierarchies: Hierarchies) -> None:
         cgroup.remove(lab, hierarchies)
         process.wait(timeout=10)
     assert cgroup.leftovers(lab, hierarchies) == []
+
+
+def test_a_memory_limit_in_v1_counts_swap_where_the_kernel_does(tmp_path: Path) -> None:
+    for counts_swap in (False, True):
+        memory = tree(tmp_path / f"memory {counts_swap}")
+        group = NodeGroup("abc", "node1", Hierarchies(None, None, Hierarchy(memory, 1)))
+        folder = memory / "homelab-abc" / "node1"
+        folder.mkdir(parents=True)
+        for name in ("memory.limit_in_bytes", *(["memory.memsw.limit_in_bytes"] if counts_swap else [])):
+            (folder / name).write_text("")
+        group.limit_memory(10**9)
+        assert (folder / "memory.limit_in_bytes").read_text() == "1000000000"
+        assert not counts_swap or (folder / "memory.memsw.limit_in_bytes").read_text() == "1000000000"
+
+
+def test_a_memory_limit_without_a_controller_is_an_error() -> None:
+    with pytest.raises(HomelabError, match="memory limit needs a cgroup tree"):
+        NodeGroup("abc", "node1", Hierarchies(None, None)).limit_memory(10**9)

@@ -10,6 +10,7 @@ from homelab.errors import InputError
 from homelab.planning import job, machines
 from homelab.planning.job import Job
 from homelab.planning.memory.scenario import DoesNotFit
+from homelab.planning.plan import make
 from homelab.planning.strategy import registry
 from tests import builders
 from tests.builders import NAMES
@@ -107,6 +108,26 @@ def test_a_card_without_room_for_one_layer_is_named_and_can_be_left_out() -> Non
     assert error.message == "not even one layer fits on laptop" and error.hint == "leave it out: --nodes tower,oldtower"
     nowhere = refusal(job_of([[1], [1]]))
     assert nowhere.message == "not even one layer fits on tower, laptop" and "--fit" in nowhere.hint
+
+
+@pytest.mark.parametrize("strategy", ["auto", "pipeline"])
+def test_a_node_without_room_for_a_layer_is_left_out_and_said(strategy: str) -> None:
+    nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size}]} for name, size in zip(NAMES, (8, 1, 8), strict=True)}
+    recipe = builders.recipe(
+        model={"name": LLAMA_2_13B}, method={"kind": "qlora"}, parallel={"strategy": strategy},
+        train={"global_batch": 12, "learning_rate": 1e-4, "steps": 10, "seq_len": 1024},
+    )  # fmt: skip
+    plan = make(builders.plan_inputs(builders.cluster(NAMES, nodes=nodes), recipe, {}))
+    assert plan.strategy == "pipeline" and [rank.node for rank in plan.ranks] == ["tower", "oldtower"] and "laptop" in plan.left_out
+    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == ["not even one layer of the model has room there"]
+    assert "left out: not even one layer fits on laptop" in plan.warnings
+
+
+def test_auto_cuts_exactly_where_a_card_is_too_small() -> None:
+    def strategy(cards_gb: list[float]) -> str:
+        return registry.choose_strategy(job_of([[size] for size in cards_gb], parallel={"strategy": "auto"}, train={"seq_len": 1024})).strategy.name
+
+    assert (strategy([16, 16, 16]), strategy([16, 8, 8])) == ("ddp", "pipeline")
 
 
 def test_a_model_that_no_cut_fits_is_told_with_the_room_of_every_card() -> None:
