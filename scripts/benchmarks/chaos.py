@@ -65,7 +65,7 @@ def main() -> int:
     measured: list[compare.Measured] = []
     runs: list[dict[str, Any]] = []
     epochs, every_steps = catalogue.FAST_LENGTH if options.fast else (options.epochs, options.every_steps)
-    with ground(epochs, every_steps, keep=options.keep) as place:
+    with ground(epochs, every_steps, keep=options.keep, strategy=options.strategy) as place:
         if not options.only_torchrun:
             _say("the undisturbed run")
             place.reference = _undisturbed(place, runs)
@@ -107,6 +107,7 @@ def _arguments() -> argparse.Namespace:
         "--soak", type=float, nargs="?", const=30.0, metavar="MINUTES",
         help="one run of about so many minutes, with a fault about every minute (30)",
     )  # fmt: skip
+    parser.add_argument("--strategy", default="auto", metavar="NAME", help="the recipe's [parallel] strategy (auto)")
     parser.add_argument("--torchrun", action="store_true", help="play the same faults under an elastic torchrun, too")
     parser.add_argument("--only-torchrun", action="store_true", help="play the faults under an elastic torchrun alone")
     parser.add_argument(

@@ -26,6 +26,7 @@ GLOBAL_BATCH = 12
 STEPS_PER_EPOCH = ROWS // GLOBAL_BATCH
 LIMIT_S = 420.0  # a run with its recoveries; a machine that computes for others too is slow
 BEGIN_S = 120.0
+_STAGE_LAYERS = 6  # enough for three nodes, and for two when one is lost
 # Steps of about a second on half a core, in several passes: slowed to a tenth they take as long as a hang was once thought to.
 SLOW = {"epochs": 30, "every_steps": 10, "global_batch": 240}
 
@@ -81,6 +82,7 @@ class Ground:
     epochs: int
     every_steps: int
     rank: int = 4
+    strategy: str = "auto"
     reference: SeenRun | None = None
     slow_reference: SeenRun | None = None  # of `SLOW`
 
@@ -92,7 +94,8 @@ class Ground:
     def recipe(self, *, data: str = "chats.jsonl", more: str = "", **changes: int) -> str:
         """The text of the recipe. `changes`: epochs, every_steps, global_batch."""
         usual = {"epochs": self.epochs, "every_steps": self.every_steps, "global_batch": GLOBAL_BATCH}
-        return RECIPE.format(model=self.model, data=data, rank=self.rank, **(usual | changes)) + more
+        strategy = "" if self.strategy == "auto" else f'[parallel]\nstrategy = "{self.strategy}"\n'
+        return RECIPE.format(model=self.model, data=data, rank=self.rank, **(usual | changes)) + strategy + more
 
     def launch(self, recipe: str = "train.toml", *options: str) -> SeenRun:
         """`homelab launch` with a supervisor; returns when both are started."""
@@ -211,19 +214,19 @@ def left_on(lab: Lab) -> dict[int, str]:
 
 @contextlib.contextmanager
 def ground(
-    epochs: int, every_steps: int, *, keep: Path | None = None, rank: int = 4, rate: str | None = None
+    epochs: int, every_steps: int, *, keep: Path | None = None, rank: int = 4, rate: str | None = None, strategy: str = "auto"
 ) -> Iterator[Ground]:
     """The lab with its desk; all of it is gone afterwards, supervisors too. `keep`: a folder for the runs' controller folders.
 
-    `rank` of the adapters and `rate` of the cables ("12mbit") together say how long a step waits for the network.
+    `rank` of the adapters and `rate` of the cables ("12mbit") together say how long a step waits for the network. `strategy`: the recipe's.
     """
     folder = Path(tempfile.mkdtemp(prefix="homelab-chaos-"))
     try:
         with Lab.up(folder / "lab", names=list(NODES), backend="namespaces", cpu=[1.0], rate=rate) as lab:
             place = folder / "desk"
             place.mkdir()
-            model = tiny_model.tiny_llama(folder / "tiny-llama")
-            made = Ground(lab, Desk(place, lab, supervise=True), model, epochs, every_steps, rank)
+            model = tiny_model.tiny_llama(folder / "tiny-llama", layers=_STAGE_LAYERS if strategy == "pipeline" else 2)
+            made = Ground(lab, Desk(place, lab, supervise=True), model, epochs, every_steps, rank, strategy)
             tiny_model.write_jsonl(place / "chats.jsonl", tiny_model.chat_rows(ROWS))
             made.desk.write("train.toml", made.recipe())
             made.desk.write("slow.toml", made.recipe(**SLOW))
