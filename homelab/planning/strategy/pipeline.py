@@ -8,7 +8,7 @@ from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.architecture import ALL_LINEAR
 from homelab.planning.pipeline import pipeline_plan, pipeline_time, stage_memory
-from homelab.planning.strategy import network_cost
+from homelab.planning.strategy import network_cost, ranks
 from homelab.planning.strategy.base import Assignment, Automatic, Strategy
 from homelab.planning.strategy.ddp import TIMEOUT_S
 from homelab.planning.types import Choice, RankPlan, TimeEstimate
@@ -27,9 +27,12 @@ class Pipeline(Strategy):
         return "fallback" if job.machines.world_size > 1 else "never"
 
     def assign(self, job: Job) -> Assignment:
-        """The layers of every rank. Raises InputError for what a pipeline does not train, DoesNotFit where no cut has room."""
+        """The layers of every rank; all of them on one that is alone, as after the others were lost. Raises InputError for what a pipeline does not
+        train, DoesNotFit where no cut has room."""
         if not isinstance(job, TrainingJob):
             raise InputError('strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"')
+        if job.machines.world_size == 1:
+            return ranks.whole_models(job)
         fault = _fault(job)
         if fault is not None:
             raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
@@ -54,6 +57,8 @@ class Pipeline(Strategy):
         if not isinstance(job, TrainingJob) or job.shape is None:
             return "the recipe says so"
         names = job.machines.names
+        if job.machines.world_size == 1:
+            return "one rank alone: nothing is cut"
         size_bytes = self.step_bytes(job, 1) or 0
         wire = network_cost.wire_between(names, job.throughputs)
         text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
@@ -67,7 +72,7 @@ class Pipeline(Strategy):
         return network_cost.gather_s(size_bytes, ranks, bytes_per_s)
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
-        return pipeline_time.estimate(job, self, ranks)
+        return pipeline_time.estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
 
     def worker_settings(self, job: Job) -> dict[str, str]:
         """How long ranks wait for each other to connect."""
@@ -76,13 +81,11 @@ class Pipeline(Strategy):
 
 def _fault(job: TrainingJob) -> tuple[str, str] | None:
     """What the recipe asks for that a pipeline would change or cannot do, and the edit; None where nothing is."""
-    recipe, shape, ranks = job.recipe, job.shape, job.machines.world_size
-    if ranks == 1:
-        return "wants several cards, and there is one rank", 'strategy = "auto"'
+    recipe, shape, count = job.recipe, job.shape, job.machines.world_size
     if shape is None:
         return _without_shape(job)
-    if ranks > shape.layers:
-        return f"has a layer for every rank at least: the model has {shape.layers}, and there are {ranks} ranks", "leave nodes out with --nodes"
+    if count > shape.layers:
+        return f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks", "leave nodes out with --nodes"
     if recipe.method.backend == "unsloth":
         return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
     if job.precision == "fp16":

@@ -125,5 +125,6 @@ def strategy_of(task: Task, steps: int) -> Strategy:
             where="[parallel] strategy in the recipe",
             hint='set [parallel] strategy = "auto" and launch again',
         )
-    strategy: Strategy = importlib.import_module(_MODULES[task.strategy]).make(task, steps)
+    name = "ddp" if task.strategy == "pipeline" and task.world_size == 1 else task.strategy  # one rank has nobody to share layers with
+    strategy: Strategy = importlib.import_module(_MODULES[name]).make(task, steps)
     return strategy

@@ -81,7 +81,7 @@ def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, re
 
 
 def test_a_run_goes_on_with_another_cut_and_another_strategy(forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
-    """7/3/2, ddp, 5/7, zero2, and one process."""
+    """7/3/2, ddp, 5/7, zero2, and a pipeline of one rank, which is one process."""
     one = reference("lora", False)
     run = harness.make_run(tmp_path / "run", deep, data, **COMMON | {"method__kind": "lora", "data__packing": False})
     attempts: list[tuple[list[int], dict[str, Any]]] = [
@@ -89,7 +89,7 @@ def test_a_run_goes_on_with_another_cut_and_another_strategy(forks: harness.Fork
         ([7, 5], {}),
         ([0, 12], {"stages": [5, 7], "stage_order": [1, 0], "micro_batch": 3}),
         ([6, 4, 2], {"strategy": "zero2"}),
-        ([12], {}),
+        ([12], {"strategy": "pipeline"}),
     ]
     for attempt, (rows, plan) in enumerate(attempts, start=1):
         forks.train(run, attempt, rows, resume_step=6 * (attempt - 1), timeout_s=100, **plan)
