@@ -36,7 +36,7 @@ from scripts.practice.desk import Desk, Run
 
 _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what two cores leave
 _SHAPE = {"vocab_size": 1024, "hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 28, "num_attention_heads": 5, "num_key_value_heads": 5}
-_TOKENS = 192
+_TOKENS = 256
 _RATE = "120mbit"
 _LIMIT_S = 560.0
 
