@@ -10,6 +10,7 @@ from homelab.law.learning_rate import scaled
 from homelab.planning import cards, data_source, job, lan_address, launch_spec, machines, precision, trainer_choice
 from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
+from homelab.planning.memory.scenario import DoesNotFit
 from homelab.planning.performance import step_time
 from homelab.planning.pipeline.pipeline_plan import NoLayerFits
 from homelab.planning.strategy import advice, registry, reproducibility
@@ -27,7 +28,7 @@ def make(inputs: PlanInputs) -> Plan:
     wire = network_profile.choose(inputs.cluster, recipe, taking_part, addresses, inputs.throughputs)
     try:
         selection = registry.choose_strategy(work)
-    except HomelabError:
+    except DoesNotFit:
         plan = _on_fewer_nodes(inputs, work)
         if plan is None:
             raise

@@ -16,6 +16,7 @@ from homelab.planning.pipeline.micro_batching import MicroBatching
 from homelab.planning.pipeline.partition import Cut
 from homelab.planning.strategy import ranks
 from homelab.planning.types import Choice, MemoryEstimate, RankPlan, StagePlan
+from homelab.text.hint import Hint, homelab
 from homelab.text.units import gigabytes
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -25,7 +26,7 @@ class NoLayerFits(DoesNotFit):
     """Some nodes have no room for a single layer; without them it may be planned. `nodes` are their names."""
 
     def __init__(self, nodes: Sequence[str], others: Sequence[str], scenario: MemoryScenario) -> None:
-        leave = f"leave it out: --nodes {','.join(others)}" if others else "homelab plan RECIPE --fit, or a shorter seq_len"
+        leave = f"leave it out: --nodes {','.join(others)}" if others else Hint("{}, or a shorter seq_len", homelab("plan RECIPE --fit"))
         super().__init__(f"not even one layer fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario)
         self.nodes, self.others = tuple(nodes), tuple(others)
 
@@ -120,7 +121,7 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
     ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
     return DoesNotFit(
         f"the {layers} layers do not fit on these machines: there is room for {text}, less what embeddings and head take; layer {first} is the first without a place",
-        where="recipe, [model] name", hint=f"homelab plan RECIPE --fit; {ways}, or another machine", scenario=scenario,
+        where="recipe, [model] name", hint=Hint("{}; {}, or another machine", homelab("plan RECIPE --fit"), ways), scenario=scenario,
     )  # fmt: skip
 
 

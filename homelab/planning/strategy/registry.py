@@ -43,7 +43,10 @@ def choose_strategy(job: Job) -> Selection:
     attempts = {strategy.name: (strategy, strategy.feasible(job)) for strategy in _priced(job)}
     candidates = _candidates(job)
     feasible = [_costed(job, *attempts[one.name]) for one in candidates if isinstance(attempts[one.name][1], Assignment)]
-    if not feasible:
+    first = [attempts[one.name][1] for one in candidates if one.automatic(job) == "first"]
+    # The others are there for want of memory alone: what else is wrong with all of the first ones is said.
+    is_wrong = bool(first) and all(isinstance(result, HomelabError) and not isinstance(result, DoesNotFit) for result in first)
+    if not feasible or is_wrong:
         raise _refusal([result for one in candidates if isinstance(result := attempts[one.name][1], HomelabError)])
     best = _cheapest(_with_room(job, feasible))
     if not isinstance(job, TrainingJob) or len(attempts) == 1:

@@ -225,7 +225,7 @@ def test_the_verdict_prices_what_is_not_done() -> None:
 
 
 def test_a_model_that_does_not_fit_is_to_be_quantised_harder() -> None:
-    found = make(healthy.gpu(), healthy.recipe(model={"name": "meta-llama/Llama-2-7b-hf"})).time
+    found = make(healthy.gpu(), healthy.recipe(model={"name": "meta-llama/Llama-2-7b-hf"}, parallel={"strategy": "ddp"})).time
     assert found and found.verdict[-1].startswith("quantise harder: it does not fit on laptop, oldtower") and "3.9 GB instead of 13" in found.verdict[-1]
     assert [rank.tokens for rank in found.ranks][1:] == [0, 0] and any(line.startswith("stay on tower") for line in found.verdict)
 

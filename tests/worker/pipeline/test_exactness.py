@@ -80,19 +80,21 @@ def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, re
     shutil.rmtree(run / "checkpoints")
 
 
-def test_a_run_goes_on_with_another_cut_and_another_strategy(forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["short", pytest.param("long", marks=pytest.mark.thorough)])
+def test_a_run_goes_on_with_another_cut_and_another_strategy(
+    way: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path
+) -> None:  # fmt: skip
     """7/3/2, ddp, 5/7, zero2, and a pipeline of one rank, which is one process."""
     one = reference("lora", False)
     run = harness.make_run(tmp_path / "run", deep, data, **COMMON | {"method__kind": "lora", "data__packing": False})
-    attempts: list[tuple[list[int], dict[str, Any]]] = [
-        ([12, 0, 0], {"stages": [7, 3, 2], "micro_batch": 2}),
-        ([7, 5], {}),
-        ([0, 12], {"stages": [5, 7], "stage_order": [1, 0], "micro_batch": 3}),
-        ([6, 4, 2], {"strategy": "zero2"}),
-        ([12], {"strategy": "pipeline"}),
-    ]
+    first: tuple[list[int], dict[str, Any]] = ([12, 0, 0], {"stages": [7, 3, 2], "micro_batch": 2})
+    between: list[tuple[list[int], dict[str, Any]]] = [
+        ([7, 5], {}), ([0, 12], {"stages": [5, 7], "stage_order": [1, 0], "micro_batch": 3}), ([6, 4, 2], {"strategy": "zero2"}),
+    ]  # fmt: skip
+    attempts = [first, *(between if way == "long" else []), ([12], {"strategy": "pipeline"})]
     for attempt, (rows, plan) in enumerate(attempts, start=1):
-        forks.train(run, attempt, rows, resume_step=6 * (attempt - 1), timeout_s=100, **plan)
+        forks.train(run, attempt, rows, resume_step=6 * (attempt - 1), timeout_s=150, **plan)
     assert_the_same(run, one, {attempt: (6 * attempt - 5, len(rows)) for attempt, (rows, _) in enumerate(attempts, start=1)})
     shutil.rmtree(run / "checkpoints")
 
