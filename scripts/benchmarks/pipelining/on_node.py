@@ -29,6 +29,7 @@ from homelab.worker.pipeline.passes import Pipeline
 from homelab.worker.runtime.recipe import Method
 
 _ALONE_PASSES = 3
+_WARMING = 4  # micro-batches
 
 
 def main() -> None:
@@ -48,7 +49,9 @@ def main() -> None:
         dist.all_gather_object(everyone, alone_s)
         if turn:
             result["alone_s"].append(everyone)
-        for name, cut, micro_batches in asked["steps"]:
+        steps = asked["steps"]
+        for name, cut, micro_batches in steps[turn % len(steps) :] + steps[: turn % len(steps)] if steps else []:
+            own_step(stages[cut], neighbours, asked, _WARMING)  # what was measured before has left its memory behind
             by_torch = name.startswith("torch")
             run = functools.partial(torch_step if by_torch else own_step, stages[cut], neighbours, asked, micro_batches)
             dist.barrier()
