@@ -64,4 +64,3 @@ def _without_wire(times: StageTimes) -> StageTimes:
 def _equal(layers: int, stages: int) -> list[int]:
     """As many layers on each, the first ones one more."""
     return [layers // stages + (number < layers % stages) for number in range(stages)]
-

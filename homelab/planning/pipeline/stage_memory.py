@@ -71,11 +71,6 @@ def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup
     return tuple(MemoryItem(name=name, size_bytes=size) for name, size in sizes.items() if size)
 
 
-def needed_bytes(shape: Architecture, method: Method, train: Train, setup: RankSetup, part: Part, in_flight: int) -> int:
-    """The sum of the items."""
-    return sum(item.size_bytes for item in estimate(shape, method, train, setup, part, in_flight))
-
-
 def message_bytes(shape: Architecture, method: Method, precision: str, tokens: int) -> int:
     """What crosses a boundary for a pass of so many tokens, in each direction: hidden states as the model computes them."""
     return tokens * shape.hidden * (4 if method.kind == "full" else width(precision))

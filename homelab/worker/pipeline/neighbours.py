@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from homelab.worker.runtime import process_group
+
 _AHEAD = 2  # receives that are posted before their message is needed
 
 
@@ -38,10 +40,6 @@ class Channel:
         """Wait until everything is sent."""
         while self.sent:
             self.sent.popleft()[0].wait()
-
-    def inbox(self, shapes: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> Inbox:
-        """What comes over this channel in a step."""
-        return Inbox(self, shapes, dtype, device)
 
 
 class Inbox:
@@ -80,7 +78,7 @@ class Neighbours:
         """`stages`: the rank of each stage, from the first to the last. Collective."""
         channels: dict[str, Channel] = {}
         for before, behind in itertools.pairwise(stages):
-            forward, backward = (dist.new_group([before, behind]) for _ in range(2))
+            forward, backward = (dist.new_group([before, behind], timeout=process_group.patience()) for _ in range(2))
             if rank == before:
                 channels |= {"behind_out": Channel(behind, forward), "behind_in": Channel(behind, backward)}
             elif rank == behind:

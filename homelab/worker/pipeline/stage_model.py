@@ -8,7 +8,6 @@ layers: `logits` of a stage that is not the last are its hidden states.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -127,11 +126,6 @@ def check(model: Any) -> None:
             f"{type(model).__name__} cannot be cut into stages: it computes more than its layers, one after the other",
             where=_WHERE, hint=_HINT, needs_launch=True,
         )  # fmt: skip
-
-
-def own_layers(model: Any) -> Iterator[torch.nn.Module]:
-    """The layers whose weights are here."""
-    return (layer for layer in decoder_of(model).layers if not isinstance(layer, Elsewhere))
 
 
 def _class_of(config: Any) -> Any:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.data.batches import copied
@@ -166,5 +165,4 @@ class Stages:
 
 
 def make(task: Task, steps: int) -> Strategy:
-    dist.barrier()
     return Stages(task)
