@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import TrainRecipe
@@ -19,13 +19,15 @@ from homelab.text.hint import Hint, homelab
 
 @dataclass(frozen=True)
 class RankSlot:
-    """The place of one process: a card of a node, or the node's CPU. `facts` is None where the node was not asked."""
+    """The place of one process: a card of a node, or the node's CPU. `facts` is None where the node was not asked. `held_bytes`: what others hold of
+    its memory, where the facts count the process itself as one of them."""
 
     rank: int
     node: Node
     local_rank: int
     device: str
     facts: Facts | None
+    held_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -41,6 +43,10 @@ class RankSlot:
 
     def memory(self) -> tuple[int | None, int]:
         """(memory of the card or the machine, what of it is not free now), in bytes: other processes hold it, or the driver keeps it."""
+        size_bytes, held_bytes = self._memory_now()
+        return size_bytes, held_bytes if self.held_bytes is None else self.held_bytes
+
+    def _memory_now(self) -> tuple[int | None, int]:
         if self.device == "cpu":
             return _host_memory(self.facts.system) if self.facts is not None else (None, 0)
         if self.facts is None:
@@ -50,7 +56,10 @@ class RankSlot:
 
 @dataclass(frozen=True)
 class Machines:
-    """The nodes that take part. `left_out` are nodes that this plan leaves out, `absent` all nodes of cluster.toml that have no card or did not answer."""
+    """The nodes that take part. `left_out` are nodes that this plan leaves out, `absent` all nodes of cluster.toml that have no card or did not answer.
+
+    `held_bytes` is for machines that train while they are planned for: rank -> what others hold of its memory.
+    """
 
     device: str  # cuda | cpu
     nodes: tuple[Node, ...]
@@ -58,6 +67,7 @@ class Machines:
     left_out: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
+    held_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +78,7 @@ class Machines:
     def slots(self) -> tuple[RankSlot, ...]:
         """Every process, in rank order."""
         places = [(node, local) for node in self.nodes for local in range(self.ranks_on(node))]
-        return tuple(RankSlot(rank, node, local, self.device, self.facts.get(node.name)) for rank, (node, local) in enumerate(places))
+        return tuple(RankSlot(rank, node, local, self.device, self.facts.get(node.name), self.held_bytes.get(rank)) for rank, (node, local) in enumerate(places))
 
     @property
     def world_size(self) -> int:

@@ -11,17 +11,19 @@ from homelab.supervision.watchdog import Verdict
 
 @dataclass(frozen=True)
 class Incident:
-    """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `rejoining` are well again."""
+    """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `rejoining` are well again, or that another cut of the model trains faster
+    (`recut` says it)."""
 
     verdict: Verdict | None
     noticed_at: float  # seconds since 1970
     left_out: frozenset[str]  # nodes that are not asked: they were left out before, and are not well yet
     rejoining: tuple[str, ...] = ()
+    recut: str = ""
 
     @property
     def kind(self) -> str:
-        """The verdict's, or "rejoin"."""
-        return self.verdict.kind if self.verdict else "rejoin"
+        """The verdict's, "rejoin", or "recut"."""
+        return self.verdict.kind if self.verdict else "rejoin" if self.rejoining else "recut"
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -31,7 +33,9 @@ class Incident:
     @property
     def because(self) -> str:
         """In words."""
-        return self.verdict.because if self.verdict else f"{', '.join(self.rejoining)} is well again"
+        if self.verdict:
+            return self.verdict.because
+        return f"{', '.join(self.rejoining)} is well again" if self.rejoining else self.recut
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ Result = Followed | Examined | Halted | Resumed | Failed
 class Observation:
     """`now_s` is monotonic, `time` in seconds since 1970. `is_stopped`: by a person, through this machine.
 
-    `verdict`, `checkpoint` (the newest that all nodes hold) and `well` (nodes that were left out and are well again) are there while
-    reviewing and watching.
+    `verdict`, `checkpoint` (the newest that all nodes hold), `well` (nodes that were left out and are well again) and `recut` (why another cut of the
+    model, from this checkpoint on, saves time; empty: none does) are there while reviewing and watching.
     """
 
     now_s: float
@@ -76,3 +76,4 @@ class Observation:
     verdict: Verdict | None = None
     checkpoint: int = 0
     well: frozenset[str] = frozenset()
+    recut: str = ""

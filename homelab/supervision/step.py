@@ -2,7 +2,7 @@
 
 `homelab.control.supervision.supervisor` gathers the observation, performs the act, and comes back with the result.
 
-    new ---> watching ---> recovering ---> resumed ---> watching ...      the attempt failed, or a node can be taken back
+    new ---> watching ---> recovering ---> resumed ---> watching ...      the attempt failed, a node can be taken back, or another cut pays
      |          |           |     ^  |
      |          |           v     |  +---> giving-up                      trying again would not help
      |          |          waiting                                        what is in the way may pass by itself
@@ -112,6 +112,8 @@ def _watch(state: State, observation: Observation) -> Step:
     rejoining, first_seen = restart_policy.rejoining(well, watch.first_seen, observation.checkpoint, verdict)
     if rejoining:
         return _begin(state, observation, acts.Incident(None, observation.time, watch.absent - set(rejoining), rejoining))
+    if observation.recut and not verdict.blind:  # a node that cannot be heard could not be stopped
+        return _begin(state, observation, acts.Incident(None, observation.time, watch.absent, recut=observation.recut))
     watch = replace(watch, first_seen=first_seen)
     if verdict.because != watch.reported:
         report = acts.Report("watching", verdict.because or f"attempt {state.attempt}")

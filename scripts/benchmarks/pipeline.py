@@ -38,7 +38,7 @@ _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what 
 _SHAPE = {"vocab_size": 1024, "hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 28, "num_attention_heads": 5, "num_key_value_heads": 5}
 _TOKENS = 256
 _RATE = "120mbit"
-_LIMIT_S = 560.0
+_ROUND_S = 240.0  # the longest that a round of all schedules may take
 
 
 def main() -> int:
@@ -101,10 +101,10 @@ def _on_nodes(desk: Desk, asked: dict[str, Any]) -> dict[str, Any]:
     """What the program on the nodes has measured."""
     argument = json.dumps({"shape": _SHAPE, "tokens": _TOKENS, **asked})
     desk.write("on_node.toml", f"[script]\npath = \"on_node.py\"\nargs = ['{argument}']\n")
-    name = desk.json("launch", "on_node.toml", "--skip", "collective", timeout_s=_LIMIT_S)["run"]
+    name = desk.json("launch", "on_node.toml", "--skip", "collective", timeout_s=_ROUND_S)["run"]
     run = Run(desk.lab, name)
     try:
-        run.wait_for_end(1, len(desk.lab.nodes), timeout_s=_LIMIT_S)
+        run.wait_for_end(1, len(desk.lab.nodes), timeout_s=_ROUND_S * (1 + asked["rounds"]))
         return dict(json.loads((run.folder("node1") / "result.json").read_text()))
     except OSError as error:
         raise SystemExit(f"error: the nodes have measured nothing\n{run.logs(1)}") from error

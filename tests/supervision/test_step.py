@@ -42,6 +42,7 @@ PYTHON_ERROR = KILLED.model_copy(update={"cause": "python-error", "retryable": F
 OUT_OF_MEMORY = KILLED.model_copy(update={"cause": "cuda-out-of-memory"})
 FAILURE = Incident(DEAD, TIME, frozenset())
 REJOIN = Incident(None, TIME, frozenset(), ("oldtower",))
+RECUT = Incident(None, TIME, ABSENT, recut="a step takes 2 s with other layers")
 SILENT = Failed("other", "laptop does not answer", "wake it", "laptop does not answer\nfix: wake it")
 OTHER_TRAINING = Failed("other-training", "the recipe was changed", "put it back", "")
 RESTART = Restart(TIME, "killed", "laptop", 40)
@@ -120,6 +121,8 @@ CASES = [
     # ---- a node that was left out comes back
     case("it waits for the next checkpoint", state(), seen(WELL, well=ABSENT, checkpoint=40), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {"oldtower": 40})),
     case("then it is taken back", watching(first_seen={"oldtower": 40}), seen(WELL, well=ABSENT, checkpoint=50), Begin(REJOIN), phase="recovering"),
+    case("another cut pays", state(), seen(WELL, checkpoint=50, recut=RECUT.recut), Begin(RECUT), phase="recovering"),
+    case("not while a node is not heard", watching(reported=BLIND.because), seen(BLIND, checkpoint=50, recut=RECUT.recut), Wait()),
     case("not while a node is not heard", watching(first_seen={"oldtower": 40}, reported=BLIND.because), seen(BLIND, well=ABSENT, checkpoint=50), Wait()),
     case("it is ill again: it waits anew", watching(first_seen={"oldtower": 40}), seen(WELL, checkpoint=50), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {})),
     case("it came back in vain: not for a while", state(refused={"oldtower": NOW + 1.0}), seen(WELL, well=ABSENT, checkpoint=50), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {})),

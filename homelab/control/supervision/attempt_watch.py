@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 
+from homelab.control.supervision.recut_watch import RecutWatch
 from homelab.control.supervision.rejoin import RejoinMonitor
 from homelab.control.supervision.status_streams import StatusStreams
 from homelab.planning.types import Plan
@@ -20,15 +21,19 @@ _LONGEST_WAIT_S = 0.2
 
 
 class AttemptWatch:
-    """A context manager. `sees_ranks` is False for a [script], of which only the end can be seen. `monitor` asks the nodes that were left out."""
+    """A context manager. `sees_ranks` is False for a [script], of which only the end can be seen. `monitor` asks the nodes that were left out,
+    `recut` those of a pipeline for what they have measured."""
 
-    def __init__(self, plan: Plan, streams: StatusStreams, step_times: StepTimeWindow, *, sees_ranks: bool, monitor: RejoinMonitor | None = None) -> None:
+    def __init__(
+        self, plan: Plan, streams: StatusStreams, step_times: StepTimeWindow, *, sees_ranks: bool, monitor: RejoinMonitor | None = None, recut: RecutWatch | None = None
+    ) -> None:
         self.streams = streams
         self._plan = plan
         self._names = [node.name for node in plan.nodes]
         self._step_times = step_times
         self._sees_ranks = sees_ranks
         self._monitor = monitor
+        self._recut = recut
         self._open = ExitStack()
 
     def __enter__(self) -> AttemptWatch:
@@ -45,6 +50,11 @@ class AttemptWatch:
         """Nodes that were left out and are well again."""
         return self._monitor.well if self._monitor is not None else frozenset()
 
+    @property
+    def recut(self) -> str:
+        """Why another cut of the model pays from the newest checkpoint on; "" where none does."""
+        return self._recut.because if self._recut is not None else ""
+
     def stop_asking(self) -> None:
         """The nodes that were left out are not asked any more."""
         if self._monitor is not None:
@@ -59,6 +69,8 @@ class AttemptWatch:
         statuses = self._statuses()
         self._step_times.see(statuses, time.monotonic())
         checkpoint = common_checkpoint(statuses)
+        if self._recut is not None:
+            self._recut.see(statuses, checkpoint)
         verdict = self._judge(statuses)
         if verdict.kind not in ENDS:
             return verdict, checkpoint

@@ -22,6 +22,7 @@ from homelab.control.recovery.resume_guards import OtherTrainingError
 from homelab.control.supervision.attempt_watch import AttemptWatch
 from homelab.control.supervision.notifier import Notifier
 from homelab.control.supervision.recovery_try import STOP_GRACE_S, RecoveryTry, Supervised
+from homelab.control.supervision.recut_watch import RecutWatch
 from homelab.control.supervision.rejoin import RejoinMonitor
 from homelab.control.supervision.status_streams import StatusStreams
 from homelab.errors import HomelabError, StoppedError, SupersededError
@@ -84,7 +85,7 @@ class Supervisor:
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
         verdict, checkpoint = self._watch.look()
-        return Observation(observed.now_s, observed.time, False, result, verdict, checkpoint, self._watch.well)
+        return Observation(observed.now_s, observed.time, False, result, verdict, checkpoint, self._watch.well, self._watch.recut)
 
     def _perform(self, act: acts.Act) -> Result | None:
         match act:
@@ -123,7 +124,8 @@ class Supervisor:
         self._close()
         run, names = self._run, [node.name for node in self._plan.nodes]
         rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip)
-        self._watch = AttemptWatch(self._plan, self._streams(), self._step_times, sees_ranks=run.recipe.script is None, monitor=rejoin)
+        recut = RecutWatch(run.cluster, run.recipe, run.items, self._plan) if self._plan.strategy == "pipeline" and run.recipe.recovery.auto else None
+        self._watch = AttemptWatch(self._plan, self._streams(), self._step_times, sees_ranks=run.recipe.script is None, monitor=rejoin, recut=recut)
         self._watch.__enter__()
 
     def _streams(self) -> StatusStreams:

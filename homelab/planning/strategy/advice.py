@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from homelab.planning.job import TrainingJob
 from homelab.planning.memory import rank_memory
+from homelab.planning.pipeline import one_card
 from homelab.planning.strategy import network_cost
 from homelab.planning.types import RankPlan, TimeEstimate
 from homelab.text.units import gigabytes
@@ -16,7 +17,9 @@ WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing somethi
 def advice(job: TrainingJob, strategy: str, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
     """What an expert concludes from the figures, one sentence each."""
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
-    return (*_together(job, strategy, len(ranks), nodes, time), *_who(nodes, time), *_smaller(job, ranks))
+    card = one_card.fastest(job) if strategy == "pipeline" else None
+    alone = (card.against(time.tokens_per_s),) if card is not None else ()
+    return (*_together(job, strategy, len(ranks), nodes, time), *alone, *_who(nodes, time), *_smaller(job, ranks))
 
 
 def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:

@@ -22,7 +22,7 @@ from homelab.supervision.node_status import NodeStatus, RankStatus
 pytestmark = pytest.mark.timeout(30)
 
 NODES = ("tower", "laptop")
-PLAN = SimpleNamespace(attempt=1, resume_step=0, step_s=None, nodes=[SimpleNamespace(name=name) for name in NODES])
+PLAN = SimpleNamespace(attempt=1, strategy="ddp", resume_step=0, step_s=None, nodes=[SimpleNamespace(name=name) for name in NODES])
 TRAINS = RankStatus(pid=7, state="S", phase="saving", step=36)
 GONE = RankStatus(pid=7, state="", phase="saving", step=36)
 DONE = RankStatus(pid=7, state="", phase="done", step=36)

@@ -72,7 +72,7 @@ def belief(
 
 
 def all_measured(seen: Evidence, costs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> Evidence:
-    for name, token_s in zip(NAMES, costs, strict=True):
+    for name, token_s in zip(seen.facts, costs, strict=True):
         seen = with_file(seen, name, file(name, token_s=token_s))
     return seen
 

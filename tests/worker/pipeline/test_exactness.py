@@ -61,7 +61,7 @@ CASES = {
     "qlora packed on 2": Case("qlora", True, [9, 3], {"micro_batch": 4}, {"train__fused_loss": True}),
     "full on 3": Case("full", False, [4, 4, 4], {"micro_batch": 3}, {}),
 }
-THOROUGH = ("lora on 2", "qlora packed on 2", "full on 3", "lora on 7/3/2, two on one node")
+THOROUGH = ("lora on 2", "qlora packed on 2", "full on 3", "lora on 7/3/2, two on one node", "lora packed on 4, checkpointed")
 
 
 def shares(case: Case) -> list[int]:

@@ -96,7 +96,7 @@ def forgetting() -> int:
     return asked()
 
 
-@pytest.mark.parametrize("run", ["lora", "full", pytest.param("qlora", marks=pytest.mark.thorough)], indirect=True)
+@pytest.mark.parametrize("run", ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "qlora"))], indirect=True)
 def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) -> None:
     whole, base = of_the_whole(run), of_the_whole(run, base=True)
     assert len(set(whole)) >= 6 and whole != base, "an answer that says something of the model"

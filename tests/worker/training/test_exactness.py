@@ -99,7 +99,7 @@ CASES = {
 }  # fmt: skip
 THOROUGH = (
     "lora by zero2 on 3, one idle", "qlora by zero3 on 2", "lora 8bit on 2", "lora 8bit by zero3 on 2", "full on 4, measured", "qlora packed on 4", "lora on 3",
-    "full on 2", "lora packed on 2, fused loss",
+    "full on 2", "lora packed on 2, fused loss", "lora by fsdp on 3, checkpointed, fused loss",
 )  # fmt: skip
 
 

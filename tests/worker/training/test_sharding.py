@@ -58,7 +58,7 @@ def test_a_dead_rank_costs_no_weight(strategy: str, one: Path, tmp_path: Path, m
     assert harness.relative_error(harness.weights(run, 12), harness.weights(one, 12)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.thorough), "lora"])
 def test_sixteen_bits_are_those_of_ddp(kind: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     """zero2 gathers linear layers in bf16, as autocast makes them of fp32 weights: the first losses are the same numbers."""
     runs = {}

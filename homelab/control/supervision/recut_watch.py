@@ -1,0 +1,53 @@
+"""Whether the layers of a pipeline are cut well: after each checkpoint the nodes are asked for what they have measured, in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from homelab.config.cluster import Cluster
+from homelab.config.recipe import Recipe
+from homelab.control.launch import planner
+from homelab.control.launch.inputs import RecipeInput
+from homelab.control.preflight import gather
+from homelab.errors import HomelabError
+from homelab.planning.pipeline import recut
+from homelab.planning.types import Plan
+from homelab.remote.fanout import Fleet
+from homelab.runs.fingerprint import as_begun
+from homelab.supervision.node_status import NodeStatus
+
+
+class RecutWatch:
+    """`see` looks at the newest statuses; `because` says why another cut from the newest checkpoint on pays, "" where none does."""
+
+    def __init__(self, cluster: Cluster, recipe: Recipe, items: list[RecipeInput], plan: Plan) -> None:
+        self._cluster, self._items, self._plan, self._recipe = cluster.only(tuple(node.name for node in plan.nodes)), items, plan, as_begun(recipe, plan)
+        self._began_s = time.monotonic()
+        self._start_s: float | None = None  # from the start of the ranks to their first step; None: it was not seen
+        self._asked = plan.resume_step
+        self.because = ""
+        self._asking: threading.Thread | None = None
+
+    def see(self, statuses: Mapping[str, NodeStatus], checkpoint: int) -> None:
+        """Note when the training began, and ask the nodes once after every checkpoint that all of them hold."""
+        phases = {rank.phase for status in statuses.values() for rank in status.ranks.values()}
+        if self._start_s is None and "training" in phases and checkpoint <= self._plan.resume_step:
+            self._start_s = time.monotonic() - self._began_s
+        is_asking = self._asking is not None and self._asking.is_alive()
+        if self._start_s is not None and checkpoint > self._asked and not is_asking:
+            self._asked, self.because = checkpoint, ""
+            self._asking = threading.Thread(target=self._ask, args=(checkpoint, self._start_s), daemon=True, name="recut")
+            self._asking.start()
+
+    def _ask(self, checkpoint: int, restart_s: float) -> None:
+        name = self._plan.run
+        try:
+            with Fleet(self._cluster) as fleet:
+                evidence = gather.facts(fleet, recipe=self._recipe, material=self._items, port=0)
+            inputs = planner.inputs_from(evidence, self._recipe, self._items, name, attempt=self._plan.attempt, port=0, resume_step=checkpoint)
+            faster = recut.faster(inputs, self._plan, restart_s)
+        except HomelabError:
+            return  # the watchdog sees a node that is gone
+        self.because = faster.because if faster else ""
