@@ -35,9 +35,9 @@ from homelab.planning.pipeline import partition, stage_time
 from scripts.practice.desk import Desk, Run
 
 _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what two cores leave
-_SHAPE = {"vocab_size": 1024, "hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 28, "num_attention_heads": 5, "num_key_value_heads": 5}
+_SHAPE = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 40, "num_attention_heads": 4, "num_key_value_heads": 4}
 _TOKENS = 256
-_RATE = "120mbit"
+_RATE = "105mbit"
 _ROUND_S = 240.0  # the longest that a round of all schedules may take
 
 
