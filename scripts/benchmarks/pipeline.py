@@ -2,6 +2,8 @@
 
 pipeline_over_sum_m16       tokens/s of the pipeline over the sum of what the nodes do alone at the same time, 16 micro-batches a step; of 1 - 2/18 = 0.889 at best
 pipeline_over_sum_m32       the same with 32; of 0.941
+schedule_over_sum_m16, m32  the same over the speeds that the nodes had in that very step (their part of the model over the seconds in which they computed): without
+                            what changes on a machine between two measurements, and without what passes of a pipeline cost more than others
 over_torch_1f1b_m16         seconds of torch's Schedule1F1B over ours, the same cut, in turn
 over_equal_cut_m16          seconds with an equal number of layers on each node over ours, in turn
 time_worst_error_percent    a step as the plan has it against real runs, at 1 Gbit/s and at 100 Mbit/s
@@ -50,7 +52,7 @@ def main() -> int:
     with _folder() as folder:
         schedules, cut = _schedules(folder, options.repeats)
         runs = real_runs.measured(folder, _CPU)
-    ratios = _ratios(schedules)
+    ratios = _ratios(schedules, cut)
     figures = {name: statistics.median(values) for name, values in ratios.items()} | {
         f"{what}_worst_error_percent": max(abs(run[f"{what}_error_percent"]) for run in runs if f"{what}_error_percent" in run) for what in ("memory", "time", "wire")
     }
@@ -85,6 +87,13 @@ def _schedules(folder: Path, rounds: int) -> tuple[dict[str, Any], list[int]]:
 
 def _best_cut(pass_s: list[float]) -> list[int]:
     """The planner's cut for these speeds, the nodes in their order."""
+    layers, work = _SHAPE["num_hidden_layers"], _costs().work
+    cuts = partition.cuts(3, layers, lambda rank, stage: layers, lambda rank, stage, count: work(count, is_last=stage == 2) * pass_s[rank])
+    return list(next(cut for cut in cuts if cut.order == (0, 1, 2)).layers)
+
+
+def _costs() -> stage_time.Costs:
+    """Of a pass, the parts of layers and head."""
     shape = _SHAPE
     heads = shape["num_attention_heads"]
     architecture = Architecture(
@@ -92,9 +101,7 @@ def _best_cut(pass_s: list[float]) -> list[int]:
         shape["vocab_size"], tied_embeddings=False,
     )  # fmt: skip
     train = Train(global_batch=16, steps=1, learning_rate=1e-3, seq_len=_TOKENS, fused_loss=False, gradient_checkpointing=False)
-    costs = stage_time.costs_of(architecture, Method(kind="lora", rank=8, alpha=16), train, 1.0)
-    cuts = partition.cuts(3, architecture.layers, lambda rank, stage: architecture.layers, lambda rank, stage, count: costs.work(count, is_last=stage == 2) * pass_s[rank])
-    return list(next(cut for cut in cuts if cut.order == (0, 1, 2)).layers)
+    return stage_time.costs_of(architecture, Method(kind="lora", rank=8, alpha=16), train, 1.0)
 
 
 def _on_nodes(desk: Desk, asked: dict[str, Any]) -> dict[str, Any]:
@@ -112,12 +119,15 @@ def _on_nodes(desk: Desk, asked: dict[str, Any]) -> dict[str, Any]:
         desk.homelab("stop", name, code=None)
 
 
-def _ratios(schedules: dict[str, Any]) -> dict[str, list[float]]:
+def _ratios(schedules: dict[str, Any], cut: list[int]) -> dict[str, list[float]]:
     """The figures of each round."""
     steps, ratios = schedules["steps"], {}
+    parts = [_costs().work(layers, is_last=stage == len(cut) - 1) for stage, layers in enumerate(cut)]
     sums = [sum(1 / pass_s for pass_s in everyone) for everyone in schedules["alone_s"]]  # passes per second of all nodes together
     for count in (16, 32):
         ratios[f"pipeline_over_sum_m{count}"] = [count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], sums, strict=True)]
+        own_sums = [sum(count * part / busy_s for part, busy_s in zip(parts, everyone, strict=True)) for everyone in schedules["busy_s"][f"pipeline_m{count}"]]
+        ratios[f"schedule_over_sum_m{count}"] = [count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], own_sums, strict=True)]
     for name, other in (("over_torch_1f1b_m16", "torch_m16"), ("over_equal_cut_m16", "equal_m16")):
         ratios[name] = [other_s / own_s for other_s, own_s in zip(steps[other], steps["pipeline_m16"], strict=True)]
     return ratios
