@@ -11,6 +11,8 @@ import pytest
 
 from homelab.lab import Lab, cgroup, nodes
 from homelab.lab.cgroup import find_hierarchies
+from homelab.protocol import phases
+from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, wait_until
 from tests.e2e.test_law import TOLERANCE
@@ -117,6 +119,21 @@ def test_it_trains_across_three_and_survives_a_dead_stage(desk: Desk) -> None:
     assert losses == pytest.approx(expected, rel=TOLERANCE)
     assert expected[STEPS] < expected[1]
     assert harness.whole_error(tensors(run.folder("node1")), tensors(alone.folder("node4"))) <= TOLERANCE
+
+
+def test_a_node_that_vanishes_while_its_stage_is_loaded(desk: Desk) -> None:
+    """Nothing was trained yet: the run begins anew on the node that can hold the whole model."""
+    run = desk.launch("pipeline.toml", "--nodes", "node3,node4")
+    assert store.read_object(RunPaths(desk.folder / "runs" / run.name).plan_json(1))["strategy"] == "pipeline"
+    wait_until(lambda: run.heartbeat(1).get("phase") == phases.LOADING, 100, lambda: run.logs(1))
+    desk.lab.fault("node3", "power-cut")
+    try:
+        wait_until(lambda: run.attempts() == [1, 2], 100, lambda: run.logs(1))
+        run.wait_for_end(2, nodes=1, timeout_s=200)
+        wait_until(lambda: desk.json("status", run.name, code=None)["state"] == "done", 30)
+    finally:
+        desk.lab.fault("node3", "power-on")
+    assert sorted(run.losses()) == list(range(1, STEPS + 1)) and not list(run.folder("node3").glob("attempts/2/ranks/*"))
 
 
 def tensors(folder: Path) -> dict[str, object]:

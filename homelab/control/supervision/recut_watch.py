@@ -14,6 +14,7 @@ from homelab.control.preflight import gather
 from homelab.errors import HomelabError
 from homelab.planning.pipeline import recut
 from homelab.planning.types import Plan
+from homelab.protocol import phases
 from homelab.remote.fanout import Fleet
 from homelab.runs.fingerprint import as_begun
 from homelab.supervision.node_status import NodeStatus
@@ -25,6 +26,7 @@ class RecutWatch:
     def __init__(self, cluster: Cluster, recipe: Recipe, items: list[RecipeInput], plan: Plan) -> None:
         self._cluster, self._items, self._plan, self._recipe = cluster.only(tuple(node.name for node in plan.nodes)), items, plan, as_begun(recipe, plan)
         self._began_s = time.monotonic()
+        self._saw_start = False  # a supervisor may have been ended and started again while the ranks train
         self._start_s: float | None = None  # from the start of the ranks to their first step; None: it was not seen
         self._asked = plan.resume_step
         self.because = ""
@@ -32,8 +34,9 @@ class RecutWatch:
 
     def see(self, statuses: Mapping[str, NodeStatus], checkpoint: int) -> None:
         """Note when the training began, and ask the nodes once after every checkpoint that all of them hold."""
-        phases = {rank.phase for status in statuses.values() for rank in status.ranks.values()}
-        if self._start_s is None and "training" in phases and checkpoint <= self._plan.resume_step:
+        now = {rank.phase for status in statuses.values() for rank in status.ranks.values()}
+        self._saw_start = self._saw_start or (bool(now) and now <= phases.BEFORE_TRAINING)
+        if self._start_s is None and self._saw_start and phases.TRAINING in now:
             self._start_s = time.monotonic() - self._began_s
         is_asking = self._asking is not None and self._asking.is_alive()
         if self._start_s is not None and checkpoint > self._asked and not is_asking:
