@@ -55,13 +55,14 @@ def faster(inputs: PlanInputs, running: Plan, restart_s: float) -> Recut | None:
     except HomelabError:
         return None  # what is wrong is said by the checks of the next attempt
     steps = work.workload.rows.steps(work.recipe)
-    if steps is None:
+    faster_stages = {rank.rank: rank.stage for rank in pipeline_plan.rank_plans(best) if rank.stage is not None}
+    # With the same layers only micro-batches differ: they were halved where memory ran out, and would be again after every restart.
+    if steps is None or all((one.begin, one.end) == (faster_stages[rank].begin, faster_stages[rank].end) for rank, one in stages.items()):
         return None
     step_s, faster_s = _step_s(work, running, stages), best.step_s
     saved_s = (steps - inputs.resume_step) * (step_s - faster_s) - restart_s
     if faster_s > step_s * (1 - LEAST_GAIN) or saved_s < (_WORTH - 1) * restart_s:
         return None
-    faster_stages = {rank.rank: rank.stage for rank in pipeline_plan.rank_plans(best) if rank.stage is not None}
     return Recut(_layers(running.ranks, stages), _layers(running.ranks, faster_stages), step_s, faster_s, saved_s)
 
 

@@ -61,6 +61,13 @@ def test_it_stays_as_it_is(running: Evidence, seen: Evidence, step: int, restart
     assert recut.faster(inputs_of(seen, resume_step=step), planned(running), restart_s) is None
 
 
+def test_the_same_layers_are_no_other_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks whose memory ran out have other micro-batches than planned, and would again after every restart: it would never end."""
+    monkeypatch.setattr(recut, "_step_s", lambda *_: 100.0)
+    assert recut.faster(inputs_of(MEASURED, resume_step=100), planned(NEVER_MEASURED), 60.0) is not None
+    assert recut.faster(inputs_of(MEASURED, resume_step=100), planned(MEASURED), 60.0) is None
+
+
 def test_a_run_that_is_not_cut_has_nothing_to_cut() -> None:
     recipe = builders.recipe(train={"global_batch": 12, "learning_rate": 1e-4, "steps": STEPS})
     running = builders.make_plan(MEASURED.cluster, recipe, MEASURED.facts)
