@@ -1,6 +1,6 @@
 """Nodes as real as one machine can hold: each with its own network, host name, process numbers, mounts and CPU limit.
 
-Needs root. A node's own: address and cable, host name, boot id, /etc/hosts, /etc/hostname, home of root, /tmp, /dev/shm, /proc,
+Needs root. A node's own: address and cable, host name, boot id, the files of /etc (not its folders), home of root, /tmp, /dev/shm, /proc,
 sshd. All else of the file system is the machine's: the same Python, the same model folder.
 """
 
@@ -73,7 +73,7 @@ class Namespaces:
     def configure(self, state: LabState, node: LabNode, client_key: str) -> str:
         """Keys, sshd_config and the node's files of /etc."""
         folder = state.node_folder(node)
-        for name in ("etc", "tmp", "sys"):
+        for name in ("etc", "etc-view", "tmp", "sys"):
             (folder / name).mkdir(exist_ok=True)
         passwd = Path("/etc/passwd").read_text(errors="surrogateescape")
         passwd = passwd_with_home(passwd, node.user, node.home) if node.uid is None else passwd_with_account(passwd, node.user, node.uid, node.home)

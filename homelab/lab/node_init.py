@@ -7,10 +7,13 @@ process that detaches itself stays below it, so a power cut finds it even when i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -56,6 +59,7 @@ def make_view(spec: dict[str, Any]) -> None:
     mount(new_sys, "/sys", None, MS_MOVE)
     # Opened before /tmp is covered: some of these may lie below it and must stay where they are.
     kept = [(path, os.open(path, os.O_PATH)) for path in spec["shared"] if os.path.exists(path)]
+    make_etc(spec["folder"] + "/etc-view")
     for path, target in spec["binds"]:
         mount(path, target, None, MS_BIND)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
@@ -63,6 +67,30 @@ def make_view(spec: dict[str, Any]) -> None:
         os.makedirs(path, exist_ok=True)
         mount(f"/proc/self/fd/{descriptor}", path, None, MS_BIND | MS_REC)
         os.close(descriptor)
+
+
+def make_etc(stage: str) -> None:
+    """A folder of the node's own as /etc: the machine's files copied, its folders as they are.
+
+    A file of the node cannot lie on the machine's own /etc/passwd: a program there that replaces that file (each package that adds an
+    account does) takes the mount away in all namespaces (rename(2), since Linux 3.18), and the node sees the machine's.
+    """
+    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV)
+    os.chmod(stage, 0o755)
+    for entry in os.scandir("/etc"):
+        target = f"{stage}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), target)
+        elif entry.is_dir():
+            os.mkdir(target)
+            mount(entry.path, target, None, MS_BIND | MS_REC)
+        elif entry.is_file():
+            with contextlib.suppress(FileNotFoundError):  # a program of the machine has just taken it away
+                found = entry.stat()
+                shutil.copyfile(entry.path, target)
+                os.chown(target, found.st_uid, found.st_gid)
+                os.chmod(target, stat.S_IMODE(found.st_mode))
+    mount(stage, "/etc", None, MS_MOVE)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:

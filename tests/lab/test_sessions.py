@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -138,6 +140,23 @@ def test_isolated_nodes_have_their_own_machine(isolated: Lab) -> None:
             assert not Path(folder, "homelab-lab-test").exists()
     for node in isolated.nodes:
         assert output(isolated, node.name, "cat /tmp/homelab-lab-test /dev/shm/homelab-lab-test").split() == [node.name] * 2
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "/etc/shadow"])
+def test_a_package_that_adds_an_account_to_the_machine_leaves_the_nodes_their_homes(isolated: Lab, file: str) -> None:
+    """useradd and apt replace these files by rename. A file mounted on one of them would be gone then, in every node at once."""
+    copy = Path(f"{file}.homelab-test")
+    try:
+        shutil.copy2(file, copy)
+        found = Path(file).stat()
+        os.chown(copy, found.st_uid, found.st_gid)
+        os.replace(copy, file)
+    finally:
+        copy.unlink(missing_ok=True)
+    for node in isolated.nodes:
+        home, here, known = output(isolated, node.name, 'echo "$HOME"; pwd; getent passwd "$(id -un)" | cut -d: -f6').splitlines()
+        assert home == here == known == node.home
+        assert output(isolated, node.name, "cat /etc/hostname") == node.name
 
 
 def test_a_folder_beside_the_lab_is_shared(isolated: Lab) -> None:
