@@ -60,6 +60,9 @@ def _command(arguments: list[str]) -> int:
         _show(error, as_json)
         return error.exit_code
     except TyperException as error:
+        # A name that typer exports nowhere: its own code looks at the name, too. The help has been printed.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return errors.EXIT_DONE
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "homelab"
         _show(errors.InputError(error.format_message(), where=f"the command line of {path}", hint=f"{path} --help"), as_json)

@@ -50,6 +50,12 @@ def test_wrong_input(quiet_desk: Desk, arguments: list[str], words: str) -> None
     assert words in found["message"] + found["where"], found
 
 
+@pytest.mark.parametrize("arguments", [[], ["lab"]], ids=lambda arguments: " ".join(arguments) or "homelab")
+def test_a_group_of_commands_without_arguments_shows_its_help(quiet_desk: Desk, arguments: list[str]) -> None:
+    found = quiet_desk.homelab(*arguments, code=0)
+    assert "Usage:" in found.stdout + found.stderr and "error:" not in found.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--what-if", "-laptop"], ["--what-if=-laptop"], ["--what-if", "+RTX3090", "--what-if=-laptop"]], ids=" ".join)
 def test_what_if_takes_a_value_that_looks_like_an_option(quiet_desk: Desk, arguments: list[str]) -> None:
     cards = '\ngpus = [{ model = "RTX 3070 Ti", vram_gb = 8 }]\n'
