@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from homelab.cli import completion
-from homelab.text.hint import Options, homelab, with_options
+from homelab.text.hint import Hint, Options, homelab, with_options
 
 if TYPE_CHECKING:
     from homelab.checks.evidence import Finding
@@ -65,7 +65,21 @@ DEFAULT_RUNS = Path("runs")
 
 
 def load_cluster(path: Path, nodes: str = "") -> Cluster:
-    """The cluster, or the part of it named by --nodes. Raises InputError."""
+    """`described_cluster` for a command that contacts the machines. Raises InputError for the shipped example too: its addresses may be a stranger's."""
+    from homelab.config.example import is_example
+    from homelab.errors import InputError
+
+    cluster = described_cluster(path, nodes)
+    if is_example(path.read_bytes()):
+        raise InputError(
+            "this is the example that homelab ships, and no machine of it is asked", where=str(path),
+            hint=Hint("{} finds your machines and replaces it; to plan without machines: {}", homelab("init"), homelab("plan RECIPE --offline")),
+        )  # fmt: skip
+    return cluster
+
+
+def described_cluster(path: Path, nodes: str = "") -> Cluster:
+    """The cluster as the file says it, or the part of it named by --nodes, for a command that contacts no machine. Raises InputError."""
     from homelab.config.load import load_cluster as load
     from homelab.errors import InputError, did_you_mean
 

@@ -80,7 +80,7 @@ def _machines(count: int, gpus: int, vram: float, cluster: Path, nodes: str) -> 
     from homelab.control.export import neutral_plan
 
     if not count:
-        return neutral_plan.machines_of(common.load_cluster(cluster, nodes))
+        return neutral_plan.machines_of(common.described_cluster(cluster, nodes))
     return neutral_plan.Machines(count, (Gpu(model="GPU", vram_gb=vram),) * gpus), ""
 
 

@@ -51,7 +51,8 @@ def command(
         raise InputError("--like says which node --what-if-nodes copies, and there is no --what-if-nodes", where="--like", hint="add --what-if-nodes 1..10")
     counts = _counts(what_if_nodes)
     training = load_recipe(recipe)
-    inputs, notes = _gathered(for_recipe(common.load_cluster(cluster, nodes), training), training, recipe, offline, as_json)
+    machines = (common.described_cluster if offline else common.load_cluster)(cluster, nodes)
+    inputs, notes = _gathered(for_recipe(machines, training), training, recipe, offline, as_json)
 
     def make(of: PlanInputs) -> Plan:
         plan = planner.settled(of, launcher)[1]

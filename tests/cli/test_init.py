@@ -106,6 +106,17 @@ def test_from_an_ssh_config_to_a_cluster_and_again(home: Home) -> None:
     home.desk.homelab("preflight", "--only", "ssh", code=0)
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"], ids=["unix", "windows"])
+def test_the_shipped_example_gives_way_to_the_machines_that_are_found(home: Home, line_end: bytes) -> None:
+    home.believe(0, 1)
+    home.file.write_bytes((Path(__file__).parents[2] / "cluster.toml").read_bytes().replace(b"\n", line_end))
+    done = home.init("attic", "--yes", "--no-this-machine")
+    assert names(home) == ["attic"] and "was the example" in done.stdout
+    assert "192.168.1." not in home.file.read_text()
+    home.init("cellar", "--yes")
+    assert names(home) == ["attic", "cellar"], "the file is its owner's now"
+
+
 def test_a_named_host_is_added_and_every_comment_stays(home: Home) -> None:
     home.believe(0, 1)
     text = '# my machines\n[cluster]  # all of them\nname = "house"\n\n[[nodes]]\nname = "below"  # the old one\nhost = "cellar"\n# the end\n'

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from homelab.config.cluster import Cluster
+from homelab.config.example import is_example
 from homelab.config.load import parse_cluster
 from homelab.control.discovery import cluster_file, sources
 from homelab.control.discovery.greet import Greeted, as_candidate, greet, own_fingerprints
@@ -83,8 +84,13 @@ def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: 
     """
     talk = _Talk(questions, say, note)
     before = cluster_file.read(path)
-    old = parse_cluster(before.text, path) if before is not None else None
-    draft = Draft(path, before.text if before else None, old)
+    if before is not None and is_example(before.content):
+        note(f"{path} was the example that homelab ships; the machines found now stand in its place")
+        kept = None
+    else:
+        kept = before.text if before is not None else None
+    old = parse_cluster(kept, path) if kept is not None else None
+    draft = Draft(path, kept, old)
     taken = {(node.host, node.port) for node in old.nodes} if old else set()
     found = [from_argument(word) for word in hosts] or sources.search(say, note) + (_scanned(say) if scan else [])
     draft, candidates = draft.with_candidates(distinct(found, taken))
