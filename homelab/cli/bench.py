@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import homelab
 from homelab.cli import common
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
     from homelab.runs import store
 
     now, results = time.time(), run.folder.results()
-    about: About = page.About(name, run.suite, files, ["pip install homelab", again], now, time.localtime(now).tm_gmtoff)
+    about: About = page.About(name, run.suite, files, [f"pip install ./homelab_trainer-{homelab.__version__}-py3-none-any.whl", again], now, time.localtime(now).tm_gmtoff)
     store.write_text(run.folder.csv, table.as_csv(results))
     store.write_text(run.folder.page, page.render(about, run.summary(), results))
 
@@ -104,6 +105,7 @@ def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
 def _charts(run: SuiteRun) -> str:
     """SVG, and PNG where resvg is installed; the names of what was written."""
     from homelab.benchmark import charts
+    from homelab.control import package
     from homelab.runs import store
 
     drawn: Callable[..., bytes] | None = None
@@ -112,7 +114,7 @@ def _charts(run: SuiteRun) -> str:
 
         drawn = svg_to_bytes
     except ImportError:
-        typer.echo("note: the charts are SVG alone; for PNG: pip install 'homelab[bench]'", err=True)
+        typer.echo(f"note: the charts are SVG alone; for PNG: {package.install('resvg-py')}", err=True)
     run.folder.charts.mkdir(exist_ok=True)
     for curve in charts.curves(run.summary()):
         file = run.folder.charts / f"{curve.name.lower().replace(' ', '-')}.svg"

@@ -40,7 +40,7 @@ def _script() -> Path | None:
     of_checkout = Path(homelab.__file__).resolve().parents[1] / "scripts" / "demo"
     if of_checkout.is_file():
         return of_checkout
-    installed = [Path(str(file.locate())) for file in metadata.files("homelab") or () if str(file).endswith("share/homelab/scripts/demo")]
+    installed = [Path(str(file.locate())) for file in metadata.files(homelab.__distribution__) or () if str(file).endswith("share/homelab/scripts/demo")]
     return next((path.resolve() for path in installed if path.is_file()), None)
 
 
@@ -54,7 +54,7 @@ def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
     from homelab.text.hint import Hint, homelab
 
     if script is None:
-        raise InputError("the demo's files are not installed", where=sys.prefix, hint="install homelab from its wheel: pipx install homelab-VERSION.whl")
+        raise InputError("the demo's files are not installed", where=sys.prefix, hint="install homelab from its wheel: pipx install ./homelab_trainer-VERSION-py3-none-any.whl")
     if trainer is None:
         raise InputError("there is no such Python", where=f"--python {named}", hint=homelab("demo --python ~/.homelab/env/bin/python"))
     program = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"

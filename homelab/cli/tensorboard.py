@@ -19,8 +19,9 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
     """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
+    from homelab.control import package
     from homelab.control.inspection import run_lookup
-    from homelab.control.tracking import curves_view, event_files, package
+    from homelab.control.tracking import curves_view, event_files
     from homelab.remote.fanout import Fleet
 
     package.require("tensorboard", event_files.REQUIREMENT)

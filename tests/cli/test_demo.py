@@ -33,7 +33,7 @@ def test_what_it_refuses(quiet_desk: Desk, tmp_path: Path) -> None:
 def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path: Path) -> None:
     """As `pipx install` and `uvx` do it: a wheel, an environment that has nothing but it, the command from another folder."""
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path / "wheels"), str(REPOSITORY)], check=True, timeout=300)
-    (wheel,) = (tmp_path / "wheels").glob("homelab-*.whl")
+    (wheel,) = (tmp_path / "wheels").glob("homelab_trainer-*.whl")
     python = tmp_path / "env" / "bin" / "python"
     venv.create(tmp_path / "env", with_pip=True)
     subprocess.run([python, "-m", "pip", "install", "-q", "-c", REPOSITORY / "constraints.txt", wheel], check=True, timeout=600)

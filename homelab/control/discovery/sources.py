@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from homelab.control import package
 from homelab.discovery import candidates, ssh_config
 from homelab.discovery.candidates import Candidate
 from homelab.text.say import Say
@@ -44,7 +45,7 @@ def from_mdns(note: Say) -> list[Candidate]:
     try:
         import zeroconf
     except ImportError:
-        note("mDNS was not asked: pip install 'homelab[discover]' adds it")
+        note(f"mDNS was not asked; to ask it: {package.install('zeroconf')}")
         return []
     found: list[Candidate] = []
 

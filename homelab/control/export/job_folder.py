@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from homelab import __distribution__
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import TrainRecipe
@@ -74,4 +75,4 @@ def _fill(folder: Path, recipe: TrainRecipe, recipe_path: Path, plan: Plan, item
 
 def _worker_packages() -> list[str]:
     """What the training needs, as this package says it (the extra `worker` of pyproject.toml)."""
-    return [line.split(";")[0].strip() for line in importlib.metadata.requires("homelab") or [] if _WORKER.search(line)]
+    return [line.split(";")[0].strip() for line in importlib.metadata.requires(__distribution__) or [] if _WORKER.search(line)]

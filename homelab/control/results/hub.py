@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from homelab.control import hub_token
-from homelab.control.tracking import package
+from homelab.control import hub_token, package
 from homelab.errors import HomelabError
 from homelab.text import redact
 from homelab.text.sanitize import plain

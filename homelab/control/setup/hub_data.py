@@ -9,11 +9,10 @@ from pathlib import Path
 
 from homelab.config.recipe import Recipe
 from homelab.config.recipe.data import HubData
-from homelab.control import hub_token
+from homelab.control import hub_token, package
 from homelab.control.setup.model_source import ModelSource, part_of
 from homelab.errors import HomelabError
-from homelab.shell import quote_words
-from homelab.text.hint import Command, Hint, homelab
+from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain
 from homelab.text.say import Say
 
@@ -39,7 +38,7 @@ def _prepared(data: HubData, say: Say) -> ModelSource:
     done = subprocess.run(words, input=json.dumps(question), capture_output=True, text=True, check=False)
     if "No module named 'datasets'" in done.stderr:
         raise HomelabError(
-            f"the library is not here that fetches hub:{data.path}", where="this machine", hint=Command(f"{quote_words([sys.executable])} -m pip install datasets")
+            f"the library is not here that fetches hub:{data.path}", where="this machine", hint=package.install("datasets")
         )
     if done.returncode != 0:
         why = plain((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.config.recipe import Model
-from homelab.control import hub_token
+from homelab.control import hub_token, package
 from homelab.errors import HomelabError, InputError
 from homelab.protocol.digest import file_sha256
 from homelab.provision import model_files
 from homelab.provision.setup_plan import Part
-from homelab.text.hint import Command, Hint, homelab
+from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -60,7 +59,7 @@ def _fetched(model: Model, say: Say) -> str:
     except ImportError:
         raise HomelabError(
             f"the hub's library is not here, which fetches {model.name}", where="this machine",
-            hint=Command(f"{sys.executable} -m pip install huggingface_hub"),
+            hint=package.install("huggingface_hub"),
         ) from None  # fmt: skip
     disable_progress_bars()
     say(f"fetching {model.name} from the hub, where it is not here yet")

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from homelab import __distribution__
 from homelab.control.preflight import gather
 from homelab.control.setup import unsloth_packages
 from homelab.errors import HomelabError, InputError
@@ -61,7 +62,7 @@ def _worker_packages() -> list[str]:
     """What homelab's own metadata lists under `worker` (pyproject.toml), without torch."""
     extra = re.compile(r"""\s*;\s*extra\s*==\s*["']worker["']""")
     try:
-        listed = [extra.sub("", line) for line in importlib.metadata.requires("homelab") or [] if extra.search(line)]
+        listed = [extra.sub("", line) for line in importlib.metadata.requires(__distribution__) or [] if extra.search(line)]
     except importlib.metadata.PackageNotFoundError:
         listed = []
     if not listed:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from homelab.config.cluster import Notify, Occasion
+from homelab.control import package
 from homelab.runs import event_log
 from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
@@ -80,7 +81,7 @@ def by_apprise(file: str, title: str, text: str) -> str:
     try:
         import apprise
     except ImportError:
-        return "[notify] apprise: the package is not installed on this machine: pip install 'homelab[notify]'"
+        return f"[notify] apprise: the package is not installed on this machine; install it: {package.install('apprise')}"
     path = Path(file).expanduser()
     if not path.is_file():
         return f"[notify] apprise: there is no file {path}"

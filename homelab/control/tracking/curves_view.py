@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from homelab.control.tracking import event_files, forwarder_lock, package
+from homelab.control import package
+from homelab.control.tracking import event_files, forwarder_lock
 from homelab.control.tracking.event_files import EventFiles
 from homelab.control.tracking.metrics_source import Look, MetricsSource
 from homelab.control.tracking.tensorboard_server import TensorBoardServer

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from homelab.control import package
 from homelab.control.inspection import run_folder
-from homelab.control.tracking import event_files, package
+from homelab.control.tracking import event_files
 from homelab.control.tracking.event_files import EventFiles
 from homelab.control.tracking.metrics_source import Look
 from homelab.control.tracking.trackers import TRACKERS, Job, Sink, Tracker

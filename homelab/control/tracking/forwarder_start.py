@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from homelab.control import package
 from homelab.control.inspection import run_folder
-from homelab.control.tracking import event_files, package
+from homelab.control.tracking import event_files
 from homelab.control.tracking.trackers import TRACKERS
 from homelab.errors import HomelabError
 from homelab.runs.paths import RunPaths

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.tracking import package
+from homelab.control import package
 from homelab.control.tracking.tensorboard_server import TensorBoardServer
 from homelab.errors import HomelabError
 
