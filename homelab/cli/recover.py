@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homelab.cli import common
+from homelab.cli.questions import asked
 from homelab.cli.run_command import RunCommand
+from homelab.text.hint import Hint, homelab
 
 if TYPE_CHECKING:
+    from homelab.control.inspection.adoption import Program
     from homelab.control.recovery.examine import Examination
     from homelab.control.recovery.recover_run import Resumed
-    from homelab.text.hint import Hint
 
 
 def command(
@@ -23,6 +26,7 @@ def command(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Let the nodes run a run that another machine has launched, unasked.")] = False,
     wait: common.WaitOption = False,
     supervise: common.SuperviseOption = "here",
     no_supervise: common.NoSuperviseOption = False,
@@ -35,7 +39,7 @@ def command(
     from homelab.control.recovery.recover_run import RecoverRequest, recover_run
     from homelab.remote.fanout import Fleet
 
-    view = _View(cluster, runs_dir, as_json)
+    view = _View(cluster, runs_dir, as_json, yes)
     names = [node.name for node in common.load_cluster(cluster, nodes).nodes]
     request = RecoverRequest(
         run, names, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), from_scratch
@@ -45,8 +49,11 @@ def command(
         return view.wait(fleet, paths) if wait else 0
 
 
+@dataclass
 class _View(RunCommand):
     """See `homelab.control.recovery.recover_run.RecoverView`."""
+
+    yes: bool
 
     def examined(self, examination: Examination, notes: Sequence[Hint]) -> None:
         """The diagnosis, and which files were changed since the launch."""
@@ -58,6 +65,15 @@ class _View(RunCommand):
             self.console.print(cause.render(examination.diagnosis.with_options(self.command_options)))
         for note in notes:
             self.line(note.with_options(self.command_options))
+
+    def accepts(self, program: Program) -> bool:
+        """The program is shown; `--yes` answers."""
+        typer.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
+        for line in program.lines:
+            typer.echo(f"  {line}", err=True)
+        hint = Hint("read what stands above; if the nodes shall run it: {}", homelab("recover --yes", program.run)).with_options(self.command_options)
+        ask = "shall the nodes run it?"
+        return self.yes or asked(lambda: typer.confirm(ask, default=False, err=True), "whether the nodes shall run it", program.run, hint)
 
     def resumed(self, resumed: Resumed) -> None:
         """The new attempt, and the command that comes next."""

@@ -25,6 +25,11 @@ class RunPaths:
         return self.root / layout.RUN_JSON
 
     @property
+    def adopted_json(self) -> Path:
+        """Which nodes said what the run is, where this machine did not launch it; absent where it did."""
+        return self.root / "adopted.json"
+
+    @property
     def cluster_json(self) -> Path:
         """The cluster as it was at launch."""
         return self.root / "cluster.json"

@@ -26,6 +26,7 @@ README = """This folder is one run of homelab.
 
 run.json         what never changes: the resolved recipe, the data's digests, versions, git revision
 cluster.json     the cluster as it was at launch
+adopted.json     which nodes have said what this run is, where another machine has launched it
 plan.txt         the newest plan, for people; attempts/<n>/plan.json is the same as data
 commands.sh      what was executed on each node, runnable by hand (secrets masked)
 preflight.json   the checks this run was started with, and which were skipped

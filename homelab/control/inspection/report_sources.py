@@ -18,7 +18,7 @@ from homelab.protocol import profile_files
 from homelab.remote.fanout import Fleet
 from homelab.run_report.energy import Place
 from homelab.run_report.report_builder import Asked, RunAbout, Sources
-from homelab.runs import event_log, store
+from homelab.runs import event_log, run_record, store
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import CardJoules, Energies, Metric
 from homelab.text.hint import homelab
@@ -40,7 +40,7 @@ def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
     plans = {number: plan for number in run_folder.attempts(paths) if (plan := _plan(paths, number))}
     diagnoses = {number: stored.diagnosis for number in plans if (stored := diagnosis_store.read(paths, number))}
     return Sources(
-        run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_folder.recipe_in(run_json), plans=plans,
+        run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_record.recipe_in(run_json), plans=plans,
         metrics=[metric for line in store.read_lines(paths.metrics_jsonl) if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
         price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=missing,
         utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans), profiles=_profiles(paths, run_json, missing),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from homelab.control.inspection import run_folder
+from homelab.control.inspection import adoption, run_folder
 from homelab.control.recovery import manual_lock
 from homelab.control.stopping import leftovers
 from homelab.errors import HomelabError, InputError
@@ -61,7 +61,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
         raise _unknown(runs_dir, name, [*remote, *created], len(answers))
     if chosen in created:
         return RunPaths(runs_dir / chosen)
-    return run_folder.adopt(fleet, RunPaths(runs_dir / chosen), next(node for entry, node in entries if entry["name"] == chosen))
+    return adoption.adopt(fleet, RunPaths(runs_dir / chosen), [node for entry, node in entries if entry["name"] == chosen])
 
 
 def _unknown(runs_dir: Path, name: str | None, run_names: list[str], node_count: int) -> HomelabError:

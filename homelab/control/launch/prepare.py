@@ -18,6 +18,7 @@ from homelab.config.program_command import Typed
 from homelab.config.recipe import Recipe
 from homelab.control import signals
 from homelab.control.claims import Claim
+from homelab.control.inspection import adoption
 from homelab.control.launch import inputs, planner, start
 from homelab.control.preflight import preflight
 from homelab.control.recovery import manual_lock
@@ -26,7 +27,7 @@ from homelab.planning.types import Plan
 from homelab.protocol import profile_files
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
-from homelab.runs import event_log, fingerprint, store
+from homelab.runs import event_log, fingerprint, run_record, store
 from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
@@ -116,7 +117,8 @@ def launch(
     store.write_text(paths.readme_txt, store.README)
     store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
     store.write_json(
-        paths.checks_json, {"skipped": sorted(prepared.skipped), "findings": [finding.as_dict() for finding in prepared.findings]}
+        paths.checks_json,
+        {"skipped": sorted(prepared.skipped), "findings": [finding.as_dict() for finding in prepared.findings], adoption.RUN_DIGEST: run_record.digest(run_json)},
     )
     _snapshot(paths, prepared)
     manual_lock.told(paths, manual_lock.LAUNCHING, wants_supervisor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +33,7 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
     Returns what a person should know: on which nodes a file had been changed.
     """
     notes = []
+    here, digests = threading.Lock(), dict[str, str | None]()
     for item in material:
         if item.kind != "shipped":
             continue
@@ -43,16 +46,14 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
             answer = agent.ask("has-file", request, timeout_s=_READ_S)
             if answer["found"]:
                 return
-            assert item.local is not None
-            if not item.local.is_file():  # the run was launched from another machine, or the file is gone since
+            with here:  # read once for all nodes: nothing is sent before it is known to be what the run began with
+                if item.role not in digests:
+                    digests[item.role] = _digest_here(item)
+            if digests[item.role] != item.sha256:
                 raise _not_here(name, item, answer)
-            try:
-                with item.local.open("rb") as stream:
-                    agent.send("receive-file", request, stream)
-            except HomelabError:
-                if file_sha256(item.local) != item.sha256:  # the node has refused it
-                    raise _not_here(name, item, answer) from None
-                raise
+            assert item.local is not None
+            with item.local.open("rb") as stream:
+                agent.send("receive-file", {**request, "size": os.fstat(stream.fileno()).st_size}, stream)
             if answer["differs"]:
                 changed.append(name)
 
@@ -62,6 +63,14 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
         if changed:
             notes.append(f"{item.name} had been changed on {', '.join(sorted(changed))}: it was sent again, as it was at the launch")
     return notes
+
+
+def _digest_here(item: RecipeInput) -> str | None:
+    """None where it is not here: the run was launched from another machine, or the file is gone since. A pipe would be waited for."""
+    try:
+        return file_sha256(item.local) if item.local is not None and item.local.is_file() else None
+    except OSError:
+        return None
 
 
 def _not_here(name: str, item: RecipeInput, answer: Mapping[str, Any]) -> HomelabError:

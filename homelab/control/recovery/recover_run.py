@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from homelab.control import claims
-from homelab.control.inspection import run_folder, run_lookup
+from homelab.control.inspection import adoption, run_folder, run_lookup
 from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards
 from homelab.control.supervision import remote_supervisor
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
 from homelab.control.tracking import forwarder_start
 from homelab.control.tracking.forwarder_start import TrackingView
-from homelab.errors import InputError
+from homelab.errors import HomelabError, InputError
 from homelab.node_commands import on_node
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
@@ -56,6 +56,10 @@ class RecoverView(RunView, TrackingView, Protocol):
         """What happened, before anything is stopped."""
         ...
 
+    def accepts(self, program: adoption.Program) -> bool:
+        """Whether the nodes shall run what only they have said. Raises InputError where there is nobody to ask."""
+        ...
+
     def resumed(self, resumed: Resumed) -> None:
         """The run trains again."""
         ...
@@ -75,6 +79,12 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             examination = examine.examine(fleet, paths, say)
         notes = resume_guards.changed_here(described.run_json)
         view.examined(examination, notes)
+        program = adoption.to_ask(paths)
+        if program is not None:
+            if not view.accepts(program):
+                hint = Hint("what it is: {}; to start your own: {}", homelab("status", paths.name), homelab("launch RECIPE"))
+                raise HomelabError("nothing was started", where=paths.name, hint=hint)
+            adoption.accept(paths)
         say = progress.enter_context(view.progress())
         run = claims.ClaimedRun(fleet, claim, paths, say)
         halted = halt.halt(run, examination, nodes=request.nodes, from_scratch="always" if request.from_scratch else "never")

@@ -13,7 +13,7 @@ from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe
 from homelab.control import signals
 from homelab.control.claims import ClaimedRun
-from homelab.control.inspection import run_folder
+from homelab.control.inspection import adoption, run_folder
 from homelab.control.launch import planner, start
 from homelab.control.launch.inputs import RecipeInput
 from homelab.control.preflight import gather
@@ -55,6 +55,7 @@ def resume(
     Nothing is left running by a failure of the start itself, or by Ctrl-C.
     """
     paths, last = run.paths, run_folder.plan_of(run.paths)
+    adoption.refuse_unasked(paths)
     described = run_folder.description_of(paths)
     recipe = as_begun(described.recipe, last)
     items = run_inputs.inputs_of(paths, described.run_json)

@@ -8,7 +8,9 @@ from typing import Any
 
 from homelab.config.recipe import HubData
 from homelab.control.launch.inputs import RecipeInput
+from homelab.diagnose import shipped
 from homelab.protocol.digest import file_sha256
+from homelab.runs import run_record
 from homelab.runs.paths import RunPaths
 
 
@@ -20,7 +22,8 @@ def inputs_of(paths: RunPaths, run_json: Mapping[str, Any]) -> list[RecipeInput]
 def _input(paths: RunPaths, role: str, entry: Mapping[str, Any]) -> RecipeInput:
     local = None
     if entry.get("sent") == "shipped":
-        candidates = [Path(entry["path"]), paths.code / (entry.get("inside") or entry["name"])]
+        own = [Path(original)] if (original := shipped.original_of(entry)) else []
+        candidates = [*own, paths.code / run_record.inside(entry.get("inside") or entry["name"])]
         # The person may have edited the file since: only the content that the run began with counts.
         local = next((path for path in candidates if path.is_file() and file_sha256(path) == entry["sha256"]), candidates[-1])
     hub = None
