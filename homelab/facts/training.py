@@ -32,6 +32,7 @@ class ModelFacts(WireModel):
     damaged: bool = False
     files: dict[str, ModelFile] = {}
     has_chat_template: bool | None = None
+    template_writes_date: bool = False
     has_token: bool | None = None
     hub: str | None = None
 

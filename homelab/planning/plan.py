@@ -50,7 +50,7 @@ def make(inputs: PlanInputs) -> Plan:
             *selection.assignment.choices, *step_time.choices(work, time),
         ),
         warnings=(
-            *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work),
+            *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),

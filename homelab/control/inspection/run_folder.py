@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 from homelab.config.recipe import Recipe
@@ -52,6 +53,14 @@ def created_at(paths: RunPaths) -> float:
     """Seconds since 1970 by the clock of the machine that launched it; 0 where that cannot be read."""
     moment = store.read_object(paths.run_json).get("created_at")
     return float(moment) if isinstance(moment, int | float) and is_moment(moment) else 0.0
+
+
+def moment_of(described: Mapping[str, Any]) -> datetime | None:
+    """When the run was launched, as its chat templates are told it; None for a run of an older version."""
+    try:
+        return datetime.fromisoformat(described["moment"]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def attempts(paths: RunPaths) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from homelab.checks.evidence import Evidence
@@ -32,7 +33,7 @@ def inputs_of(cluster: Cluster, facts: Mapping[str, Facts], recipe: Recipe, item
 def inputs_from(evidence: Evidence, recipe: Recipe, items: list[RecipeInput], run: str, **changes: Any) -> PlanInputs:
     """The same for the nodes that answered. `changes` are other fields of `PlanInputs`."""
     of_run = inputs_of(evidence.cluster.only(tuple(evidence.facts)), evidence.facts, recipe, pinned(items, evidence), run)
-    return replace(of_run, throughputs=evidence.throughputs, **changes)
+    return replace(of_run, throughputs=evidence.throughputs, **{"moment": datetime.now(UTC), **changes})
 
 
 def planned(of: PlanInputs) -> Plan:

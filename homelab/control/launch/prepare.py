@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "schema": 1,
         "name": plan.run,
         "created_at": time.time(),
+        "moment": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": prepared.recipe.model_dump(mode="json"),
         "recipe_file": prepared.recipe_path.name,
         **({"typed": asdict(prepared.typed)} if prepared.typed else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from homelab.checks.evidence import Evidence
@@ -99,6 +100,7 @@ def _question(
             files[role] = {"shown": item.path, "bytes": None, "path": item.path}
             digests[role] = [file.sha256, item.path]
     settings = recipe.data.model_dump(mode="json", exclude={"train", "eval"})
+    now = datetime.now(UTC)
     of_model = facts.model.model_dump(mode="json", include={"config", "files", "path"}) if folder and facts.model else None
     depends = [
         digests,
@@ -107,6 +109,7 @@ def _question(
         of_model,
         ship.archive()[0],
         [facts.python.executable, facts.python.packages],
+        f"{now:%Y-%m-%d}" if facts.model and facts.model.template_writes_date else "",
     ]
     key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
     request = {
@@ -116,6 +119,7 @@ def _question(
         "seq_len": recipe.train.seq_len,
         "model": folder,
         "revision": None,
+        "moment": now.isoformat(timespec="seconds"),
         "secrets": secrets,
         "recipe_environment": recipe.environment,
     }

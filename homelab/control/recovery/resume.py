@@ -66,7 +66,9 @@ def resume(
     # The number of an attempt that did not come to its start is used, too.
     attempt = run.claim.known(examination.attempt, *run_folder.attempts(paths)) + 1
     plan = planner.planned(
-        planner.inputs_from(well, recipe, items, paths.name, attempt=attempt, port=port, resume_step=halted.resume_point.step)
+        planner.inputs_from(
+            well, recipe, items, paths.name, attempt=attempt, port=port, resume_step=halted.resume_point.step, moment=run_folder.moment_of(described.run_json)
+        )
     )
     plan = adjusted(plan, last, halted, absent, next_attempt.halvings)
     in_plan = [node.name for node in plan.nodes]

@@ -20,6 +20,9 @@ _COMPARED = (
     *_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "vocab.txt",
     "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
 )  # fmt: skip
+# The files that a tokenizer takes its chat template from.
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+_TEMPLATE_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 20  # a safetensors header describes tensors; the largest have a few MB
 _POINTER = b"version https://git-lfs"
 
@@ -95,7 +98,7 @@ def _inside(folder: str, names: list[str], weights: list[str], request: JsonObje
         if os.path.isfile(os.path.join(folder, name))
     }
     kept.save()
-    return {"files": file_digests, "has_chat_template": has_chat_template(folder, names)}
+    return {"files": file_digests, "has_chat_template": has_chat_template(folder, names), "template_writes_date": template_writes_date(folder, names)}
 
 
 def _weights(folder: str, names: list[str]) -> list[str]:
@@ -147,3 +150,14 @@ def has_chat_template(folder: str, names: list[str]) -> bool | None:
         return True
     config = files.read_json(os.path.join(folder, "tokenizer_config.json"))
     return bool(config.get("chat_template")) if isinstance(config, dict) else False
+
+
+def template_writes_date(folder: str, names: list[str]) -> bool:
+    """Whether a chat template of this folder asks transformers for the time (utils/chat_template_utils.py, strftime_now)."""
+    more = os.path.join(folder, "additional_chat_templates")
+    inner = [os.path.join(more, name) for name in sorted(os.listdir(more))] if os.path.isdir(more) else []
+    for path in [os.path.join(folder, name) for name in _TEMPLATES if name in names] + inner:
+        with open(path, "rb") as stream:
+            if b"strftime_now" in stream.read(_TEMPLATE_BYTES):
+                return True
+    return False

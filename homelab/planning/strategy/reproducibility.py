@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from homelab.facts.node import Facts
@@ -57,6 +58,15 @@ def warnings_of(job: Job) -> list[str]:
             " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
         )
     return warnings
+
+
+def date_warnings(job: Job, moment: datetime | None) -> list[str]:
+    """Which date is in the rows, where the model's chat template writes one. `moment`: that of the launch, UTC, where it is known."""
+    has_one = any(facts.model.template_writes_date for facts in job.machines.facts.values() if facts.model)
+    if not isinstance(job, TrainingJob) or not has_one:
+        return []
+    date = f" ({moment:%d %b %Y})" if moment else ""
+    return [f"law: the model's chat template writes the date into the rows: that of the launch by UTC{date}, on every node and after every recovery"]
 
 
 def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[NodeGain]) -> list[str]:

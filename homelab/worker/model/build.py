@@ -39,13 +39,16 @@ def model_path(run: dict[str, Any]) -> str:
 
 
 def load_tokenizer(run: dict[str, Any], path: str) -> Any:
-    """The model's own tokenizer; one without a padding token pads with its end token (padding never carries loss)."""
+    """The model's own tokenizer, whose chat template has the time of the launch; one without a padding token pads with its end token (padding never
+    carries loss)."""
     from transformers import AutoTokenizer
+
+    from homelab.worker.data import template_clock
 
     tokenizer = from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return template_clock.bind(tokenizer, template_clock.moment_of(run))
 
 
 def load_model(task: Task, path: str, note: Note) -> Any:

@@ -2,7 +2,8 @@
 without a model and without torch. Reads one JSON object from standard input:
 
     {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
-     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null}
+     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null,
+     "moment": the time that a chat template is told, UTC, ISO 8601}
 
 `longest` has rows from behind the part that lies in `path` (`homelab.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
 "split", "revision"}, "shown"} instead: then it is a data set of the hub (`homelab.worker.data.hub`).
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker.data import hub
+from homelab.worker.data import hub, template_clock
 from homelab.worker.data import readers as reading
 from homelab.worker.data.chat_templates import Renderer, detect_format
 from homelab.worker.errors import WorkerError
@@ -236,7 +237,7 @@ def _plain(error: WorkerError) -> dict[str, str]:
     return {key: text[:1000] for key, text in error.as_dict().items()}
 
 
-def load(folder: str, revision: str | None) -> Any:
+def load(folder: str, revision: str | None, moment: str | None = None) -> Any:
     """The tokenizer as the worker loads it. Raises WorkerError when it cannot be loaded, or gives no offsets."""
     from transformers import AutoTokenizer
 
@@ -249,7 +250,7 @@ def load(folder: str, revision: str | None) -> Any:
         hint = "copy the model's folder again, or install what its tokenizer needs on the node"
         raise WorkerError(f"the tokenizer cannot be loaded: {first}", where=folder, hint=hint) from error
     Encoder(tokenizer, {}, 8, lambda note: None)
-    return tokenizer
+    return template_clock.bind(tokenizer, template_clock.moment_of({template_clock.MOMENT: moment}))
 
 
 def main() -> int:
@@ -274,7 +275,7 @@ def main() -> int:
     tokenizer, problem = None, None
     if question.get("model"):
         try:
-            tokenizer = load(question["model"], question.get("revision"))
+            tokenizer = load(question["model"], question.get("revision"), question.get(template_clock.MOMENT))
         except WorkerError as error:
             if not with_torch:  # perhaps because torch is missing
                 again = json.dumps({**question, "with_torch": True})

@@ -118,8 +118,10 @@ def _modelfile(run: dict[str, Any], source: Path, name: str) -> str:
     imports.prepare(run, bitsandbytes=False)
     from transformers import AutoTokenizer
 
+    from homelab.worker.data import template_clock
+
     imports.quiet()
-    tokenizer = AutoTokenizer.from_pretrained(str(source))
+    tokenizer = template_clock.bind(AutoTokenizer.from_pretrained(str(source)), template_clock.moment_of(run))
     is_chat = bool(tokenizer.chat_template) and run["recipe"]["data"].get("template") != "none"  # as `homelab chat` asks
 
     def render(messages: list[dict[str, str]]) -> str:

@@ -82,6 +82,7 @@ class Run:
 
     def _load_data(self, path: str) -> Data:
         """Tokenizer and rows; the recorder knows the number of steps then."""
+        from homelab.worker.data import template_clock
         from homelab.worker.data.encoding import load_data
         from homelab.worker.model.build import load_tokenizer
 
@@ -89,8 +90,9 @@ class Run:
         self.tokenizer = load_tokenizer(task.run, path)
         data = load_data(task.run, self.tokenizer, task.node)
         self.held_out = data.held_out
-        for note in data.notes:
-            recorder.note(note)
+        for note in (*data.notes, template_clock.note_of(self.tokenizer)):
+            if note:
+                recorder.note(note)
         recorder.total_steps = task.train.total_steps(len(data.train))
         per_epoch = order.steps_per_epoch(len(data.train), task.train.global_batch)
         recorder.step_tokens = sum(len(row.tokens) for row in data.train) / per_epoch

@@ -225,3 +225,12 @@ def test_where_a_chat_template_may_lie(home: Path) -> None:
     assert "chat_template.jinja" in ask(place, home).files
     (place / "tekken.json").write_text("{}")
     assert ask(place, home).has_chat_template is None
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "additional_chat_templates/tool_use.jinja"])
+def test_a_template_that_asks_for_the_time_is_seen_wherever_it_lies(home: Path, name: str) -> None:
+    place = folder(home / "m")
+    assert ask(place, home).template_writes_date is False
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / name).write_text('{"chat_template": "{{ strftime_now(\'%d %b %Y\') }}"}')
+    assert ask(place, home).template_writes_date is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -139,3 +140,14 @@ def test_an_old_card_that_adds_much_is_not_talked_out_of() -> None:
     for name in healthy.NAMES:
         seen = healthy.card(seen, name, name="NVIDIA TITAN RTX", memory_total_bytes=24 * healthy.GIB)
     assert not any("--what-if" in line for line in of_precision(seen)), "nobody would be left"
+
+
+def test_a_date_in_the_rows_is_said() -> None:
+    seen = healthy.cpu()
+    for name in healthy.NAMES:
+        seen = healthy.with_facts(seen, name, model={"found": True, "config": healthy.LLAMA, "template_writes_date": True})
+
+    (line,) = law(seen)
+    assert "chat template writes the date" in line and "that of the launch by UTC" in line
+    dated = make(seen, healthy.recipe(), moment=datetime(2026, 11, 25, 23, 30)).warnings
+    assert any("that of the launch by UTC (25 Nov 2026)" in warning for warning in dated)
