@@ -69,11 +69,16 @@ def difference(state: NodeState, lock: Lock, python: str) -> Difference:
     return Difference(packages=packages, size_bytes=size_bytes, is_whole=not packages and same_python and state.lock == lock.digest)
 
 
+def is_somebodys(state: NodeState) -> bool:
+    """Whether a Python that setup has not made works there. Its owner installs into it: setup changes nothing, and preflight says whether it is fit."""
+    return state.environment_exists and not state.environment_is_ours and bool(state.environment_python)
+
+
 def check_environment(node: str, environment: str, state: NodeState) -> None:
-    """Raises HomelabError where something lies there that setup has not made: installing would remove what its owner put there."""
-    if state.environment_exists and not state.environment_is_ours:
+    """Raises HomelabError if a folder lies there that setup has not made and whose Python does not start: installing would remove its owner's files."""
+    if state.environment_exists and not state.environment_is_ours and not is_somebodys(state):
         raise HomelabError(
-            "there is an environment that homelab setup has not made", where=f"node {node}, {environment}",
+            "there is a folder that homelab setup has not made, and no Python starts in it", where=f"node {node}, {environment}",
             hint=Hint("move it away, or edit cluster.toml, node {}: python = another folder's bin/python; then: {}", node, homelab("setup", node)),
         )  # fmt: skip
 

@@ -69,8 +69,13 @@ def test_a_full_disk_is_refused_before_anything_is_sent() -> None:
 
 def test_an_environment_of_somebody_else_is_left_alone() -> None:
     setup_plan.check_environment("n", "~/env", state())
+    somebodys = state(environment_is_ours=False, environment_python="3.12.1")
+    setup_plan.check_environment("n", "~/env", somebodys)
+    assert setup_plan.is_somebodys(somebodys) and not setup_plan.is_somebodys(state())
+    broken = state(environment_is_ours=False, environment_python="")
+    assert not setup_plan.is_somebodys(broken)
     with pytest.raises(HomelabError, match="has not made"):
-        setup_plan.check_environment("n", "~/env", state(environment_is_ours=False))
+        setup_plan.check_environment("n", "~/env", broken)
 
 
 def test_the_nodes_get_one_python() -> None:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class NodeDone(DisplayValue):
-    """What setup has found and done on a node. `difference`: in words; `sent_bytes` 0 with --check."""
+    """What setup has found and done on a node. `difference`: in words; `sent_bytes` 0 with --check; `is_somebodys`: made by hand, and left alone."""
 
     difference: str
     is_whole: bool
@@ -42,6 +42,7 @@ class NodeDone(DisplayValue):
     python: str
     packages: int
     sent_bytes: int = 0
+    is_somebodys: bool = False
 
 
 def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) -> Outcome[NodeDone]:
@@ -49,7 +50,9 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
     names = list(names)
     say(f"looking at the environment of {listed(names)}")
     states, errors = on_all(names, lambda name: look(fleet.agent(name), {}), stop=fleet.give_up_all)
-    python = fleet_python(states)
+    by_hand = {name: _left_alone(state) for name, state in states.items() if setup_plan.is_somebodys(state)}
+    states = {name: state for name, state in states.items() if name not in by_hand}
+    python = fleet_python(states) if states else ""
     platforms, refused = on_all(states, lambda name: _usable(fleet, name, states[name], python))
     errors |= refused
     locks = {}
@@ -80,8 +83,8 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
             if name in done:
                 shares.enter_context(supplies[platforms[name]].shared_by(fleet.agent(name)))
         others, not_brought = on_all([name for name in platforms if name not in firsts], one, stop=fleet.give_up_all)
-    done |= others
-    return {name: done[name] for name in platforms if name in done}, errors | failed | not_brought
+    done |= others | by_hand
+    return {name: done[name] for name in names if name in done}, errors | failed | not_brought
 
 
 def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
@@ -117,6 +120,11 @@ def when_free(ask: Callable[[], T], say_waiting: Callable[[], object]) -> T:
                 raise
         say_waiting()
         time.sleep(_BUSY_AGAIN_S)
+
+
+def _left_alone(state: NodeState) -> NodeDone:
+    words = "you made this environment, and setup changes nothing in it; preflight says whether it is fit"
+    return NodeDone(difference=words, is_whole=True, changed=False, python=state.environment_python, packages=len(state.packages), is_somebodys=True)
 
 
 def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:

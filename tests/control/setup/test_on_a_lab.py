@@ -330,4 +330,12 @@ def test_an_environment_of_somebody_else_stays(bench: Bench) -> None:
     foreign.parent.mkdir(parents=True)
     foreign.write_text("home = /usr/bin\n")
     said = bench.homelab("setup", "--requirements", str(bench.requirements), code=1)
-    assert "there is an environment that homelab setup has not made" in said and "fix: " in said and foreign.exists()
+    assert "no Python starts in it" in said and "fix: " in said and foreign.exists()
+    shutil.rmtree(foreign.parent)
+    bench.on_node("python3 -m venv --without-pip ~/.homelab/env")
+    before = foreign.stat().st_mtime_ns
+    for options in ([], ["--check"]):
+        said = bench.homelab("setup", "--requirements", str(bench.requirements), *options)
+        assert "you made this environment" in said and ("Nothing to do." if options else "Next: homelab preflight") in said
+    assert foreign.stat().st_mtime_ns == before and not (bench.home / ".homelab/setup.json").exists()
+    assert "Nothing to remove." in bench.homelab("teardown", "--yes") and foreign.exists()
