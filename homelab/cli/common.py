@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from homelab.cli import completion
-from homelab.text.hint import Hint, Options, homelab, with_options
+from homelab.text.hint import Hint, Options, for_recipe, homelab, with_options
 
 if TYPE_CHECKING:
     from homelab.checks.evidence import Finding
@@ -161,10 +161,13 @@ def options_of(cluster: Path, runs_dir: Path | None = None) -> Options:
     return options
 
 
-def for_same_files(findings: Iterable[Finding], cluster: Path, runs_dir: Path | None = None) -> list[Finding]:
-    """The same findings, where commands of ours name the files that are not the default ones."""
+def for_same_files(findings: Iterable[Finding], cluster: Path, runs_dir: Path | None = None, recipe: Path | None = None) -> list[Finding]:
+    """The same findings, in which commands of ours name the recipe, and the files that are not the default ones."""
     options = options_of(cluster, runs_dir)
-    return [replace(finding, hint=with_options(finding.hint, options), fix=finding.fix.with_options(options)) for finding in findings]
+    named = "RECIPE" if recipe is None else str(recipe)
+    return [
+        replace(finding, hint=for_recipe(with_options(finding.hint, options), named), fix=finding.fix.with_options(options).for_recipe(named)) for finding in findings
+    ]
 
 
 def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]:
@@ -182,6 +185,7 @@ def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]
                 from homelab.config.load import in_file
 
                 error.where = in_file(error.where, options["recipe"])
+                error.hint = for_recipe(error.hint, str(options["recipe"]))
             if "cluster" in options:
                 error.hint = with_options(error.hint, options_of(options["cluster"], options.get("runs_dir")))
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,14 +59,17 @@ def launched(request: LaunchRequest, nodes: str, *, wait: bool, as_json: bool) -
     from homelab.remote.fanout import Fleet
 
     loaded, training = common.load_cluster(request.cluster_file, nodes), load_recipe(request.recipe_file)
-    view = _View(request.cluster_file, request.runs_dir, as_json)
+    view = _View(request.cluster_file, request.runs_dir, as_json, request.recipe_file)
     with Fleet(for_recipe(loaded, training)) as fleet:
         paths = launch_run(fleet, training, request, view)
         return view.wait(fleet, paths) if wait and paths is not None else 0
 
 
+@dataclass
 class _View(RunCommand):
     """See `homelab.control.launch.launch_run.LaunchView`."""
+
+    recipe_file: Path
 
     def checked(self, prepared: Prepared) -> Prepared:
         """The table of the findings, where one is worth it."""
@@ -73,7 +77,7 @@ class _View(RunCommand):
 
         from homelab.checks import presentation
 
-        prepared = replace(prepared, findings=common.for_same_files(prepared.findings, self.cluster_file, self.runs_dir))
+        prepared = replace(prepared, findings=common.for_same_files(prepared.findings, self.cluster_file, self.runs_dir, self.recipe_file))
         if not self.as_json and presentation.worst(prepared.findings) != "ok":
             self.console.print(presentation.table(prepared.findings, [node.name for node in prepared.evidence.cluster.nodes]), soft_wrap=True)
         return prepared

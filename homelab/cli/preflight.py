@@ -113,7 +113,7 @@ class _Preflight:
             self.fleet, self.recipe, items, skip=self.skipped, test_collective="always" if self.deep else "never", say=say,
             run_name=lambda evidence: "preflight",
         )  # fmt: skip
-        look = replace(look, findings=common.for_same_files(look.findings, self.cluster_file))
+        look = replace(look, findings=common.for_same_files(look.findings, self.cluster_file, recipe=self.recipe_file))
         if look.refused is not None:
             look.refused.hint = with_options(look.refused.hint, common.options_of(self.cluster_file))
         return replace(look, refused=None) if "fit.memory" in self.skipped else look

@@ -135,7 +135,7 @@ def refusal_of(error: Exception) -> JsonObject:
     """The three parts of an error and its kind, for the controller."""
     message = getattr(error, "message", str(error))
     if isinstance(error, OSError) and error.strerror:
-        message = f"{error.strerror}: {error.filename}"
+        message = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror
     kind = "full" if getattr(error, "errno", None) == errno.ENOSPC else getattr(error, "kind", "refused")
     return {"message": message, "kind": kind, "trace": None, "where": getattr(error, "where", None) or None, "hint": getattr(error, "hint", None) or None}
 

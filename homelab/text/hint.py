@@ -53,6 +53,12 @@ class Command(str):
         head = f"homelab {self.own_name}"
         return self if _has(self, added) else Command(f"{head}{added}{self.removeprefix(head)}", own_name=self.own_name)
 
+    def for_recipe(self, recipe: str) -> Command:
+        """The same command, with this file in place of the word RECIPE if it is ours."""
+        if self.steps:
+            return chain(*(step.for_recipe(recipe) for step in self.steps))
+        return Command(re.sub(r"\bRECIPE\b", lambda _: shlex.quote(recipe), self), own_name=self.own_name) if self.own_name else self
+
     def cleaned(self, clean: Callable[[str], str]) -> Command:
         """The same command with its text cleaned."""
         if self.steps:
@@ -135,6 +141,13 @@ class Hint(str):
 def with_options(text: str, options: Options) -> str:
     """The hint or command with the options of its commands; plain text as it is."""
     return text.with_options(options) if isinstance(text, (Hint, Command)) else text
+
+
+def for_recipe(text: str, recipe: str) -> str:
+    """The hint or command, whose commands of ours name this file in place of the word RECIPE; plain text as it is."""
+    if isinstance(text, Hint):
+        return Hint.of_parts(for_recipe(part, recipe) for part in text.parts)
+    return text.for_recipe(recipe) if isinstance(text, Command) else text
 
 
 def cleaned(text: str, clean: Callable[[str], str]) -> str:

@@ -16,7 +16,7 @@ from homelab.cli.command_list import app
 from homelab.cli.main import run
 from homelab.errors import HomelabError
 from homelab.text import hint
-from homelab.text.hint import Command, Hint, chain, homelab, with_options
+from homelab.text.hint import Command, Hint, chain, for_recipe, homelab, with_options
 from tests.cli.conftest import SCRIPT
 
 pytestmark = pytest.mark.timeout(200)
@@ -181,3 +181,11 @@ def test_a_chain_that_is_cleaned_stays_a_chain() -> None:
     cleaned = Hint("bad\x1b[0m {}", stop).cleaned(lambda text: text.replace("\x1b[0m", ""))
     assert cleaned == "bad homelab stop a && homelab stop b"
     assert cleaned.with_options(lambda name: " --here" if name == "stop" else "") == "bad homelab stop --here a && homelab stop --here b"
+
+
+def test_commands_of_ours_name_the_recipe_that_was_given() -> None:
+    hint_text = Hint("{} shows RECIPE; {}; {}", homelab("plan RECIPE --why"), Command("cat RECIPE"), chain(homelab("setup --recipe RECIPE"), homelab("preflight RECIPE")))
+    found = for_recipe(hint_text, "my recipes/a.toml")
+    assert found == "homelab plan 'my recipes/a.toml' --why shows RECIPE; cat RECIPE; homelab setup --recipe 'my recipes/a.toml' && homelab preflight 'my recipes/a.toml'"
+    assert isinstance(found, Hint) and len(found.commands) == 3
+    assert for_recipe("plan RECIPE", "x") == "plan RECIPE" and for_recipe(homelab("planRECIPE"), "x") == "homelab planRECIPE"

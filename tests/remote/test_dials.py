@@ -14,6 +14,7 @@ from homelab.checks.evidence import Evidence
 from homelab.checks.network import bandwidth, connectivity
 from homelab.control.preflight import link_tests
 from homelab.errors import HomelabError
+from homelab.node import verbs
 from homelab.remote.fanout import Fleet
 from tests.checks import healthy
 
@@ -100,6 +101,20 @@ def test_a_node_that_does_not_dial_is_a_finding_on_that_node(broken: Any) -> Non
 
 
 @pytest.mark.parametrize("names", [NAMES, ("tower", "laptop")])
+@pytest.mark.parametrize("order", ["address", "dial"])
+def test_an_agent_that_failed_is_quoted(order: str) -> None:
+    failed = {"error": {"message": "Too many open files\x1b[2J", "kind": "refused", "trace": None, "where": None, "hint": None}}
+    evidence = dialled(lambda name, request: failed if name == "laptop" and order in request else well(name, request))
+    ((node, problem),) = connectivity.reach(evidence)
+    assert node == "laptop" and "its agent failed: Too many open files" in problem.message and "\x1b" not in problem.message
+    assert "does not say" not in problem.message
+
+
+def test_an_error_of_the_system_without_a_file_names_none() -> None:
+    assert verbs.refusal_of(OSError(22, "Invalid argument"))["message"] == "Invalid argument"
+    assert verbs.refusal_of(OSError(2, "No such file or directory", "/a"))["message"] == "No such file or directory: /a"
+
+
 def test_a_node_that_cannot_listen_is_a_finding_on_that_node(names: tuple[str, ...]) -> None:
     refused = {"ports": [], "rendezvous": None, "udp": None, "error": "Cannot assign requested address"}
     evidence = dialled(

@@ -18,9 +18,11 @@ from homelab.facts.node import Facts
 from homelab.facts.training import ModelFacts
 from homelab.node_commands import copy_between, environment_of, on_node, path_word
 from homelab.shell import quote_words
-from homelab.text.hint import Command, Hint, chain
+from homelab.text.hint import Command, Hint, chain, homelab
 from homelab.text.units import decimal_size, listed
 
+# It sends what this machine has, or can fetch, to every node.
+_SEND = homelab("setup --recipe RECIPE")
 # Keys of config.json that say how the file came to be, not what the model is.
 _HISTORY = ("_name_or_path", "transformers_version", "_commit_hash")
 
@@ -45,14 +47,11 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
         source = next(iter(_local_models(evidence)), None)
         if source is not None:
-            yield Problem("fail", problem, fix=_copy(evidence.cluster.node(source), node, model.name))
+            copy = _copy(evidence.cluster.node(source), node, model.name)
+            yield Problem("fail", problem, Hint("{}, if this machine has the folder too; or from {}: {}", _SEND, source, copy), fix=copy)
         else:
-            # Once one node has it, the copies to the others are fixes of their own.
-            this_machine = Node(name="here", host="local")
-            first = evidence.cluster.node(evidence.head) if evidence.head in evidence.facts else node
-            hint = (
-                f"is the path right? edit the recipe: [model] name = a folder that every node has, or a hub id like org/name; "
-                f"if this machine has the folder, copy it to {first.name}, then preflight --fix copies it to the others: {_copy(this_machine, first, model.name)}"
+            hint = Hint(
+                "{} sends it to the nodes, if this machine has the folder; is the path right? edit the recipe: [model] name = a folder, or a hub id like org/name", _SEND
             )
             yield Problem("fail", problem, hint)
 
@@ -68,12 +67,14 @@ def hub(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         download = _download(model, node, before="HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 ")
         yield Problem("fail", f"{problem}, and HF_HUB_OFFLINE is set on this node: nothing is downloaded", fix=download)
         return
-    hint = f"does it reach the internet? {on_node(node, 'curl -sSI https://huggingface.co')}"
+    asked = on_node(node, "curl -sSI https://huggingface.co")
+    hint = Hint("{} fetches it on this machine and sends it to the nodes; or does {} reach the internet? {}", _SEND, node.name, asked)
     source = next(iter(_local_models(evidence).items()), None)
     if source is not None and source[1].path and "/snapshots/" in source[1].path:
         folder = source[1].path.partition("/snapshots/")[0]
         place = f"{facts.resources.cache_folder}/{posixpath.basename(folder)}"
-        hint = f"copy it from {source[0]}: {_copy(evidence.cluster.node(source[0]), node, folder, place)}"
+        copy = _copy(evidence.cluster.node(source[0]), node, folder, place)
+        hint = Hint("{} fetches it on this machine and sends it to the nodes; or from {}: {}", _SEND, source[0], copy)
     yield Problem("fail", f"{problem}, and the hub cannot be reached from here ({facts.model.hub})", hint)
 
 

@@ -78,6 +78,7 @@ class LinkTest:
             answer = json.loads(stream.readline(timeout_s))
         except (ValueError, TimeoutError, OSError, EOFError) as error:
             raise _broken(name, f"its agent stopped answering ({_why(error)})") from error
+        _refuse_failed(name, answer)
         fault = answers.fault("meet", answer)
         if fault:
             raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
@@ -141,11 +142,15 @@ def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tupl
     stream = fleet.agent(name).open("meet", request)
     try:
         ready = json.loads(stream.readline(_OPEN_S))
+        _refuse_failed(name, ready)
         if not ready["ports"]:
             raise ValueError(plain_lines(str(ready["error"] or "no port is free")))
         ports = [int(number) for number in ready["ports"]]
         rendezvous, udp, burst = (ready.get(field) and int(ready[field]) for field in ("rendezvous", "udp", "burst"))
         return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp, "burst": burst}
+    except HomelabError:
+        stream.close()
+        raise
     except (ValueError, KeyError, TypeError, TimeoutError, OSError, EOFError) as error:
         stream.close()
         raise _broken(name, f"it could not listen on {address}: {_why(error)}") from error
@@ -158,6 +163,13 @@ def _why(error: Exception) -> str:
     if isinstance(error, KeyError | TypeError | json.JSONDecodeError):
         return "it answered with something that homelab's agent does not say"
     return plain_lines(str(error)) or type(error).__name__
+
+
+def _refuse_failed(name: str, answer: Any) -> None:
+    """Raises HomelabError if the agent's process has ended with an error of its own, whose words it said in place of an answer."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict):
+        raise _broken(name, f"its agent failed: {plain_lines(str(error.get('message'))[:300])}")
 
 
 def _broken(name: str, message: str) -> HomelabError:
