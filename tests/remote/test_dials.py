@@ -100,7 +100,6 @@ def test_a_node_that_does_not_dial_is_a_finding_on_that_node(broken: Any) -> Non
     assert node == "laptop" and "could not be tried" in problem.message and problem.hint
 
 
-@pytest.mark.parametrize("names", [NAMES, ("tower", "laptop")])
 @pytest.mark.parametrize("order", ["address", "dial"])
 def test_an_agent_that_failed_is_quoted(order: str) -> None:
     failed = {"error": {"message": "Too many open files\x1b[2J", "kind": "refused", "trace": None, "where": None, "hint": None}}
@@ -115,6 +114,7 @@ def test_an_error_of_the_system_without_a_file_names_none() -> None:
     assert verbs.refusal_of(OSError(2, "No such file or directory", "/a"))["message"] == "No such file or directory: /a"
 
 
+@pytest.mark.parametrize("names", [NAMES, ("tower", "laptop")])
 def test_a_node_that_cannot_listen_is_a_finding_on_that_node(names: tuple[str, ...]) -> None:
     refused = {"ports": [], "rendezvous": None, "udp": None, "error": "Cannot assign requested address"}
     evidence = dialled(
