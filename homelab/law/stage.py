@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Where config.json says how many experts a layer has. Which tokens an expert takes depends on all of a batch in some of these models, and their
-# loss has a part that is no sum over tokens.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Where config.json says how many experts a layer has.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
     """Whether this config.json (of the text model, where it has several parts) is that of a mixture of experts, which a pipeline does not train."""
-    return any(isinstance(count := config.get(name), int) and count > 1 for name in _EXPERTS)
+    return any(isinstance(count := config.get(name), int) and count > 1 for name in EXPERT_COUNTS)
+
+
+def why_mixtures_stay_whole(config: Mapping[str, Any]) -> str:
+    """Why a pipeline does not cut this mixture of experts."""
+    if config.get("output_router_logits"):
+        return "its router has a loss of its own (output_router_logits), which is no sum over tokens"
+    return "the planner does not know what its layers hold, and nobody has compared a mixture in stages with one process"
 
 
 @dataclass(frozen=True)

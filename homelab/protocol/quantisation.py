@@ -1,4 +1,4 @@
-"""How a frozen base model is held: which recipes quantise it, and the bytes of a quantised matrix.
+"""How a frozen base model is held: which recipes quantise it, which checkpoints are quantised already, and the bytes of a quantised matrix.
 
     nf4    4 bits in blocks of 64, with double quantisation (Dettmers et al. 2023): half a byte, one 8-bit scale per block, one fp32 scale
            per 256 of those
@@ -9,9 +9,14 @@ Quantised are all linear layers but the head.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 NF4, INT8 = "nf4", "int8"
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 _SCALE_BYTES = 4
+# What transformers turns into 16-bit weights while it loads (`dequantize=True`). Computing in the stored type is left to no node: one card
+# has its kernels and another has not, so that the same recipe would be two trainings.
+WIDENED = ("fp8", "mxfp8", "mxfp4")
 
 
 def of(kind: str | None, base: str | None) -> str | None:
@@ -19,6 +24,42 @@ def of(kind: str | None, base: str | None) -> str | None:
     if kind == "qlora":
         return NF4
     return INT8 if base == "8bit" else None
+
+
+class Stored(NamedTuple):
+    """A checkpoint whose weights are quantised already: transformers' name of the method, and how homelab holds such a base.
+
+    `held`: NF4, INT8, or None for 16 bits. `is_known`: homelab trains adapters on it; any other method it can neither judge nor try.
+    """
+
+    method: str
+    bits: int | None
+    held: str | None = None
+    is_known: bool = False
+
+    @property
+    def words(self) -> str:
+        """"GPTQ in 4 bits"."""
+        name = self.method if self.method in ("bitsandbytes", "compressed-tensors") else self.method.upper()
+        return f"{name} in {self.bits} bits" if self.bits else name
+
+
+def stored_of(config: object) -> Stored | None:
+    """What quantization_config of a config.json says; None where the weights are not quantised. Of a model with several parts, the text's counts."""
+    if not isinstance(config, dict):
+        return None
+    said = config.get("quantization_config")
+    if not isinstance(said, dict):
+        return stored_of(config.get("text_config"))
+    if said.get("load_in_4bit") or said.get("_load_in_4bit"):
+        return Stored("bitsandbytes", 4, NF4, True)
+    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+        return Stored("bitsandbytes", 8, INT8, True)
+    method = str(said.get("quant_method") or "an unnamed method")[:40].lower()
+    bits = said.get("bits", said.get("w_bit"))
+    if method in WIDENED:
+        return Stored(method, None, None, True)
+    return Stored(method, bits if isinstance(bits, int) and 0 < bits < 33 else None)
 
 
 def matrix_bytes(quantisation: str, rows: int, columns: int) -> float:

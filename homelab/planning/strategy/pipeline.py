@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homelab.errors import InputError
-from homelab.law.stage import has_experts
+from homelab.law.stage import has_experts, why_mixtures_stay_whole
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.architecture import ALL_LINEAR
@@ -112,6 +112,7 @@ def _without_shape(job: TrainingJob) -> tuple[str, str]:
     if config is None:
         return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
     kind, text = config.get("model_type", "without a model_type"), config.get("text_config")
-    if has_experts(text if isinstance(text, dict) else config):
-        return f"does not train a mixture of experts ({kind}): its loss has a part that is no sum over tokens", 'strategy = "auto", or another [model] name'
+    settings = text if isinstance(text, dict) else config
+    if has_experts(settings):
+        return f"does not train a mixture of experts ({kind}): {why_mixtures_stay_whole(settings)}", 'strategy = "auto", or another [model] name'
     return f"needs the shape of the model, and models of type {kind} are not known to the planner", 'strategy = "zero3": it divides any model of transformers'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -14,7 +15,14 @@ import torch
 
 from homelab.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import fused_loss, grouped_queries, quantised_cache
+from homelab.worker.model import (
+    adapter_targets,
+    base_kind,
+    fused_loss,
+    grouped_queries,
+    quantised_cache,
+    stored_weights,
+)
 from homelab.worker.runtime.recipe import Method
 from homelab.worker.runtime.task import Task
 
@@ -28,14 +36,14 @@ def model_path(run: dict[str, Any]) -> str:
     if not name.startswith(("/", "~")):
         return name
     folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
-        raise WorkerError(
-            f"the model folder {folder} {fault}",
-            where="[model] name in the recipe",
-            hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
-        )
+    base_kind.refuse_folder(folder)
     return str(folder)
+
+
+def refuse_unfit(task: Task, path: str) -> None:
+    """Raises WorkerError where the base model cannot be trained in the recipe's way, as far as its files tell before any weight is read."""
+    config = base_kind.config_of(path, task.model.revision)
+    stored_weights.refuse(stored_weights.of(config), task.method.kind, task.method.quantisation, path)
 
 
 def load_tokenizer(run: dict[str, Any], path: str) -> Any:
@@ -119,6 +127,10 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
+    found = stored_weights.of(base_kind.config_of(path, task.model.revision))
+    stored_weights.refuse(found, task.method.kind, how, path)
+    if found is not None:
+        note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
     if task.stage is not None:
         from homelab.worker.pipeline import stage_model
 
@@ -127,7 +139,7 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
         model = load_base(path, task.model.revision, how, dtype, card, where, reader)
         model.config.use_cache = False
         return model
-    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 else None
+    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None else None
     model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
     if model is None:
         model = load_base(path, task.model.revision, how, dtype, card, where)
@@ -148,14 +160,19 @@ def load_base(
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    options: dict[str, Any] = {"revision": revision, "dtype": dtype}
+    config = base_kind.config_of(path, revision)
+    stored = stored_weights.of(config)
+    options: dict[str, Any] = {"revision": revision, "dtype": dtype, **stored_weights.options(stored, config)}
+    quantisation = stored_weights.held(stored, quantisation)
     if quantisation is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
             hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora" without base'
             raise WorkerError("a quantised base needs the package bitsandbytes", where=where, hint=hint)
-        if quantisation == INT8:
+        if stored is not None:
+            pass  # the files say how
+        elif quantisation == INT8:
             options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
-        elif not quantised_cache.is_stored(path):
+        else:
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
@@ -166,7 +183,8 @@ def load_base(
         options["device_map"] = {"": card}
     elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
-    model = reader(path, **options) if reader else from_pretrained(AutoModelForCausalLM, path, **options)
+    model = reader(path, **options) if reader else _whole(from_pretrained(AutoModelForCausalLM, path, output_loading_info=True, ignore_mismatched_sizes=True, **options), path)
+    stored_weights.widen(model, stored, dtype)
     if quantisation == INT8:
         from homelab.worker.model import int8_linear
 
@@ -187,19 +205,26 @@ def keep_trainable_on_cpu(model: Any) -> None:
             part.support_avx512bf16_for_cpu = False
 
 
+def _whole(loaded: tuple[Any, dict[str, Any]], path: str) -> Any:
+    """The model that was loaded. Raises WorkerError where the files lack some of its weights: transformers makes random ones in their place, others on every rank."""
+    model, info = loaded
+    if info["mismatched_keys"]:
+        raise base_kind.of_other_sizes([(str(name), tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]], path)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise base_kind.lacks(missing, type(model).__name__, path, model.config.architectures)
+    return model
+
+
 def from_pretrained(auto: Any, path: str, **options: Any) -> Any:
     """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
-    from safetensors import SafetensorError
-
     try:
         return auto.from_pretrained(path, trust_remote_code=False, **options)
-    except (OSError, ValueError, SafetensorError) as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
-        raise WorkerError(
-            f"the model cannot be loaded: {lines[0]}",
-            where=f"[model] name = {path!r}",
-            hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN",
-        ) from error
+    except Exception as error:
+        known = base_kind.load_error(error, path, "tokenizer" if "Tokenizer" in auto.__name__ else "model")
+        if known is error:
+            raise
+        raise known from error
 
 
 def enable_checkpointing(model: Any) -> None:
@@ -211,16 +236,6 @@ def enable_checkpointing(model: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def unfit_adapters(error: ValueError, linear: list[str]) -> WorkerError:
-    """The error for [method] targets that the model, with linear layers of these names, does not have."""
-    return WorkerError(
-        f"the adapters do not fit this model: {str(error).splitlines()[0]}",
-        where="[method] targets in the recipe",
-        hint=f'this model has {", ".join(linear)}; or set targets = "all-linear"',
-        needs_launch=True,
-    )
-
-
 def add_adapters(model: Any, method: Method, seed: int) -> Any:
     """LoRA adapters on a base model, trainable in fp32, started from `seed`.
 
@@ -229,20 +244,21 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    targets = method.targets if isinstance(method.targets, str) else list(method.targets)
+    linear = adapter_targets.linear_modules(model)
     config = LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
-        target_modules=targets,
+        target_modules=adapter_targets.resolved(model, method.targets),
         bias="none",
         task_type="CAUSAL_LM",
     )
+    own_names = adapter_targets.as_written() if method.targets == adapter_targets.ALL_LINEAR else contextlib.nullcontext()
     try:
-        adapted = get_peft_model(model, config)
+        with own_names:
+            adapted = get_peft_model(model, config)
     except ValueError as error:
-        linear = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-        raise unfit_adapters(error, sorted(linear)) from error
+        raise adapter_targets.unfit(error, linear, method.dropout) from error
     for parameter in adapted.parameters():
         assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
     start_adapters(adapted, seed)

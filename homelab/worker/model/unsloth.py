@@ -55,7 +55,8 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
     import torch
     from unsloth import FastLanguageModel
 
-    from homelab.worker.model.build import DTYPES, from_pretrained, unfit_adapters
+    from homelab.worker.model import adapter_targets
+    from homelab.worker.model.build import DTYPES, from_pretrained
 
     method, train = task.method, task.train
     is_cpu = task.device == "cpu"
@@ -93,7 +94,7 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
             random_state=task.train.seed,
         )
     except ValueError as error:
-        raise unfit_adapters(error, linear) from error
+        raise adapter_targets.unfit(error, linear, method.dropout) from error
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
@@ -102,12 +103,10 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
 
 
 def linear_names(model: Any) -> list[str]:
-    """What PEFT means by "all-linear": the names of all linear layers but the head (peft/tuners/tuners_utils.py). Unsloth takes lists."""
-    import torch
+    """What "all-linear" stands for (`adapter_targets`), as the last parts of the names: Unsloth takes lists of those."""
+    from homelab.worker.model import adapter_targets
 
-    head = model.get_output_embeddings()
-    names = (name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and part is not head)
-    return sorted({name.rsplit(".", 1)[-1] for name in names})
+    return sorted({name.rsplit(".", 1)[-1] for name in adapter_targets.all_linear(model)})
 
 
 def check_loss(model: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from homelab.law.stage import Stage, has_experts
+from homelab.law.stage import Stage, has_experts, why_mixtures_stay_whole
 from homelab.worker.errors import WorkerError
 
 _WHERE = "[model] name in the recipe"
@@ -132,9 +132,10 @@ def _class_of(config: Any) -> Any:
     """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts."""
     from transformers import AutoModelForCausalLM
 
-    if has_experts(config.get_text_config().to_dict()):
+    settings = config.get_text_config().to_dict()
+    if has_experts(settings):
         raise WorkerError(
-            f"{config.model_type} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens",
+            f"{config.model_type} is a mixture of experts, which a pipeline does not train: {why_mixtures_stay_whole(settings)}",
             where=_WHERE, hint=_HINT, needs_launch=True,
         )  # fmt: skip
     known = AutoModelForCausalLM._model_mapping

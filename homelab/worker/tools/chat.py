@@ -153,6 +153,7 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
     """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
     from homelab.worker.checkpoints.weights import load_weights
+    from homelab.worker.model import adapter_targets
     from homelab.worker.model.build import DTYPES, add_adapters, load_base
 
     method = run["recipe"]["method"]
@@ -165,7 +166,8 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
     if (trained / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(model, str(trained))
+        with adapter_targets.as_written():
+            return PeftModel.from_pretrained(model, str(trained))
     if method["kind"] != "full":
         model = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
     load_weights(model, trained)

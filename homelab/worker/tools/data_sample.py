@@ -246,9 +246,13 @@ def load(folder: str, revision: str | None, moment: str | None = None) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain Exception for a file that it cannot read
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = "copy the model's folder again, or install what its tokenizer needs on the node"
-        raise WorkerError(f"the tokenizer cannot be loaded: {first}", where=folder, hint=hint) from error
+        from homelab.worker.model.base_kind import load_error
+
+        known = load_error(error, folder, "tokenizer")
+        if known is error:
+            hint = "copy the model's folder again, or install what its tokenizer needs on the node"
+            known = WorkerError(f"the tokenizer cannot be loaded: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}", where=folder, hint=hint)
+        raise known from error
     Encoder(tokenizer, {}, 8, lambda note: None)
     return template_clock.bind(tokenizer, template_clock.moment_of({template_clock.MOMENT: moment}))
 

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from homelab.protocol import quantisation
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.recipe import Method, section
 from homelab.worker.tools import fake_kernels
@@ -77,36 +78,48 @@ def dry_run(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any
 
 def build(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any], precision: str) -> Any:
     """The model as `model.load_model` makes it, without its weights where the caller's device is "meta". Raises WorkerError for an unknown kind of model."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    from homelab.worker.model import fused_loss
-    from homelab.worker.model.build import DTYPES, add_adapters, enable_checkpointing
+    from homelab.worker.model import base_kind
 
-    kind = method["kind"]
-    dtype = torch.float32 if kind == "full" else DTYPES[precision]
     settings = {
         key: value
         for key, value in config.items()
         if key not in ("model_type", "quantization_config", "auto_map", "dtype", "torch_dtype")
     }
+    base_kind.refuse_config(config, "config.json of the model")
     try:
         loaded = AutoConfig.for_model(config["model_type"], **settings)
-        model = AutoModelForCausalLM.from_config(loaded, dtype=dtype, attn_implementation="sdpa")
-    except (KeyError, ValueError, TypeError) as error:
-        raise WorkerError(
-            f"no model can be built from this config: {error}", where="config.json of the model",
-            hint="install the transformers that the model needs on this node, or plan with --no-dry-run",
-        ) from error  # fmt: skip
-    quantisation = section(Method, {"method": method}).quantisation
-    if quantisation is not None:
-        fake_kernels.quantise(model, dtype, quantisation)
+    except Exception as error:
+        raise base_kind.load_error(error, "config.json") from error
+    return build_of(loaded, quantisation.stored_of(config), method, train, precision)
+
+
+def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, Any], train: dict[str, Any], precision: str) -> Any:
+    """The same of transformers' configuration; `stored`: how the weights of the files are. Attention is what the class supports, as in the real load."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from homelab.worker.model import base_kind, fused_loss, stored_weights
+    from homelab.worker.model.build import DTYPES, add_adapters, enable_checkpointing
+
+    kind, settings = method["kind"], section(Method, {"method": method})
+    base_kind.refuse_kind(loaded)
+    stored_weights.refuse(stored, kind, settings.quantisation, "the model")
+    dtype = torch.float32 if kind == "full" else DTYPES[precision]
+    try:
+        model = AutoModelForCausalLM.from_config(loaded, dtype=dtype)
+    except Exception as error:
+        raise base_kind.load_error(error, "config.json") from error
+    how = stored_weights.held(stored, settings.quantisation)
+    if how is not None:
+        fake_kernels.quantise(model, dtype, how)
     model.config.use_cache = False
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
         fused_loss.install(model, labelled_only=False)  # the number is not known before the data is read: count every token as one with a loss
-    return add_adapters(model, section(Method, {"method": method}), int(train["seed"])) if kind != "full" else model
+    return add_adapters(model, settings, int(train["seed"])) if kind != "full" else model
 
 
 def materialise(model: Any) -> None:

@@ -6,25 +6,59 @@ import math
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import inspection
+
+_MANY = 10**6
 
 
 def check_loss_is_a_sum(model: Any, device: torch.device) -> None:
-    """Two tiny forward passes: a loss over twice the items must be half. A model can take `num_items_in_batch` and ignore it."""
+    """Tiny forward passes: a loss over twice the items must be half, and one over very many next to nothing. A model can take `num_items_in_batch`
+    and ignore it, or add a part that is no sum over tokens (of a router)."""
     tokens = torch.arange(1, 9, device=device).unsqueeze(0)
     model.eval()
     with torch.no_grad():
-        one, two = (
+        one, two, none = (
             float(model(input_ids=tokens, labels=tokens, num_items_in_batch=torch.tensor(count, device=device)).loss)
-            for count in (1, 2)
+            for count in (1, 2, _MANY)
         )
+    name = type(inspection.base_of(model)).__name__
     if math.isfinite(one) and abs(one - 2 * two) > 1e-3 * abs(one):
         raise WorkerError(
-            f"{type(model).__name__} ignores num_items_in_batch: its loss would be averaged per rank, not per token",
-            where="[model] name in the recipe",
-            hint="train it on one node, or use a model class of transformers that divides its loss by num_items_in_batch",
-        )
+            f"{name} ignores num_items_in_batch: its loss would be averaged per pass, not per token of the whole batch", where="[model] name in the recipe",
+            hint="edit the recipe: [model] name = a model whose class divides its loss by num_items_in_batch (most of transformers do)", needs_launch=True,
+        )  # fmt: skip
+    if math.isfinite(none) and abs(none - one / _MANY) > 1e-5 * abs(one):
+        raise WorkerError(
+            f"the loss of {name} has a part that is no sum over tokens ({none:.3g} for no token): it would depend on how rows are divided",
+            where="config.json of the model", hint="set output_router_logits = false in config.json, on every node: the loss of the router is left out", needs_launch=True,
+        )  # fmt: skip
+
+
+def counts_items(model: Any) -> bool | None:
+    """Whether the loss uses `num_items_in_batch`, without computing a number, so also on the meta device; None where the model cannot be computed there."""
+
+    class Watch(TorchFunctionMode):
+        used = False
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.used = self.used or any(one is count for one in (*args, *(kwargs or {}).values()))
+            return func(*args, **(kwargs or {}))
+
+    device = next(model.parameters()).device
+    tokens, count = torch.arange(1, 9, device=device).unsqueeze(0), torch.tensor(3, device=device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), Watch() as watch:
+            model(input_ids=tokens, labels=tokens, num_items_in_batch=count)
+    except Exception:  # the model's own code: it looks at numbers that are not there on the meta device
+        return None
+    finally:
+        model.train(was_training)
+    return bool(watch.used)
 
 
 def check_samples_stay_apart(model: Any, device: torch.device) -> None:

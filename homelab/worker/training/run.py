@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from homelab.worker.runtime.tensorboard import TensorBoard
 if TYPE_CHECKING:
     from homelab.worker.checkpoints.checkpointing import Checkpointing
     from homelab.worker.data.encoding import Data, Row
+    from homelab.worker.model.row_limits import Limits
     from homelab.worker.training.trainer import ShareTrainer
 
 
@@ -37,6 +39,7 @@ class Run:
         self.balance = task.balance()
         self.held_out: list[Row] = []
         self.tokenizer: Any = None
+        self.limits: Limits
         self.tensorboard: TensorBoard | None = None
         self.curves: Curves
         self.best: BestWeights
@@ -51,8 +54,8 @@ class Run:
         from homelab.worker.checkpoints import broadcast
         from homelab.worker.checkpoints.checkpointing import Checkpointing
         from homelab.worker.data import row_agreement
-        from homelab.worker.model import weight_digests
-        from homelab.worker.model.build import load_model, model_path
+        from homelab.worker.model import row_limits, weight_digests
+        from homelab.worker.model.build import load_model, model_path, refuse_unfit
         from homelab.worker.runtime import process_group
 
         imports.quiet()
@@ -60,10 +63,13 @@ class Run:
             checkpoint_folder.clear_partial(task.checkpoints_dir)
         fault = broadcast.verify_own(task)
         path = model_path(task.run)
+        refuse_unfit(task, path)
         data = self._load_data(path)
         process_group.claim_device(task)
         with weight_digests.noting_sources():
             model = load_model(task, path, recorder.note)
+        self.limits = row_limits.of(model)
+        row_limits.refuse(self.limits, itertools.chain(data.train, data.held_out), self.tokenizer, path)
         is_joined = self._connect(model)
         resume = broadcast.fetch(task, fault, recorder)
         rows = row_agreement.of(data)
@@ -101,9 +107,12 @@ class Run:
     def _connect(self, model: Any) -> bool:
         """Join the process group; whether the rows of a pass stand one after the other without padding. All ranks pad where one must."""
         from homelab.worker.model import packed_attention
+        from homelab.worker.model.build import DTYPES
         from homelab.worker.runtime import process_group
 
-        why_padded = _why_padded(self.task, model)
+        device, dtype = next(model.parameters()).device, DTYPES[self.task.precision]
+        # One rank that cannot take joined rows is enough for all to pad: who gets which rows depends on it.
+        why_padded = packed_attention.use(model, device, dtype) if self.task.switches.joined_rows else "the plan says so"
         process_group.connect(self.task)
         is_joined = not any(values[0] for values in process_group.gather([float(why_padded is not None)]))
         if is_joined:
@@ -116,7 +125,7 @@ class Run:
 
     def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
         from homelab.worker.data.batches import Form
-        from homelab.worker.model import fused_loss
+        from homelab.worker.model import fused_loss, row_limits
         from homelab.worker.pipeline.stage_batches import batches_of
         from homelab.worker.training.arguments import training_arguments
         from homelab.worker.training.strategy import strategy_of
@@ -124,7 +133,7 @@ class Run:
 
         task, steps = self.task, self.recorder.total_steps
         strategy = strategy_of(task, steps)
-        form = Form(self.tokenizer.pad_token_id or 0, is_joined, fused_loss.takes_labelled(model))
+        form = Form(row_limits.padding_id(self.tokenizer, self.limits.ids), is_joined, fused_loss.takes_labelled(model))
         batches = batches_of(task, rows, steps=steps, balance=self.balance, form=form)
         return ShareTrainer(
             model=model,
@@ -284,13 +293,3 @@ class Run:
             write_final(trainer.model, tensors, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
         process_group.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
-
-
-def _why_padded(task: Task, model: Any) -> str | None:
-    """None where the model takes joined rows now. One rank that cannot is enough for all to pad: who gets which rows depends on it."""
-    if not task.switches.joined_rows:
-        return "the plan says so"
-    from homelab.worker.model import packed_attention
-    from homelab.worker.model.build import DTYPES
-
-    return packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])

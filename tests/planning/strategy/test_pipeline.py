@@ -83,6 +83,9 @@ def test_more_ranks_than_layers_are_refused() -> None:
     assert "the model has 2, and there are 3 ranks" in error.message and error.hint == "leave nodes out with --nodes"
 
 
+NOT_CUT = "the planner does not know what its layers hold, and nobody has compared a mixture in stages with one process"
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -94,7 +97,7 @@ def test_more_ranks_than_layers_are_refused() -> None:
 )
 def test_experts_are_refused_by_their_config(config: dict[str, Any], kind: str) -> None:
     error = refusal(job_of([[24], [24]], config=config))
-    assert error.message == f'strategy = "pipeline" does not train a mixture of experts ({kind}): its loss has a part that is no sum over tokens'
+    assert error.message == f'strategy = "pipeline" does not train a mixture of experts ({kind}): {NOT_CUT}'
     assert 'strategy = "auto"' in error.hint
 
 

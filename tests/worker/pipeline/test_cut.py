@@ -87,6 +87,9 @@ def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> No
     assert error.message == "GraniteForCausalLM cannot be cut into stages: it computes more than its layers, one after the other"
 
 
+NOT_CUT = "the planner does not know what its layers hold, and nobody has compared a mixture in stages with one process"
+
+
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
@@ -97,7 +100,7 @@ def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> No
 )
 def test_experts_are_refused(kind: str, config: dict[str, Any], saved: Saved) -> None:
     error = refused(saved(kind, **SMALL, **config))
-    assert error.message == f"{kind} is a mixture of experts, which a pipeline does not train: its loss has a part that is no sum over tokens"
+    assert error.message == f"{kind} is a mixture of experts, which a pipeline does not train: {NOT_CUT}"
 
 
 def test_a_plan_for_another_number_of_layers_is_refused(saved: Saved) -> None:

@@ -1,0 +1,227 @@
+"""What a base model is, before any of its weights is read: a folder that holds one, a kind that transformers knows, a causal language model.
+
+Everything here is a user's choice that cannot be trained, so it is said with the choice that can. The same words come from a rank and from
+`homelab preflight` (`homelab.worker.tools.model_build`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from homelab.worker.errors import WorkerError
+
+WHERE = "[model] name in the recipe"
+_DECODER = "edit the recipe: [model] name = a causal language model, which predicts the next word (Qwen/Qwen3-0.6B is one)"
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+# Suffixes under which quantised copies of a model are published.
+_COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I)
+
+
+def original_of(name: str) -> str:
+    """"org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
+    shorter = _COPY.sub("", _COPY.sub("", name.rstrip("/")))
+    return "the 16-bit model that it was made from" + (f" (perhaps {shorter})" if shorter != name.rstrip("/") else "; its page on the hub names it")
+
+
+def refuse_folder(folder: Path) -> None:
+    """Raises WorkerError for a folder without a base model, with what it holds instead, and for adapters beside a model."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    if "adapter_config.json" in names:
+        raise _adapters(_json(folder / "adapter_config.json"), str(folder))
+    if "config.json" in names:
+        return
+    if any(name.endswith(".gguf") for name in names):
+        raise gguf(str(folder))
+    if "params.json" in names or any(name.startswith("consolidated.") for name in names):
+        raise WorkerError(
+            f"{folder} holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read", where=WHERE,
+            hint="take the same model in the form of transformers (config.json and *.safetensors; on the hub its name often ends in -hf)", needs_launch=True,
+        )  # fmt: skip
+    fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
+    raise WorkerError(
+        f"the model folder {folder} {fault}", where=WHERE,
+        hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
+    )  # fmt: skip
+
+
+def _adapters(settings: dict[str, Any], shown: str) -> WorkerError:
+    base = str(settings.get("base_model_name_or_path") or "")[:200]
+    named = f'edit the recipe: [model] name = "{base}"' if base else "edit the recipe: [model] name = the model that they were trained on"
+    return WorkerError(
+        f"{shown} holds adapters (adapter_config.json), and no model by itself{f': they belong to {base}' if base else ''}", where=WHERE,
+        hint=f"{named}; to go on from these adapters, put them into their model first (homelab merge RUN, or PEFT's merge_and_unload) and name the result", needs_launch=True,
+    )  # fmt: skip
+
+
+def gguf(shown: str) -> WorkerError:
+    """The error for a folder or a repository of GGUF files."""
+    return WorkerError(
+        f"{shown} holds GGUF files, which llama.cpp answers with and nobody trains", where=WHERE,
+        hint=f"edit the recipe: [model] name = {original_of(shown)}; homelab gguf RUN makes a GGUF of the result", needs_launch=True,
+    )  # fmt: skip
+
+
+def refuse_config(config: dict[str, Any], where: str) -> None:
+    """Raises WorkerError for a config.json (as JSON) of which the installed transformers builds no model."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind, own_code = config.get("model_type"), config.get("auto_map")
+    if kind in CONFIG_MAPPING:
+        return
+    if isinstance(own_code, dict) and own_code:
+        files = sorted({str(value).split("--")[-1].partition(".")[0] + ".py" for value in own_code.values() if isinstance(value, str)})
+        raise WorkerError(
+            f"a model of type {kind} brings code of its own ({', '.join(files)[:200]}), which homelab never runs", where=where,
+            hint="edit the recipe: [model] name = the same model in the form of transformers (its name often ends in -hf), or another one", needs_launch=True,
+        )  # fmt: skip
+    if not isinstance(kind, str) or not kind:
+        raise WorkerError(
+            "config.json names no model_type, so transformers does not know what to build", where=where,
+            hint="copy the folder again from where it came; a config.json of another program (timm, sentence-transformers, diffusers) is no language model",
+        )  # fmt: skip
+    installed, written = transformers.__version__, str(config.get("transformers_version") or "")
+    newer = bool(written) and _release(written) > _release(installed)
+    seen = f"transformers {installed} on this node does not know models of type {kind}"
+    if newer:
+        hint = f"homelab setup --upgrade installs the newest release on all nodes (config.json was written with transformers {written})"
+        raise WorkerError(seen, where=where, hint=hint)
+    hint = f'is model_type = "{kind}" in config.json as its maker wrote it? If so, a newer transformers may know it: homelab setup --upgrade'
+    raise WorkerError(f"{seen}{_nearly(kind, CONFIG_MAPPING)}", where=where, hint=hint)
+
+
+def _nearly(kind: str, known: Any) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(kind, list(known.keys()), n=1, cutoff=0.75)
+    return f"; the nearest that it knows is {near[0]}" if near else ""
+
+
+def refuse_kind(config: Any) -> None:
+    """Raises WorkerError for a configuration (transformers' own) that is no causal language model's."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind, classes = config.model_type, config.architectures or []
+    name = classes[0] if classes else kind
+    if getattr(config, "is_encoder_decoder", False):
+        raise WorkerError(f"{name} reads with an encoder and writes with a decoder; homelab trains decoders alone", where=WHERE, hint=_DECODER, needs_launch=True)
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    sees_all = type(config) in AutoModelForMaskedLM._model_mapping
+    if sees_all and not (is_causal and (getattr(config, "is_decoder", False) or getattr(config, "causal", False))):
+        raise WorkerError(f"{name} is an encoder: it sees the words that it would have to predict", where=WHERE, hint=_DECODER, needs_launch=True)
+    if not is_causal:
+        raise WorkerError(f"{name} is no causal language model that transformers can build (type {kind})", where=WHERE, hint=_DECODER, needs_launch=True)
+
+
+def config_of(path: str, revision: str | None) -> Any:
+    """transformers' configuration of the base model. Raises WorkerError for what cannot be trained."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    if os.path.isdir(path):
+        refuse_folder(Path(path))
+    try:
+        said, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+    except Exception as error:
+        _again(error, path)
+    refuse_config(said, f"config.json of {path}")
+    try:
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        _again(error, path)
+    refuse_kind(config)
+    return config
+
+
+def _again(error: Exception, path: str) -> NoReturn:
+    known = load_error(error, path)
+    if known is error:
+        raise error
+    raise known from error
+
+
+def lacks(missing: Sequence[str], built: str, path: str, classes: Sequence[str] | None) -> WorkerError:
+    """The error for files without some of the weights of the model (names of them) that is built."""
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    made_for = next(iter(classes or ()), "")
+    which = f": they were saved by {made_for}" if made_for and made_for != built else ""
+    return WorkerError(
+        f"the files lack {shown}, which {built} needs{which}", where=f"[model] name = {path!r}",
+        hint="these would start as random numbers. Copy the folder again if a file is missing; a model without a language head (embeddings, "
+        "rewards, classes) is trained as what it was made from: edit the recipe, [model] name",
+    )  # fmt: skip
+
+
+def of_other_sizes(sizes: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]], path: str) -> WorkerError:
+    """The error for weights (name, size in the files, size that config.json wants) that config.json does not describe."""
+    name, stored, wanted = min(sizes)
+    more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+    return WorkerError(
+        f"config.json does not describe these weights: {name} is {_by(stored)} in the files and {_by(wanted)} by config.json{more}", where=f"[model] name = {path!r}",
+        hint="copy the folder again from where it came; where tokens were added, config.json has to say vocab_size = the rows of the embedding",
+    )  # fmt: skip
+
+
+def _by(size: tuple[int, ...]) -> str:
+    return " x ".join(map(str, size))
+
+
+def load_error(error: Exception, path: str, what: str = "model") -> Exception:
+    """What a person should read in place of an error of transformers, tokenizers or the hub; the error itself where it is not about the model."""
+    if isinstance(error, WorkerError) or getattr(error, "errno", None) in _OF_THE_MACHINE or isinstance(error, MemoryError):
+        return error
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    first = (lines[-1] if lines[0].endswith(":") else lines[0])[:300]
+    where = f"[model] name = {path!r}"
+    for pattern, hint in _KNOWN_FAULTS:
+        if re.search(pattern, text, re.I | re.S):
+            seen = f"{type(error).__name__}: {first}" if isinstance(error, KeyError) else first
+            return WorkerError(f"the {what} cannot be loaded: {seen}", where=where, hint=hint)
+    if type(error).__name__ in ("RuntimeError", "OutOfMemoryError", "AcceleratorError"):  # of torch: the machine's, or ours
+        return error
+    if isinstance(error, ImportError):
+        return WorkerError(
+            f"the {what} needs a package: {first}", where=where,
+            hint="install that package in the node's environment, or choose a model that needs none (homelab setup installs the usual ones)",
+        )  # fmt: skip
+    if isinstance(error, OSError):
+        return WorkerError(f"the {what} cannot be loaded: {first}", where=where, hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN")
+    return WorkerError(
+        f"the {what} cannot be loaded: {type(error).__name__}: {first}", where=where,
+        hint="the files do not go with the installed transformers: copy the folder again from where it came, or install newer packages: homelab setup --upgrade",
+    )  # fmt: skip
+
+
+# What the words of transformers 5, tokenizers and huggingface_hub mean, from specific to general.
+_KNOWN_FAULTS = (
+    (r"untagged enum|unknown variant|EnumUntagged",
+     "tokenizer.json was written by a newer tokenizers than this node has: homelab setup --upgrade; or the file is damaged: copy it again"),
+    (r"ignore_mismatched_sizes|size mismatch", "config.json says other sizes than the weights have: the two are of different models; copy the folder again from where it came"),
+    (r"gated repo", "accept the terms on the model's page of the hub, then set HF_TOKEN here: a launch takes it along"),
+    (r"not a valid model identifier|Repository Not Found|404 Client", "check the name (org/name, as on the hub); a private model needs HF_TOKEN"),
+    (r"couldn't connect|offline mode|Cannot reach|Temporary failure in name resolution|LocalEntryNotFound",
+     "the hub cannot be reached from this node, and the model is not in its cache: homelab setup --recipe RECIPE sends it from here"),
+    (r"does not appear to have a file named config\.json",
+     "this repository holds no whole model: are they adapters, or GGUF files? Edit the recipe: [model] name = the model that they were made from"),
+    (r"not a valid JSON|Expecting |Extra data|Unterminated string|EOF while parsing", "a JSON file of the folder is damaged: copy the folder again from where it came"),
+    (r"not a multiple of|must be divisible|Class validation error|Field .* expected", "config.json contradicts itself: copy it again from where the model came"),
+    (r"sentencepiece|tiktoken|protobuf", "install what its tokenizer needs in the node's environment: pip install sentencepiece tiktoken protobuf"),
+)  # fmt: skip
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

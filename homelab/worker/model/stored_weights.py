@@ -1,0 +1,95 @@
+"""Base models whose files are quantised already: which homelab trains on, and how transformers is to read them.
+
+bitsandbytes holds them as they are stored. FP8 and MXFP4 become 16-bit weights while they are read, on every node: computing in them is
+another function on each kind of card. GPTQ, AWQ and the others need packages that homelab neither installs nor has tried.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from homelab.protocol import quantisation
+from homelab.protocol.quantisation import NF4, Stored
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.base_kind import original_of
+
+
+def of(config: Any) -> Stored | None:
+    """How the weights of this configuration (transformers' own) are stored; None where they are not quantised."""
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        said = getattr(config.get_text_config(), "quantization_config", None)
+    if said is None:
+        return None
+    return quantisation.stored_of({"quantization_config": said if isinstance(said, dict) else said.to_dict()})
+
+
+def refuse(stored: Stored | None, kind: str, wanted: str | None, name: str) -> None:
+    """Raises WorkerError where the method ([method] kind, and how it wants the base held) does not go with how the weights are stored."""
+    if stored is None:
+        return
+    where, original = "config.json of the model, quantization_config", original_of(name)
+    seen = f"the weights are quantised already ({stored.words})"
+    if not stored.is_known:
+        why = _cannot_load(stored)
+        raise WorkerError(
+            f"{seen}, and homelab does not train on them{f': {why}' if why else ''}", where=where,
+            hint=f'edit the recipe: [model] name = {original}; kind = "qlora" holds that one in 4 bits, too', needs_launch=True,
+        )  # fmt: skip
+    if stored.held is not None and kind == "full":
+        raise WorkerError(
+            f'{seen}: kind = "full" trains the weights themselves, and these are rounded', where="[method] kind in the recipe",
+            hint=f'edit the recipe: kind = "lora" trains adapters on them; or [model] name = {original}', needs_launch=True,
+        )  # fmt: skip
+    if wanted is None or wanted == stored.held:
+        return
+    asked = 'kind = "qlora"' if wanted == NF4 else 'base = "8bit"'
+    held = "in 16 bits" if stored.held is None else "as they are"
+    other = 'kind = "lora"' if wanted == NF4 else 'leave base out, with kind = "lora"'
+    raise WorkerError(
+        f"{seen}, and {asked} would quantise them once more", where="[method] in the recipe",
+        hint=f"edit the recipe: {other} holds them {held}; or [model] name = {original}", needs_launch=True,
+    )  # fmt: skip
+
+
+def _cannot_load(stored: Stored) -> str:
+    """What transformers says that reading them needs on this node; "" where it needs nothing more, or does not know the method."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+
+    if stored.method not in AUTO_QUANTIZER_MAPPING:
+        return f'the installed transformers does not know the method "{stored.method}"'
+    try:
+        settings = AUTO_QUANTIZATION_CONFIG_MAPPING[stored.method]()
+        AUTO_QUANTIZER_MAPPING[stored.method](settings, pre_quantized=True).validate_environment(device_map=None)
+    except ImportError as error:
+        return str(error).splitlines()[0][:200]
+    except Exception:  # settings without a default, or no card: nothing about packages
+        return ""
+    return ""
+
+
+def options(stored: Stored | None, config: Any) -> dict[str, Any]:
+    """What `from_pretrained` is to be told beside the path: FP8 and MXFP4 are made 16 bits wide."""
+    if stored is None or stored.method not in quantisation.WIDENED:
+        return {}
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    said = config.quantization_config
+    settings = AutoQuantizationConfig.from_dict(said if isinstance(said, dict) else said.to_dict())
+    settings.dequantize = True
+    return {"quantization_config": settings}
+
+
+def widen(model: Any, stored: Stored | None, dtype: Any) -> None:
+    """What was read from FP8 or MXFP4 is bf16 whatever was asked for: bring it to `dtype` ("auto": it stays)."""
+    if stored is not None and stored.method in quantisation.WIDENED and isinstance(dtype, torch.dtype):
+        model.to(dtype)
+
+
+def held(stored: Stored | None, wanted: str | None) -> str | None:
+    """NF4, INT8 or None: how the base is held, of what the files are and what the recipe wants."""
+    return stored.held if stored is not None else wanted
+
+
