@@ -52,6 +52,7 @@ SHARED_NAMES = {
     "merge": "the adapter put into its base",
     "model": "the base model as files",
     "network": "the network of a node",
+    "ownership": "who may end a run",
     "packet_loss": "packets that are lost between two nodes",
     "page": "one HTML file",
     "paths": "the paths of a run",

@@ -82,5 +82,11 @@ class RunCommand:
     def wait(self, fleet: Fleet, paths: RunPaths) -> int:
         """Show the dashboard until the run ends; its exit code."""
         from homelab.control.inspection import monitor
+        from homelab.control.stopping import failed_attempt
+        from homelab.errors import EXIT_FAILED
 
-        return monitor.wait(fleet, paths, console=self.console, options=self.command_options)
+        code = monitor.until_end(fleet, paths, console=self.console, options=self.command_options)
+        if code == EXIT_FAILED:
+            for name in failed_attempt.end_rest(fleet, paths):
+                self.line(f"{name}: something of this run may be left there. When it answers: homelab stop {paths.name}{self.options}")
+        return code

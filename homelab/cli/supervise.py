@@ -17,9 +17,10 @@ def command(
     import time
 
     from homelab.cli import streams
-    from homelab.control.inspection import run_lookup
+    from homelab.control.inspection import run_lookup, run_owner
     from homelab.control.supervision import remote_supervisor, supervisor
     from homelab.remote.fanout import Fleet
+    from homelab.runs import supervisor_lock
 
     # Its log may be on a disk that is full: the supervisor still looks after the run.
     sys.stdout = streams.told(1, sys.stdout)
@@ -34,8 +35,10 @@ def command(
     with Fleet(loaded) as fleet:
         paths = run_lookup.run(fleet, runs_dir, run, say)
         away = remote_supervisor.at_work(fleet, paths) if remote_supervisor.recorded(paths) else None
-    if away is not None:
-        say(f"{paths.name} has a supervisor on {away[0]} already. Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
+        follower = None if away or supervisor_lock.is_held(paths) else run_owner.elsewhere(fleet, paths)
+    place = f"on {away[0]}" if away else f"elsewhere ({follower.by or 'another machine'})" if follower else ""
+    if place:
+        say(f"{paths.name} has a supervisor {place} already. Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
         return 0
     ended = supervisor.supervise(loaded, paths, say)
     options = common.same_options(cluster, runs_dir)

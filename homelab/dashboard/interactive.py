@@ -22,11 +22,10 @@ _LAST_LOOK_S = 2.0  # a look that has its answers may still write them down
 
 @dataclass(frozen=True)
 class Watching:
-    """What is watched: `collect` looks, once in `refresh_s`, until one `ends`; `keep` is told each snapshot, and `on_leave` that nobody wants more."""
+    """What is watched: `collect` looks, once in `refresh_s`, until the run is over; `keep` is told each snapshot, and `on_leave` that nobody wants more."""
 
     collect: Callable[[], Snapshot]
     refresh_s: float
-    ends: Callable[[Snapshot], bool]
     keep: Callable[[Snapshot], None]
     on_leave: Callable[[], None]
 
@@ -61,7 +60,7 @@ class Looks:
             while not self._is_over.is_set():
                 self._newest = self._watched.collect()
                 self._on_news()
-                if self._watched.ends(self._newest):
+                if self._newest.is_over:
                     return
                 self._is_over.wait(self._watched.refresh_s)
         except BaseException as error:  # it belongs to who draws: `newest` raises it
@@ -115,7 +114,7 @@ def watch(watched: Watching, console: Console, descriptor: int, *, is_ascii: boo
                     watched.keep(newest)
                     shown = shown if state.is_paused and shown else newest
                     picture.draw(shown, state)
-                    if watched.ends(newest):
+                    if newest.is_over:
                         return
                 for key in board.read(_SIZE_EVERY_S):
                     state = _after(key, state, shown, picture, board)

@@ -6,8 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -16,7 +18,6 @@ from rich.text import Text
 from homelab.dashboard import interactive, keyboard, view
 from homelab.dashboard.plain_characters import has_unicode
 from homelab.dashboard.snapshot import Snapshot
-from homelab.runs.state import FINISHED
 
 _REDRAWS_PER_S = 2.0  # so that a resized window is filled soon, between two looks
 
@@ -42,6 +43,14 @@ _SVG = """\
 </g>
 </svg>
 """
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How a watching ended: the run is over, a person left it with the key q, or interrupted it. `last` is the last picture, None where there was none yet."""
+
+    last: Snapshot | None
+    end: Literal["over", "left", "interrupted"]
 
 
 class _Screen:
@@ -78,14 +87,13 @@ def watch(
     *,
     refresh_s: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
-    ends: Callable[[Snapshot], bool] = lambda snapshot: snapshot.state in FINISHED,
     on_leave: Callable[[], None] = lambda: None,
-) -> Snapshot | None:
-    """Draw what `collect` sees until `ends` says so (done, failed or stopped), then leave the last picture standing.
+) -> Watched:
+    """Draw what `collect` sees until the run is over, then leave the last picture standing.
 
     On a terminal that can (`can_draw`) it fills the screen, with keys where standard input is one, too; elsewhere it prints one line
     whenever something has changed. Ctrl-C and the key q stop the watching, not the run, and say so; `on_leave` is called first, because with
-    keys `collect` may be at work in another thread. The last Snapshot, or None where there was none yet. What `collect` raises goes through.
+    keys `collect` may be at work in another thread. What `collect` raises goes through.
     """
     last: Snapshot | None = None
 
@@ -96,24 +104,24 @@ def watch(
     descriptor = _keys_of(console) if can_draw(console) else None
     try:
         if descriptor is not None:
-            watched = interactive.Watching(collect, refresh_s, ends, keep, on_leave)
+            watched = interactive.Watching(collect, refresh_s, keep, on_leave)
             interactive.watch(watched, console, descriptor, is_ascii=is_ascii(console))
         else:
-            _watch_without_keys(collect, console, refresh_s, sleep, ends, keep)
+            _watch_without_keys(collect, console, refresh_s, sleep, keep)
     except KeyboardInterrupt:
         _leave(last, console)
-        return last
-    if last is None or not ends(last):
+        return Watched(last, "interrupted")
+    if last is None or not last.is_over:
         _leave(last, console)
-    elif can_draw(console):
+        return Watched(last, "left")
+    if can_draw(console):
         console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
-    return last
+    return Watched(last, "over")
 
 
 def _watch_without_keys(
-    collect: Callable[[], Snapshot], console: Console, refresh_s: float, sleep: Callable[[float], None], ends: Callable[[Snapshot], bool],
-    keep: Callable[[Snapshot], None],
-) -> None:  # fmt: skip
+    collect: Callable[[], Snapshot], console: Console, refresh_s: float, sleep: Callable[[float], None], keep: Callable[[Snapshot], None]
+) -> None:
     """The picture, or a line whenever something has changed."""
 
     def looks() -> Iterator[Snapshot]:
@@ -121,7 +129,7 @@ def _watch_without_keys(
             snapshot = collect()
             keep(snapshot)
             yield snapshot
-            if ends(snapshot):
+            if snapshot.is_over:
                 return
             sleep(refresh_s)
 
@@ -140,7 +148,7 @@ def _watch_without_keys(
 def _leave(last: Snapshot | None, console: Console) -> None:
     if last is not None and can_draw(console):
         console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
-    if last is None or last.state not in FINISHED:
+    if last is None or not last.is_over:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
         ending = f"; to end it: {stop}" if stop else ""
         console.print(f"The run goes on without you watching{ending}", markup=False, highlight=False, soft_wrap=True)

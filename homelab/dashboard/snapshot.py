@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from homelab.diagnose.cause import Diagnosis
 from homelab.models import CommandField, DisplayValue, HintField, Value
 from homelab.runs.state import State
@@ -153,7 +155,9 @@ class Snapshot(DisplayValue):
     next_commands: tuple[NextCommand, ...] = ()
     diagnosis: Diagnosis | None = None
     supervisor: str = ""
-    """What the run's supervisor on this machine is doing, with its reason; empty where there is none."""
+    """What the run's supervisor (here, on a node or elsewhere) is doing, with its reason; empty where none is seen."""
+    is_over: bool = Field(default=False, exclude=True)
+    """Nothing more will happen by itself, as far as was seen up to now."""
 
     def with_options(self, options: Options) -> Snapshot:
         """The same, in which the commands of ours have the options that its reader needs."""

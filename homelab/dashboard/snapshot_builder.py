@@ -14,6 +14,8 @@ from homelab.dashboard.snapshot import Snapshot
 from homelab.planning.types import Plan
 from homelab.runs.poll_reply import Heartbeat, Metric, Reply
 from homelab.runs.state import State, newest_attempt, run_state
+from homelab.supervision import ownership
+from homelab.supervision.ownership import Ownership
 from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain_lines
 
@@ -22,7 +24,7 @@ from homelab.text.sanitize import plain_lines
 class RunInfo:
     """What the controller's folder says of a run. `recipe` is the name of its file; a damaged run.json gives anything.
 
-    `intent`, `kept` and `is_script` as for `run_state`; `supervisor` as in Snapshot.
+    `intent`, `kept` and `is_script` as for `run_state`; `owner`: who acts on it now.
     """
 
     name: str
@@ -31,7 +33,7 @@ class RunInfo:
     is_script: bool = False
     intent: State | None = None
     kept: State | None = None
-    supervisor: str = ""
+    owner: Ownership = field(default_factory=Ownership)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
     names = expected or tuple(node for node, reply in replies.items() if reply.run) + tuple(unreachable)
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
     state = run_state(expected, replies, unreachable, intent=run.intent, kept=run.kept, is_script=run.is_script)
+    state = ownership.told_state(state, run.owner, run.kept)
     lines = metric_lines.merged([*observed.metrics, *(line for reply in replies.values() for line in metric_lines.of_reply(reply))])
     notes = (line.message for line in lines if line.kind == "note" and line.message)
     return Snapshot(
@@ -73,7 +76,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
         events=event_rows(observed.events, lines),
         notes=(*map(Hint.said, dict.fromkeys(notes)), *_not_asked(state, run.name, unreachable)),
         next_commands=next_commands(state, run.name, is_script=run.is_script),
-        supervisor=run.supervisor,
+        supervisor=run.owner.doing,
     )
 
 

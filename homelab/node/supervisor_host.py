@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.node.run import ownership
 from homelab.node.storage import transfer
 from homelab.node.system import processes, programs
 from homelab.protocol import files, layout, lock
@@ -117,8 +118,8 @@ def start(request: JsonObject) -> SupervisorStarted:
 
 
 def look(request: JsonObject) -> SupervisorLook:
-    """{"supervisor": its own record, None when none was ever started here}."""
-    return {"supervisor": state(request["workdir"], request["run"])}
+    """Its own record, None when none was ever started here; and who acts on the run, as far as this node sees it."""
+    return {"supervisor": state(request["workdir"], request["run"]), "owner": ownership.seen(request["workdir"], request["run"])}
 
 
 def state(workdir: str, run: str) -> SupervisorReply | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from homelab.protocol.machine_messages import Json, MachineLoad
+from homelab.protocol.owner_messages import Owner
 
 
 class Exit(TypedDict, total=False):
@@ -98,6 +99,7 @@ class PollReply(MachineLoad, total=False):
     time: float
     run: RunReply | None
     supervisor: SupervisorReply | None
+    owner: Owner | None
 
 
 class KnownRun(TypedDict):
@@ -109,6 +111,7 @@ class KnownRun(TypedDict):
     alive: bool
     exit: Json | None
     final: bool
+    busy: str  # who is at work on it; "" for nobody
 
 
 class Runs(TypedDict):
@@ -149,25 +152,6 @@ class Stopped(TypedDict, total=False):
     killed: int
     left: list[int]
     as_nodes: list[str]
-
-
-class Holder(TypedDict):
-    """Who has a run, or has started another one. `process` is a mark of `homelab.runs.process_owner`."""
-
-    run: str
-    token: str
-    by: str
-    doing: str
-    age_s: float
-    process: Json
-    is_started: bool
-
-
-class Claimed(TypedDict, total=False):
-    """The answer of `claim`."""
-
-    holder: Holder | None
-    newest: int
 
 
 class HasFile(TypedDict):
@@ -243,6 +227,7 @@ class SupervisorLook(TypedDict):
     """The answer of `supervisor-look`. None: no supervisor was ever placed here."""
 
     supervisor: SupervisorReply | None
+    owner: Owner
 
 
 class SupervisorEnded(TypedDict):

@@ -13,6 +13,7 @@ from homelab.models import WireModel
 from homelab.protocol.layout import USABLE_NAME
 from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed, Shared
 from homelab.results.answers_of_nodes import ResultFiles, Results
+from homelab.runs.owner_reply import Owner
 from homelab.runs.poll_reply import Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
 
 RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
@@ -29,6 +30,7 @@ class KnownRun(WireModel):
     alive: bool = False
     exit: ExitOrNone = None
     final: bool = False
+    busy: Line = ""
 
 
 class Runs(WireModel):
@@ -254,6 +256,7 @@ class SupervisorLook(WireModel):
     """`supervisor-look`."""
 
     supervisor: SupervisorReply | None
+    owner: Owner = Owner()
 
 
 class SupervisorEnded(WireModel):

@@ -20,6 +20,7 @@ from pydantic import (
 
 from homelab.facts.gpu import GpuFacts
 from homelab.models import WireModel
+from homelab.runs.owner_reply import Owner
 from homelab.text.sanitize import plain, plain_lines
 
 # The year 3000: no run of ours was then, and no calendar has to show what a damaged file says.
@@ -262,6 +263,7 @@ class Reply(WireModel):
     gpus: tuple[GpuFacts, ...] = ()
     run: RunReply | None = None
     supervisor: SupervisorReply | None = None
+    owner: Owner | None = None
 
 
 def parse_replies(raw: dict[str, dict[str, Any]]) -> dict[str, Reply]:

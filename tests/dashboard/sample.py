@@ -11,6 +11,7 @@ from homelab.dashboard.snapshot import Snapshot
 from homelab.dashboard.snapshot_builder import Observation, RunInfo, build
 from homelab.planning.types import Plan
 from homelab.runs.poll_reply import Reply, parse_replies
+from homelab.supervision.ownership import Ownership
 from tests import builders
 
 NOW = 1_795_268_700.0
@@ -93,6 +94,7 @@ def snapshot(**changes: Any) -> Snapshot:
     of_run: dict[str, Any] = {"name": RUN, "recipe": "qlora · Llama-2-7b · global batch 33", "plan": plan()}
     observed: dict[str, Any] = {"now": NOW, "replies": replies(), "events": EVENTS}
     diagnosis = changes.pop("diagnosis", None)
+    of_run["owner"] = Ownership(changes.pop("supervisor", ""))
     expected = changes.pop("expected_nodes", None)
     fields = {field.name for field in dataclasses.fields(Observation)}
     observed |= {name: value for name, value in changes.items() if name in fields}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from homelab.dashboard.live import export_svg, watch
+from homelab.dashboard.live import Watched, export_svg, watch
 from homelab.dashboard.snapshot import Snapshot
 from homelab.errors import UnreachableError
 from tests.dashboard import sample
@@ -18,7 +18,7 @@ from tests.dashboard import sample
 pytestmark = pytest.mark.timeout(30)
 
 RUNNING = sample.snapshot()
-DONE = RUNNING.model_copy(update={"state": "done", "step": 1000, "eta_s": None})
+DONE = RUNNING.model_copy(update={"state": "done", "step": 1000, "eta_s": None, "is_over": True})
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def output(of: Console) -> str:
 @pytest.mark.parametrize("state", ["done", "failed", "stopped"])
 def test_it_ends_with_the_run(terminal: bool, state: str) -> None:
     script, screen = Script(RUNNING, RUNNING, DONE.model_copy(update={"state": state})), console(terminal=terminal)
-    last = watch(script.collect, screen, refresh_s=3.0, sleep=script.sleep)
-    assert last is not None and last.state == state
+    watched = watch(script.collect, screen, refresh_s=3.0, sleep=script.sleep)
+    assert watched.last is not None and (watched.last.state, watched.end) == (state, "over")
     assert script.slept == [3.0, 3.0]
     assert state in output(screen)
 
@@ -79,7 +79,7 @@ def test_without_a_terminal_a_line_is_printed_only_when_something_changed() -> N
 @pytest.mark.parametrize("terminal", [True, False])
 def test_ctrl_c_leaves_the_run_alone_and_says_so(terminal: bool) -> None:
     script, screen = Script(RUNNING, KeyboardInterrupt()), console(terminal=terminal)
-    assert watch(script.collect, screen, sleep=script.sleep) == RUNNING
+    assert watch(script.collect, screen, sleep=script.sleep) == Watched(RUNNING, "interrupted")
     said = output(screen).splitlines()[-1]
     assert said == f"The run goes on without you watching; to end it: homelab stop {sample.RUN}"
 
@@ -89,13 +89,13 @@ def test_ctrl_c_while_waiting() -> None:
         raise KeyboardInterrupt
 
     screen = console(terminal=True)
-    assert watch(Script(RUNNING).collect, screen, sleep=sleep) == RUNNING
+    assert watch(Script(RUNNING).collect, screen, sleep=sleep) == Watched(RUNNING, "interrupted")
     assert "goes on" in output(screen)
 
 
 def test_ctrl_c_before_the_first_answer() -> None:
     screen = console(terminal=True)
-    assert watch(Script(KeyboardInterrupt()).collect, screen) is None
+    assert watch(Script(KeyboardInterrupt()).collect, screen) == Watched(None, "interrupted")
     assert "The run goes on" in output(screen)
 
 
@@ -106,10 +106,12 @@ def test_an_error_of_the_collector_goes_through_and_gives_the_screen_back() -> N
     assert output(screen).rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in output(screen)
 
 
-def test_the_caller_may_decide_when_it_ends() -> None:
-    script, screen = Script(DONE.model_copy(update={"state": "failed"}), RUNNING, DONE), console(terminal=False)
-    last = watch(script.collect, screen, sleep=script.sleep, ends=lambda snapshot: snapshot.state == "done")
-    assert last == DONE
+@pytest.mark.parametrize("state", ["failed", "stopped", "lost"])
+def test_a_state_alone_is_not_the_end(state: str) -> None:
+    """A supervisor may be about to start the next attempt."""
+    between = DONE.model_copy(update={"state": state, "is_over": False})
+    script, screen = Script(between, RUNNING, between, DONE), console(terminal=False)
+    assert watch(script.collect, screen, sleep=script.sleep) == Watched(DONE, "over")
 
 
 def test_the_picture_for_the_readme(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pydantic import BaseModel
 
 from homelab.facts import node as facts
 from homelab.node.facts import PROBES
-from homelab.protocol import machine_messages, messages, result_messages
+from homelab.protocol import machine_messages, messages, owner_messages, result_messages
 from homelab.provision import node_state
 from homelab.remote import answers
 from homelab.results import answers_of_nodes
-from homelab.runs import poll_reply
+from homelab.runs import owner_reply, poll_reply
 from homelab.supervision import node_status
 
 READ_AS: list[tuple[type[BaseModel], Any]] = [
@@ -21,7 +21,8 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (poll_reply.Reply, messages.PollReply), (poll_reply.RunReply, messages.RunReply), (poll_reply.RankReply, messages.RankReply),
     (poll_reply.Exit, messages.Exit), (poll_reply.SupervisorReply, messages.SupervisorReply),
     (answers.Runs, messages.Runs), (answers.KnownRun, messages.KnownRun), (answers.Described, messages.Described),
-    (answers.Stopped, messages.Stopped), (answers.Holder, messages.Holder), (answers.Claimed, messages.Claimed),
+    (answers.Stopped, messages.Stopped), (answers.Holder, owner_messages.Holder), (answers.Claimed, owner_messages.Claimed),
+    (owner_reply.Owner, owner_messages.Owner), (owner_reply.Follower, owner_messages.Follower), (owner_reply.Claimant, owner_messages.Claimant),
     (answers.HasFile, messages.HasFile), (answers.Checkpoints, messages.Checkpoints), (answers.Shards, messages.Shards), (answers.Manifest, messages.Manifest),
     (answers.Stacks, messages.Stacks), (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port), (answers.PacketSent, machine_messages.PacketSent),
     (answers.Dials, machine_messages.Dials), (answers.Dial, machine_messages.Dial), (answers.CollectiveLine, machine_messages.CollectiveLine),

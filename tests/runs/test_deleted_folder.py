@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homelab.config.recipe import parse_recipe
-from homelab.control.inspection import monitor, run_folder
+from homelab.control.inspection import run_folder, run_owner
 from homelab.control.recovery import examine
 from homelab.control.recovery.examine import Examination
 from homelab.control.supervision import recovery_try
@@ -86,14 +86,12 @@ def test_its_supervisor_is_known_and_stays_the_only_one(paths: RunPaths) -> None
 
 
 def test_status_does_not_say_that_it_is_gone(paths: RunPaths) -> None:
-    seen = object.__new__(monitor.Watcher)
-    seen._paths = paths
     with holder(paths):
         shutil.rmtree(paths.root)
-        assert seen._supervisor({}) == "watching"
+        assert run_owner.of_run(paths, 1, {}, {}).doing == "watching"
         store.write_json(paths.supervisor_json, {"doing": "recovering", "why": "rank 1 is gone"})
-        assert seen._supervisor({}) == "recovering: rank 1 is gone"
-    assert seen._supervisor({}) == ""
+        assert run_owner.of_run(paths, 1, {}, {}).doing == "recovering: rank 1 is gone"
+    assert run_owner.of_run(paths, 1, {}, {}).doing == ""
 
 
 def test_the_folder_is_made_whole_from_the_nodes(paths: RunPaths) -> None:

@@ -117,7 +117,7 @@ class CellRun:
                 trouble = error.message
                 time.sleep(_POLL_S)
                 continue
-            if monitor.has_ended(snapshot):
+            if snapshot.is_over:
                 if snapshot.state == "done":
                     return
                 stop.stop(fleet, paths, lambda text: None)

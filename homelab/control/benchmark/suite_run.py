@@ -17,7 +17,8 @@ from homelab.control.inspection import run_folder
 from homelab.control.stopping import stop
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
-from homelab.runs import store
+from homelab.runs import store, supervisor_lock
+from homelab.runs.paths import RunPaths
 from homelab.runs.state import FINISHED
 from homelab.text.say import Say
 
@@ -40,7 +41,7 @@ class SuiteRun:
         self.folder.keep_to({"suite": self.suite.model_dump(mode="json"), "recipes": {name: dict(content) for name, content in self.contents.items()}, "nodes": nodes})
         for cell in self.cells:
             self.folder.recipe(cell, self.contents[cell.variation], self.recipe_folder)
-        left = [paths for paths in store.runs_in(self.folder.runs) if run_folder.state_of(paths) not in FINISHED]
+        left = self._unfinished()
         if left:
             with Fleet(self.cluster) as fleet:
                 for paths in left:
@@ -68,12 +69,15 @@ class SuiteRun:
     def interrupted(self, say: Say) -> None:
         """End the run that is under way."""
         with Fleet(self.cluster) as fleet:
-            for paths in store.runs_in(self.folder.runs):
-                if run_folder.state_of(paths) not in FINISHED:
-                    try:
-                        stop.stop(fleet, paths, say)
-                    except HomelabError as error:
-                        say(f"{paths.name} could not be stopped: {error.message}")
+            for paths in self._unfinished():
+                try:
+                    stop.stop(fleet, paths, say)
+                except HomelabError as error:
+                    say(f"{paths.name} could not be stopped: {error.message}")
+
+    def _unfinished(self) -> list[RunPaths]:
+        """The runs that may go on: also one that has failed, while its supervisor recovers it."""
+        return [paths for paths in store.runs_in(self.folder.runs) if run_folder.state_of(paths) not in FINISHED or supervisor_lock.is_held(paths)]
 
     def summary(self) -> tuple[Summary, ...]:
         """What is known now."""

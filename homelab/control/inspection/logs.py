@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from homelab.control import node_matching
-from homelab.control.inspection import run_folder
+from homelab.control.inspection import run_folder, run_owner
 from homelab.errors import HomelabError, InputError
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
 from homelab.runs import poll_reply, store
 from homelab.runs.paths import RunPaths
-from homelab.runs.state import FINISHED, State, newest_attempt, run_state
+from homelab.runs.state import State, newest_attempt, run_state
+from homelab.supervision import ownership
 from homelab.text.hint import homelab
 
 
@@ -76,8 +77,15 @@ def read(fleet: Fleet, paths: RunPaths, rank: int | None, lines: int, attempt: i
     current = {name: reply if name in runs else reply.model_copy(update={"run": None}) for name, reply in replies.items()}
     return RunLogs(
         paths.name, number, newest, _rank_logs(current, rank), {name: list(run.torchrun_tail) for name, run in runs.items()}, unreachable,
-        is_final=number < newest or run_state(names, current, unreachable, kept=cast("State | None", store.state_of(paths, number))) in FINISHED,
+        is_final=number < newest or _is_over(paths, number, names, current, unreachable),
     )  # fmt: skip
+
+
+def _is_over(paths: RunPaths, attempt: int, names: list[str], replies: dict[str, poll_reply.Reply], unreachable: dict[str, str]) -> bool:
+    """Whether nothing more will be printed: the attempt has ended, and nobody is about to start the next."""
+    state = run_state(names, replies, unreachable, kept=cast("State | None", store.state_of(paths, attempt)))
+    on_nodes = {name: reply.supervisor for name, reply in replies.items() if reply.supervisor}
+    return state != "lost" and ownership.is_over(state, run_owner.of_run(paths, attempt, replies, on_nodes), float("inf"))
 
 
 def _plan(paths: RunPaths, number: int, newest: int) -> Plan | None:

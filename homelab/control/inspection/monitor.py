@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from homelab.control import node_matching
-from homelab.control.inspection import run_folder
+from homelab.control.inspection import run_folder, run_owner
 from homelab.control.recovery import diagnosis_store, manual_lock
-from homelab.control.stopping import leftovers, stop
+from homelab.control.stopping import leftovers
 from homelab.control.supervision import remote_supervisor
 from homelab.dashboard import card_history
 from homelab.dashboard import live as live_dashboard
@@ -27,20 +27,20 @@ from homelab.runs import event_log, events, store, supervisor_lock
 from homelab.runs import poll_reply as replies
 from homelab.runs.metrics import Gathered
 from homelab.runs.paths import RunPaths
-from homelab.runs.state import FINISHED, newest_attempt, node_part
-from homelab.supervision import unsupervised
+from homelab.runs.state import FINISHED, State, newest_attempt, node_part
+from homelab.supervision import ownership, unsupervised
+from homelab.supervision.ownership import Ownership
 from homelab.supervision.unsupervised_stall import detect_stall
 from homelab.text.hint import Hint, Options, homelab
-from homelab.text.sanitize import plain
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
 
 
 class Watcher:
-    """Looks at one run again and again; asks only for what is new."""
+    """Looks at one run again and again; asks only for what is new. `is_owner`: who looks holds the run, and asks how its attempt is."""
 
-    def __init__(self, fleet: Fleet, paths: RunPaths) -> None:
+    def __init__(self, fleet: Fleet, paths: RunPaths, *, is_owner: bool = False) -> None:
         self._fleet = fleet
         self._paths = paths
         self._described = store.read_object(paths.run_json)
@@ -54,7 +54,11 @@ class Watcher:
         """Node of `unreachable` -> what would make it answer, as its connection said."""
         self.without_supervisor: tuple[Hint, ...] = ()
         """What the owner has to know because nobody looks after the run; empty while somebody does, or need not."""
+        self.owner = Ownership()
+        """Who acted on the run at the last look."""
+        self._is_owner = is_owner
         self._before: Snapshot | None = None
+        self._still_since_s: float | None = None  # since when the run is seen to have ended, without an owner
         self._is_left = False
 
     def leave(self) -> None:
@@ -66,7 +70,7 @@ class Watcher:
 
     def look(self) -> Snapshot:
         """Ask every node of the plan once; gather metrics, write down the state when it changed."""
-        plan = run_folder.plan_of(self._paths)
+        plan, was_held = run_folder.plan_of(self._paths), supervisor_lock.is_held(self._paths)
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
@@ -80,11 +84,12 @@ class Watcher:
         for name, reply in self.replies.items():
             if reply.run and reply.run.secrets_removed:
                 leftovers.note(self._paths, name)
+        self.owner = run_owner.of_run(self._paths, max(plan.attempt, newest_attempt(self.replies)), self.replies, on_nodes, was_held=was_held, is_ours=self._is_owner)
         run = RunInfo(
             self._paths.name, self._described.get("recipe_file", ""), plan, self._is_script,
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
             kept=kept,  # type: ignore[arg-type]
-            supervisor=self._supervisor(on_nodes),
+            owner=self.owner,
         )  # fmt: skip
         metrics = [replies.Metric.model_validate(line) for line in self._gathered.lines]
         snapshot = build(run, Observation(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
@@ -94,11 +99,21 @@ class Watcher:
         snapshot = snapshot.model_copy(update={"diagnosis": diagnosis, "next_commands": following})
         self.without_supervisor = self._without_supervisor(snapshot, plan)
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))
-        snapshot = snapshot.model_copy(update={"notes": (*snapshot.notes, *map(Hint, self._off(snapshot, kept)), *self.without_supervisor, *outliving)})
+        notes = (*snapshot.notes, *map(Hint, self._off(snapshot, kept)), *self.without_supervisor, *outliving)
+        snapshot = snapshot.model_copy(update={"notes": notes, "is_over": self._is_over(snapshot.state)})
         if snapshot.state != before:
             store.set_state(self._paths, snapshot.state, snapshot.attempt)
             self._tell(events.state(snapshot.state, snapshot.attempt, snapshot.diagnosis.title if snapshot.diagnosis else None))
         return snapshot
+
+    def _is_over(self, state: State) -> bool:
+        """Whether nothing more will happen by itself, which of a run without an owner is known after a while."""
+        now_s = time.monotonic()
+        if not ownership.is_over(state, self.owner, float("inf")):
+            self._still_since_s = None
+            return False
+        self._still_since_s = now_s if self._still_since_s is None else self._still_since_s
+        return ownership.is_over(state, self.owner, now_s - self._still_since_s)
 
     def _told(self, snapshot: Snapshot) -> cause.Diagnosis | None:
         """Why it failed: by what the nodes say, or by what was kept of it where that knows more. It is kept before anybody is told.
@@ -127,14 +142,6 @@ class Watcher:
         if remote_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more
             reply_of |= remote_supervisor.look(self._fleet, self._paths)
         return reply_of
-
-    def _supervisor(self, on_nodes: dict[str, replies.SupervisorReply]) -> str:
-        """What the run's supervisor is doing, on this machine or on a node; empty where none is at work."""
-        if supervisor_lock.is_held(self._paths):
-            record = store.read_object(self._paths.supervisor_json)  # a person may have spoilt it
-            doing = plain(str(record.get("doing") or "watching"))  # nothing is known where the folder was deleted
-            return str(replies.SupervisorReply(alive=True, doing=doing, why=plain(str(record.get("why", "")))))
-        return next((f"{reply} (on {name})" for name, reply in on_nodes.items() if reply.alive), "")
 
     def _without_supervisor(self, snapshot: Snapshot, plan: Plan) -> tuple[Hint, ...]:
         if snapshot.supervisor:
@@ -202,36 +209,19 @@ def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathe
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -> int:
-    """Look until the run ends: the dashboard on a terminal, a line per change elsewhere. Ctrl-C and the key q leave the run alone.
+    """Look until the run ends: the dashboard on a terminal, a line per change elsewhere. Who looks ends nothing: Ctrl-C and the key q leave the run alone.
 
-    `options` are those of the commands that are shown. Returns the exit code: 0 done, 1 failed or stopped, 3 when the nodes cannot be asked
-    any more, 130 after Ctrl-C and q.
+    `options` are those of the commands that are shown. Returns the exit code: 0 done (and after the key q), 1 failed or stopped, 3 when the nodes
+    cannot be asked any more, 130 after Ctrl-C.
     """
     watcher = Watcher(fleet, paths)
-    snapshot = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, ends=has_ended, on_leave=watcher.leave)
-    if snapshot is None or not has_ended(snapshot):
-        return EXIT_INTERRUPTED
+    watched = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, on_leave=watcher.leave)
+    snapshot = watched.last
+    if watched.end != "over" or snapshot is None:
+        return EXIT_DONE if watched.end == "left" else EXIT_INTERRUPTED
     if not live_dashboard.can_draw(console):
         if snapshot.diagnosis is not None:
             console.print(cause.render(snapshot.diagnosis))
         for entry in snapshot.next_commands:
             console.print(f"  {entry.purpose:8} {entry.command}", markup=False, highlight=False, soft_wrap=True)
     return {"done": EXIT_DONE, "lost": EXIT_UNREACHABLE}.get(snapshot.state, EXIT_FAILED)
-
-
-def wait(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -> int:
-    """`until_end` for who started the run: an attempt that failed fails as a whole, so what is left of it is ended.
-
-    (Ranks that had not begun to train wait long for the one that is missing, and hold their cards meanwhile.)
-    """
-    code = until_end(fleet, paths, console=console, options=options)
-    if code == EXIT_FAILED:
-        outcome = stop.stop(fleet, paths, lambda text: None)
-        for line in outcome.lines() if outcome.exit_code != EXIT_DONE else ():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return code
-
-
-def has_ended(snapshot: Snapshot) -> bool:
-    """With a supervisor a failure is not the end: it goes on, or gives up and leaves."""
-    return snapshot.state in ("done", "stopped") or (snapshot.state in (*FINISHED, "lost") and not snapshot.supervisor)

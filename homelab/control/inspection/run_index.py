@@ -35,12 +35,13 @@ class NodeEntry:
     has_ended: bool = False
     returncode: int | None = None
     was_stopped: bool = False
+    is_owned: bool = False
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> NodeEntry:
         """From the node's answer."""
         end = entry["exit"] or {}
-        return cls(entry["attempt"], bool(entry["alive"]), bool(entry["final"]), bool(end), end.get("returncode"), bool(end.get("stopped")))
+        return cls(entry["attempt"], bool(entry["alive"]), bool(entry["final"]), bool(end), end.get("returncode"), bool(end.get("stopped")), bool(entry["busy"]))
 
 
 def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:
@@ -79,7 +80,7 @@ def judge(row: RunRow, entries: Iterable[NodeEntry]) -> RunRow:
     elif any(entry.has_final for entry in entries) or all(entry.returncode == 0 for entry in current):  # a [script] leaves no final model
         state = "done"
     elif any(entry.was_stopped for entry in current):
-        state = "stopped"
+        state = "starting" if any(entry.is_owned for entry in entries) else "stopped"
     else:
         state = "failed"
     return replace(row, attempt=newest, state=state)

@@ -10,7 +10,7 @@ from homelab.control.inspection import adoption, run_folder
 from homelab.control.recovery import manual_lock
 from homelab.control.stopping import leftovers
 from homelab.errors import HomelabError, InputError
-from homelab.protocol import layout
+from homelab.protocol import layout, lock
 from homelab.remote.fanout import Fleet
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
@@ -34,7 +34,7 @@ def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
 
 def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     local = store.runs_in(runs_dir)
-    open_here = [paths.name for paths in local if run_folder.state_of(paths) not in FINISHED]
+    open_here = [paths.name for paths in local if run_folder.state_of(paths) not in FINISHED or lock.is_held(paths.supervisor_lock)]
     newest = max(local, key=run_folder.created_at, default=None)
     if name is None and newest and open_here == [newest.name]:
         return newest

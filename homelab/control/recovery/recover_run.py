@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from homelab.control import claims
-from homelab.control.inspection import adoption, run_folder, run_lookup
+from homelab.control.inspection import adoption, run_folder, run_lookup, run_owner
 from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards
 from homelab.control.supervision import remote_supervisor
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
@@ -108,7 +108,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
 
 
 def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
-    """Raises InputError when a supervisor is at work on a node (`manual_lock` asks this machine): two would stop each other's attempts."""
+    """Raises InputError when a supervisor is at work on a node or elsewhere (`manual_lock` asks this machine): two would stop each other's attempts."""
     active = remote_supervisor.at_work(fleet, paths)
     if active is not None:
         name, reply = active
@@ -117,4 +117,12 @@ def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
             f"this run has a supervisor that recovers it by itself; now it is {reply.doing or 'at work'}: {reply.why}",
             where=f"{paths.name}, process {reply.pid or '?'} on {name}",
             hint=Hint("{}; to do it by hand: {}, then once more", homelab("status", paths.name), kill),
+        )
+    follower = run_owner.elsewhere(fleet, paths)
+    if follower is not None:
+        pid = follower.process.get("pid")
+        raise InputError(
+            f"this run has a supervisor on another machine, which recovers it by itself; it was heard {follower.silent_s:.0f} s ago",
+            where=f"{paths.name}; {follower.by or 'its name is not known'}",
+            hint=Hint("{}; to do it by hand, on that machine: kill {}, then here once more", homelab("status", paths.name), pid if isinstance(pid, int) else "PID"),
         )

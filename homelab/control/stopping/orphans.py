@@ -9,13 +9,13 @@ from homelab.control.inspection import monitor, run_lookup
 from homelab.control.stopping import leftovers, stop
 from homelab.errors import HomelabError
 from homelab.remote.fanout import Fleet
-from homelab.runs.state import FINISHED
+from homelab.supervision import ownership
 
 
 def end(fleet: Fleet, runs_dir: Path, say: Callable[[str], None]) -> tuple[list[stop.Outcome], list[str], dict[str, HomelabError], list[str]]:
     """End them on every node: (what was ended, the runs that live and were left alone, the nodes that could not be asked, what else was repaired).
 
-    A run that trains is left alone, and so is one whose supervisor is at work, here or on its head.
+    A run that trains is left alone, and so is one that somebody owns: a supervisor, here or anywhere, or a command.
     """
     say("asking the nodes what runs there")
     answers, unreachable = fleet.ask("runs")
@@ -23,9 +23,10 @@ def end(fleet: Fleet, runs_dir: Path, say: Callable[[str], None]) -> tuple[list[
     ended, kept = [], []
     for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
         paths = run_lookup.run(fleet, runs_dir, name, say)
-        snapshot = monitor.Watcher(fleet, paths).look()
-        if snapshot.supervisor or snapshot.state not in (*FINISHED, "lost"):
-            kept.append(name)
-        else:
+        watcher = monitor.Watcher(fleet, paths)
+        snapshot = watcher.look()
+        if ownership.is_orphaned(snapshot.state, watcher.owner):
             ended.append(stop.stop(fleet, paths, say))
+        else:
+            kept.append(name)
     return ended, kept, unreachable, repaired

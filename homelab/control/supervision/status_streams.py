@@ -14,6 +14,7 @@ from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError
 from homelab.remote.agent import Agent, connect
 from homelab.remote.fanout import Fleet
+from homelab.runs import process_owner
 from homelab.supervision.node_status import NodeStatus
 from homelab.supervision.watchdog import UNHEARD_S
 
@@ -29,7 +30,7 @@ class StatusStreams:
 
     def __init__(self, cluster: Cluster, run: str, attempt: int, names: list[str]) -> None:
         self._cluster = cluster
-        self._request = {"run": run, "attempt": attempt}
+        self._request = {"run": run, "attempt": attempt, "by": process_owner.name(), "process": process_owner.mark()}
         self._statuses: dict[str, tuple[NodeStatus, float]] = {}
         self._ended = threading.Event()
         self._changed = threading.Condition()

@@ -58,9 +58,10 @@ class Supervisor:
         history = manual_lock.valid_history(supervisor_json)
         is_same = history["attempt"] == self._plan.attempt
         self._step_times = StepTimeWindow(history["step_s"] if is_same else None)
-        state_json = store.read_object(paths.state_json)
-        # The attempt that the last supervisor was about to start came to its start.
-        has_started = not is_same and (state_json.get("attempt"), state_json.get("state")) == (self._plan.attempt, "running")
+        # The attempt that the last supervisor was about to start came to its start. (state.json is written by everybody who looks.)
+        has_started = not is_same and any(
+            (line.get("event"), line.get("attempt")) == ("attempt-resumed", self._plan.attempt) for line in event_log.lines(paths)
+        )
         self._state = State(
             self._plan.attempt, recipe.recovery, recipe.checkpoint, restarts=tuple(Restart(**entry) for entry in history["restarts"]),
             was_cut_short=supervisor_json.get("doing") == "recovering" and not has_started,
@@ -199,7 +200,8 @@ class Supervisor:
     def _stop_ranks(self, names: frozenset[str]) -> None:
         """On these nodes a rank may still wait for its peers."""
         with Fleet(self._run.cluster) as fleet:
-            fleet.ask("stop", {"run": self._paths.name, "grace_s": STOP_GRACE_S}, names=names)
+            # Never what another controller has started meanwhile.
+            fleet.ask("stop", {"run": self._paths.name, "grace_s": STOP_GRACE_S, "after": self._plan.attempt}, names=names)
 
     def _collect_aside(self) -> None:
         """`_collect` in a thread: a node that does not answer takes ten seconds."""

@@ -47,8 +47,8 @@ class MetricsSource:
         """Raises HomelabError where the run's folder is damaged."""
         state = run_folder.state_of(self._paths)  # before the metrics: they are gathered before the end is written down
         if supervisor_lock.is_held(self._paths):
-            return self._kept(state, is_over=state in ("done", "stopped"))
-        if state in FINISHED and (state != "failed" or not remote_supervisor.recorded(self._paths)):  # one on a node may be recovering it
+            return self._kept(state, is_over=state == "done")
+        if state == "done" or (state in FINISHED and self._is_owned_here_alone()):
             return self._kept(state, is_over=True)
         self._watcher = self._watcher or monitor.Watcher(self._fleet, self._paths)
         try:
@@ -57,7 +57,11 @@ class MetricsSource:
             return self._kept(state, is_over=False, trouble=error.message, next_s=_NODES_S)
         silent = self._watcher.unreachable
         trouble = f"{', '.join(silent)} cannot be asked" if snapshot.state == "lost" else ""
-        return self._kept(snapshot.state, is_over=monitor.has_ended(snapshot) and snapshot.state != "lost", trouble=trouble, next_s=_NODES_S)
+        return self._kept(snapshot.state, is_over=snapshot.is_over and snapshot.state != "lost", trouble=trouble, next_s=_NODES_S)
+
+    def _is_owned_here_alone(self) -> bool:
+        """Whether the run has had its supervisor on this machine, so that nobody recovers it where none is here. Elsewhere one may be at work."""
+        return self._paths.supervisor_json.is_file() and not remote_supervisor.recorded(self._paths)
 
     def _kept(self, state: str, *, is_over: bool, trouble: str = "", next_s: float = _FILE_S) -> Look:
         self._gathered.refresh()

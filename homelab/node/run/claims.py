@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.system import processes
+from homelab.node.system import boot_clock, processes
 from homelab.protocol import files, layout
 from homelab.protocol.errors import Refusal
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import Claimed, Holder
+    from homelab.protocol.owner_messages import Claimed, Holder
 
 LIFE_S = 300.0  # a claim that takes longer stays, unless another command wants it: then the start is refused, and nothing is stopped
 LOCK_S = 8.0  # the holder of the lock writes some small files; a controller waits 20 s for an answer
@@ -52,15 +52,15 @@ def claim(request: JsonObject) -> Claimed:
         if request.get("alone"):
             _refuse_known(request["workdir"], run)
             started = files.read_object(os.path.join(folder, ".started")) or {}
-            if started.get("run") != run and _age_s(started) <= age_s:
+            if started.get("run") != run and boot_clock.passed_s(started) <= age_s:
                 return {"holder": _shown(started, started.get("run"), is_started=True)}
         for other, other_claim in _claims(folder).items():
             is_wanted = other == run or request.get("alone")
-            if is_wanted and other_claim.get("token") not in (token, request.get("instead")) and _age_s(other_claim) < LIFE_S:
+            if is_wanted and other_claim.get("token") not in (token, request.get("instead")) and boot_clock.passed_s(other_claim) < LIFE_S:
                 return {"holder": _shown(other_claim, other)}
         kept = {key: request.get(key) for key in ("token", "by", "doing", "process")}
-        files.write_json(_file(folder, run), dict(kept, run=run, alone=bool(request.get("alone")), **_now()))
-    return {"holder": None, "newest": (paths.attempts(paths.run_dir(request["workdir"], run)) or [0])[-1]}
+        files.write_json(_file(folder, run), dict(kept, run=run, alone=bool(request.get("alone")), **boot_clock.now()))
+    return {"holder": None, "newest": _newest(request)}
 
 
 def release(request: JsonObject) -> JsonObject:
@@ -81,7 +81,7 @@ def starting(request: JsonObject) -> Iterator[None]:
     run, token = layout.checked(request["run"]), request.get("token")
     with locked(request["workdir"]) as folder:
         current = files.read_object(_file(folder, run)) or {}
-        if token is None and current and _age_s(current) < LIFE_S:
+        if token is None and current and boot_clock.passed_s(current) < LIFE_S:
             raise _taken(run, current)
         if token is not None and current.get("token") != token:
             if current:
@@ -91,7 +91,7 @@ def starting(request: JsonObject) -> Iterator[None]:
         yield
         if current.get("alone"):
             with contextlib.suppress(OSError):
-                files.write_json(os.path.join(folder, ".started"), dict(current, **_now()))
+                files.write_json(os.path.join(folder, ".started"), dict(current, **boot_clock.now()))
         _remove(_file(folder, run))
 
 
@@ -103,6 +103,7 @@ def stopping(request: JsonObject) -> Iterator[None]:
     """
     run, token = layout.checked(request["run"]), request.get("token")
     if token is None and not request.get("by_hand"):
+        _refuse_superseded(request)
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -113,10 +114,10 @@ def stopping(request: JsonObject) -> Iterator[None]:
         if folder and request.get("by_hand"):
             _remove(_file(folder, run))
             with contextlib.suppress(OSError):
-                files.write_json(_mark(folder, run), _now())
+                files.write_json(_mark(folder, run), dict(boot_clock.now(), attempt=_newest(request)))
         if folder and token is not None:
             current = files.read_object(_file(folder, run)) or {}
-            if current and current.get("token") != token and _age_s(current) < LIFE_S:
+            if current and current.get("token") != token and boot_clock.passed_s(current) < LIFE_S:
                 raise _taken(run, current)
             _refuse_superseded(request)
         stack.close()  # the stop finds what runs now; a later start must take this lock first
@@ -136,13 +137,25 @@ def undo(request: JsonObject) -> bool:
     return any(start.get("token") == request["token"] for start in starts)
 
 
+def holder(workdir: str, run: str) -> Holder | None:
+    """Who has claimed the run now; None for nobody."""
+    current = files.read_object(_file(_folder(workdir), run)) or {}
+    return _shown(current, run) if current and boot_clock.passed_s(current) < LIFE_S else None
+
+
+def stopped_attempt(workdir: str, run: str) -> int | None:
+    """The newest attempt at the last stop by hand; None where there was none, or where that is not known any more."""
+    attempt = (files.read_object(_mark(_folder(workdir), run)) or {}).get("attempt")
+    return attempt if isinstance(attempt, int) and attempt >= 0 else None
+
+
 def was_stopped(request: JsonObject, since_s: float) -> bool:
-    """Whether the run was stopped by hand after `since_s` (of `clock_s`): why a start has failed in which it came."""
+    """Whether the run was stopped by hand after `since_s` (of `boot_clock.clock_s`): why a start has failed in which it came."""
     folder = _folder(request["workdir"])
     try:
         with contextlib.suppress(RefusedError), locked(request["workdir"]):
             pass  # a process that was writing the mark has finished; a frozen process is not waited for: a mark that is there counts
-        return _age_s(files.read_object(_mark(folder, request["run"])) or {}) < clock_s() - since_s
+        return boot_clock.passed_s(files.read_object(_mark(folder, request["run"])) or {}) < boot_clock.clock_s() - since_s
     except OSError:
         return False
 
@@ -195,40 +208,21 @@ def _frozen(descriptor: int, place: str) -> RefusedError:
     return RefusedError("frozen", message, hint, place)
 
 
-def boot_id() -> str:
-    """The id of this boot. It changes with every boot: a pid from before a power cut means nothing."""
-    return files.text("/proc/sys/kernel/random/boot_id")
-
-
-def _now() -> JsonObject:
-    return {"at_s": clock_s(), "boot_id": boot_id()}
-
-
-def clock_s() -> float:
-    """Seconds of this machine's clock that runs through sleep."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def _age_s(entry: JsonObject) -> float:
-    """Seconds since the claim was written; infinite for a claim of another boot, or a damaged one."""
-    at_s = entry.get("at_s")
-    if not isinstance(at_s, (int, float)) or entry.get("boot_id") != boot_id():
-        return float("inf")
-    return max(0.0, clock_s() - at_s)
-
-
 def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
-    stopped_s = _age_s(files.read_object(_mark(folder, run)) or {})
+    stopped_s = boot_clock.passed_s(files.read_object(_mark(folder, run)) or {})
     if stopped_s < age_s:
         raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, while this was under way", goes_on(run))
 
 
 def _refuse_superseded(request: JsonObject) -> None:
-    after = request.get("after")
-    newest = (paths.attempts(paths.run_dir(request["workdir"], request["run"])) or [0])[-1]
+    after, newest = request.get("after"), _newest(request)
     if after is not None and newest > int(after):
         raise RefusedError("superseded", f"{request['run']} has gone on elsewhere: this node knows attempt {newest} of it", see(request["run"]))
+
+
+def _newest(request: JsonObject) -> int:
+    """The newest attempt that this node knows."""
+    return (paths.attempts(paths.run_dir(request["workdir"], request["run"])) or [0])[-1]
 
 
 def _refuse_known(workdir: str, run: str) -> None:
@@ -254,7 +248,7 @@ def see(run: str) -> str:
 
 def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:
     """The holder as a controller reads it: complete, even where the file is not."""
-    age_s = _age_s(current)
+    age_s = boot_clock.passed_s(current)
     token, by, doing = (current[key] if isinstance(current.get(key), str) else "" for key in ("token", "by", "doing"))
     process = current.get("process")
     process = process if isinstance(process, dict) else {}
@@ -292,5 +286,5 @@ def _sweep(folder: str) -> None:
     """Remove records of claims and stops that are too old to matter."""
     for name in os.listdir(folder):
         entry = files.read_object(os.path.join(folder, name)) if name != ".lock" else None
-        if entry is not None and _age_s(entry) > _KEPT_S:
+        if entry is not None and boot_clock.passed_s(entry) > _KEPT_S:
             _remove(os.path.join(folder, name))

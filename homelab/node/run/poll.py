@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths, supervisor_host
-from homelab.node.run import attempt_records, claims, leftovers
-from homelab.node.system import processes, utilisation
+from homelab.node.run import attempt_records, leftovers, ownership
+from homelab.node.system import boot_clock, processes, utilisation
 from homelab.protocol import files, layout, manifest
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ def poll(request: JsonObject) -> PollReply:
 
     `before` true: with the curves of what came before this attempt, as the head keeps them.
     """
-    reply: PollReply = {"node": request["node"], "time": time.time(), "run": None, "supervisor": None, **utilisation.read()}
+    reply: PollReply = {"node": request["node"], "time": time.time(), "run": None, "supervisor": None, "owner": None, **utilisation.read()}
     run = request.get("run")
     folder = paths.run_dir(request["workdir"], run) if run else None
     if folder and os.path.isdir(folder):
         reply["run"] = _run(folder, request)
     if run:
         reply["supervisor"] = supervisor_host.state(request["workdir"], run)
+        reply["owner"] = ownership.seen(request["workdir"], run)
     return reply
 
 
@@ -53,6 +54,7 @@ def runs(request: JsonObject) -> Runs:
                 "alive": bool(alive.get(name)),
                 "exit": files.read_object(os.path.join(node_dir, "exit.json")) if node_dir else None,
                 "final": os.path.exists(os.path.join(folder, "final", "README.md")),
+                "busy": ownership.busy(request["workdir"], name),
             }
         )
     return {"runs": known_runs, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
@@ -101,7 +103,7 @@ def _run(folder: str, request: JsonObject) -> RunReply:
 
 def _rebooted(agent: JsonObject | None) -> bool | None:
     """Whether this machine was started anew since the attempt was; None where that is not known."""
-    then, now = (agent or {}).get("boot_id"), claims.boot_id()
+    then, now = (agent or {}).get("boot_id"), boot_clock.boot_id()
     return then != now if isinstance(then, str) and then and now else None
 
 

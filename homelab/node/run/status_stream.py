@@ -14,10 +14,10 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records
-from homelab.node.run.claims import boot_id
+from homelab.node.run import attempt_records, ownership
 from homelab.node.run.peer_probe import Peers
 from homelab.node.system import process_activity, processes
+from homelab.node.system.boot_clock import boot_id
 from homelab.protocol import files, manifest, phases
 
 if TYPE_CHECKING:
@@ -33,16 +33,19 @@ _DEAD = frozenset(("", "Z", "X"))
 
 
 def follow(request: JsonObject) -> None:
-    """Print JSON lines (types: `homelab.supervision.node_status.NodeStatus`) until stdin closes. `request`: workdir, node, run, attempt.
+    """Print JSON lines (types: `homelab.supervision.node_status.NodeStatus`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
 
-    Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`).
+    Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`, `homelab.node.run.ownership`).
     """
     follower = Follower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
+    ear = ownership.Ear(follower.folder, request)
     ended = threading.Event()
 
     def listen() -> None:
         while sys.stdin.buffer.readline():  # each line shows that the follower is alive
             hear(follower.here)
+            ear.hear()
+        ear.leave()
         ended.set()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, secret_files
-from homelab.node.run.claims import boot_id
 from homelab.node.storage import program_checkpoints
-from homelab.node.system import processes, programs, utilisation
+from homelab.node.system import boot_clock, processes, programs, utilisation
 from homelab.protocol import files, layout
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def start(request: JsonObject) -> JsonObject:
     run, attempt, node = layout.checked(request["run"]), int(request["attempt"]), layout.checked(request["node"])
     folder = paths.run_dir(request["workdir"], run)
     node_dir = paths.node_dir(folder, attempt, node)
-    began_s = claims.clock_s()
+    began_s = boot_clock.clock_s()
     with claims.starting(request):
         watcher = _start_watcher(request, run, attempt, folder, node_dir)
     try:
@@ -104,7 +103,7 @@ def watch(node_dir: str) -> None:
         secret_files.remove(folder)
         _write_exit(node_dir, {"returncode": 127, "signal": None, "ended_at": time.time(), "stopped": False, "error": str(error)})
         return
-    agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_id()}
+    agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_clock.boot_id()}
     try:
         files.write_json(os.path.join(node_dir, "agent.json"), agent)
     except OSError as error:

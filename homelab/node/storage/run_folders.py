@@ -7,9 +7,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 from homelab.node import paths, supervisor_host
-from homelab.node.run import claims, secret_files
+from homelab.node.run import claims, ownership, secret_files
 from homelab.node.system import processes
-from homelab.protocol import files, layout
+from homelab.protocol import layout
 from homelab.protocol.errors import Refusal
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
         return "it is alive on this node"
     if (supervisor_host.state(workdir, run) or {}).get("alive"):
         return "its supervisor is at work on this node"
-    claim = files.read_object(os.path.join(claims._folder(workdir), f"{run}.json")) or {}
-    return "a command is about to continue it" if claim and claims._age_s(claim) < claims.LIFE_S else ""
+    return ownership.busy(workdir, run)
 
 
 def remove(request: JsonObject) -> JsonObject:

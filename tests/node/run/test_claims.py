@@ -16,7 +16,7 @@ import pytest
 from homelab.control import claims as controller
 from homelab.node import paths
 from homelab.node.run import claims, torchrun
-from homelab.node.system import processes
+from homelab.node.system import boot_clock, processes
 from homelab.protocol import files
 from homelab.remote import answers
 
@@ -35,7 +35,7 @@ def workdir(tmp_path: Path) -> Iterator[str]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The node's clock; tests move it."""
     now = [1000.0]
-    monkeypatch.setattr(claims, "clock_s", lambda: now[0])
+    monkeypatch.setattr(boot_clock, "clock_s", lambda: now[0])
     return now
 
 
@@ -99,7 +99,7 @@ def test_who_never_comes_back_is_waited_for_some_minutes_and_not_longer(workdir:
         start(workdir, "a")
     assert caught.value.kind == "taken" and f"homelab stop {RUN}" in caught.value.hint and not alive(workdir)
     assert claim(workdir, "c", instead="b") is None, "whose process is known to be gone"
-    monkeypatch.setattr(claims, "boot_id", lambda: "the next boot")
+    monkeypatch.setattr(boot_clock, "boot_id", lambda: "the next boot")
     assert claim(workdir, "d") is None, "nor is what was written before a power cut"
 
 
@@ -210,8 +210,8 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
             with pytest.raises(claims.RefusedError, match="is frozen"):
                 stop(workdir, by_hand=True)
             assert not alive(workdir)
-            files.write_json(claims._mark(claims._folder(workdir), RUN), claims._now())
-            assert claims.was_stopped({"workdir": workdir, "run": RUN}, claims.clock_s() - 5), "a mark that is there counts"
+            files.write_json(claims._mark(claims._folder(workdir), RUN), boot_clock.now())
+            assert claims.was_stopped({"workdir": workdir, "run": RUN}, boot_clock.clock_s() - 5), "a mark that is there counts"
             os.unlink(claims._mark(claims._folder(workdir), RUN))
         finally:
             holder.kill()

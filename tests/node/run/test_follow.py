@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from homelab.node.run import claims, stacks, status_stream, torchrun
+from homelab.node.run import stacks, status_stream, torchrun
+from homelab.node.system import boot_clock
 from homelab.protocol import files
 from homelab.supervision.node_status import NodeStatus
 from scripts.practice.desk import wait_until
@@ -85,7 +86,7 @@ def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(attempt: 
 def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) -> None:
     beat(attempt, 3)
     mine = {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0}
-    for boot, lives in ((claims.boot_id(), True), ("", True), ("the boot before", False)):
+    for boot, lives in ((boot_clock.boot_id(), True), ("", True), ("the boot before", False)):
         write(attempt / "nodes" / NODE / "agent.json", mine | {"boot_id": boot})
         sign = NodeStatus.model_validate(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
         assert sign.started and [bool(sign.agent), bool(sign.torchrun), bool(sign.ranks[0].state)] == [lives] * 3
