@@ -12,7 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from homelab.lab import Lab, procfs
 from scripts.practice import prepared_commands
@@ -48,6 +48,10 @@ class Desk:
             [*COMMAND, *arguments], cwd=self.folder, env=self._environment() | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=_heed_signals,
         )  # fmt: skip
+
+    def start(self, *arguments: str, stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a command whose output goes to files, and leave it."""
+        return subprocess.Popen([*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
 
     def launch(self, recipe: str, *options: str) -> Run:
         """`homelab launch --json`: the run it has started. The collective test, ten seconds of each changed cluster, has tests of its own."""

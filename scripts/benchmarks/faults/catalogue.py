@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import deaths, disks, outside, throttles, together, told
+from benchmarks.faults import deaths, disks, looked_at, outside, throttles, together, told
 from benchmarks.faults.scene import Case
 
-ALL: tuple[Case, ...] = (*deaths.CASES, *outside.CASES, *disks.CASES, *throttles.CASES, *told.CASES, *together.CASES)
+ALL: tuple[Case, ...] = (*deaths.CASES, *outside.CASES, *disks.CASES, *throttles.CASES, *told.CASES, *together.CASES, *looked_at.CASES)
 
 # The most telling ones, a quarter of a minute each: for every change of the code.
 FAST = ("worker-killed", "power-cut", "worker-frozen", "checkpoint-bit", "two-at-once", "out-of-memory")
