@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from homelab.diagnose.topic import Topic
 
+_FEW_WORDS = 3  # more than these are a line, not a topic
+
 
 def command(
     topic: Annotated[
@@ -50,13 +52,15 @@ def _unknown(query: str) -> Exception:
     from homelab.diagnose import topic_index
     from homelab.errors import InputError, did_you_mean
     from homelab.text.sanitize import plain_name
+    from homelab.text.units import listed
 
-    near = did_you_mean(query[:200].lower(), topic_index.vocabulary())
-    return InputError(
-        f'there is no topic "{plain_name(query)}".{near}',
-        where="the argument of homelab explain",
-        hint="homelab explain lists all topics",
-    )
+    where = "the argument of homelab explain"
+    if len(query.split()) > _FEW_WORDS:
+        near = topic_index.nearest(query)
+        topics = f"the nearest topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})" if near else "and no topic is near it"
+        return InputError(f'no rule knows the line "{plain_name(query)}"; {topics}', where=where, hint="homelab explain lists all topics; of a run: homelab why RUN")
+    near_word = did_you_mean(query[:200].lower(), topic_index.vocabulary())
+    return InputError(f'there is no topic "{plain_name(query)}".{near_word}', where=where, hint="homelab explain lists all topics")
 
 
 def _document(topic: Topic) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from rich.text import Text
 
 from homelab.config.cluster import Node
 from homelab.diagnose import endings, traces
+from homelab.diagnose.matching import first_line
 from homelab.diagnose.rules import RULES
 from homelab.diagnose.shipped import Shipped
-from homelab.diagnose.suspects import Suspect, absent, first_line, of_node, person, silent, unconnected
+from homelab.diagnose.suspects import Suspect, absent, of_node, person, silent, unconnected
 from homelab.models import CommandField, DisplayValue, HintField
 from homelab.node_commands import on_node, path_word
 from homelab.runs.poll_reply import Reply
@@ -120,7 +121,7 @@ def diagnose(
     if not suspects:
         return None
     if min(suspect.tier for suspect in suspects) >= 3:
-        suspects += silent(replies, attempt, {suspect.rank for suspect in suspects if suspect.rank is not None})
+        suspects += silent(replies, attempt, tuple(suspects))
     suspects.sort(key=lambda suspect: suspect.order)
     first, *others = (_not_shipped(suspect, context.near) for suspect in suspects)
     return _explain(run, first, others, replies, context)
@@ -168,6 +169,7 @@ def _values(run: str, first: Suspect, file: Shipped | None) -> defaultdict[str, 
     """What the names in a rule's title and hint stand for. `file`: the person's own, where the error is in it."""
     own = {
         "path": first.where or "?",
+        "raised_at": first.raised_at,
         "where": (file and file.place(first.where)) or first.where or f"the log of {person(first.node, first.rank)}",
         "message": first_line(first.saw),
         "port": "of the rendezvous",
@@ -190,7 +192,8 @@ def _because(first: Suspect, others: list[Suspect], replies: Mapping[str, Reply]
     if first.rule is endings.UNREACHABLE and not replies and others:
         because.append("no node of the run answers: it may be this machine's own network")
     if first.where:
-        because.append(f"at {first.where}")
+        is_called = first.raised_at != first.where and traces.is_of_a_library(first.raised_at)
+        because.append(f"at {first.raised_at}, called from {first.where}" if is_called else f"at {first.where}")
     ended = f"signal {first.signal}" if first.signal else f"exit code {first.exit_code}" if first.exit_code else ""
     if ended and ended not in first.saw:
         because.append(f"it ended with {ended}")
@@ -215,20 +218,31 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
     another content it is another training.
     """
     launch = homelab(next((own_file.launch for own_file in context.own_files), "launch RECIPE"))
-    if first.own_hint:
-        hint = Hint.said(first.own_hint)
-        if hint.commands:
-            return hint, NO_COMMAND
+    own = Hint.said(first.own_hint)
+    if own and (own.commands or not first.rule.environment):
+        if own.commands:
+            return own, NO_COMMAND
         if file is not None:  # a worker does not know the controller's files
-            return Hint("{}; in {}, then: {}", hint, values["where"], launch), launch
-        return (Hint("{}; then, as a new training: {}", hint, launch), launch) if first.needs_launch else (hint, NO_COMMAND)
+            return Hint("{}; in {}, then: {}", own, values["where"], launch), launch
+        return (Hint("{}; then, as a new training: {}", own, launch), launch) if first.needs_launch else (own, NO_COMMAND)
     run, node = values["run"], context.nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
     commands = {"recover": homelab("recover", run), "logs": homelab("logs", run), "status": homelab("status", run), "launch": launch}
-    template = first.rule.hint
-    if first.rule is endings.PYTHON_ERROR:
-        template = endings.SCRIPT_ERROR_HINT if file else endings.LIBRARY_ERROR_HINT if traces.is_of_a_library(first.where) else template
+    template = _template(first, file)
     hint = _filled(template, defaultdict(lambda: "?", {**values, **commands, "python": path_word(node.python)}), node)
     return hint, launch if launch in hint.commands else NO_COMMAND
+
+
+def _template(first: Suspect, file: Shipped | None) -> str:
+    """The rule's own hint; for an exception that no rule knows by where it was raised, and by what had called that."""
+    if first.rule is endings.WORKER_ERROR:
+        return endings.UNFORESEEN_HINT
+    if first.rule is not endings.PYTHON_ERROR:
+        return first.rule.hint
+    if traces.is_of_a_library(first.where):
+        return endings.LIBRARY_ERROR_HINT
+    if traces.is_of_a_library(first.raised_at):
+        return endings.CALLED_SCRIPT_HINT if file else endings.CALLED_ERROR_HINT
+    return endings.SCRIPT_ERROR_HINT if file else first.rule.hint
 
 
 def _filled(template: str, values: Mapping[str, str], node: Node) -> Hint:

@@ -1,4 +1,4 @@
-"""The rules: which words in a log mean what, and which command fixes it. The rules themselves are in rules.toml."""
+"""The rules: which words in a log mean what, and which command fixes it. The rules themselves are in the folder rules/."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class Rule:
     the node's own. A hint with {launch} is fixed by a new training.
     `retryable`: a start from the newest checkpoint can help (a supervisor still gives up when the same cause comes back).
     `specificity`: of several rules that match, the highest wins; below 50 the rule only says that something is wrong,
-    not what.
+    not what. No two rules that match the same words have the same one (tests/diagnose/test_rules.py tries all samples against all rules).
+    `environment`: the machine, an installed package, the network or the hub is at fault. Such a rule names no line of the person's own, and
+    its hint goes before a general one of the worker. `explains`: words that count although they are only printed beside an exception that
+    says less (a warning of CUDA, a line of NCCL).
+    A pattern may also look at the place where an exception was raised: it stands on a line of its own behind the words, as "@ FILE:LINE in FUNCTION > ... > FUNCTION".
     In TOML, `patterns` are regular expressions of which one must match; upper and lower case are equal unless
     `case_sensitive = true`. Without patterns the rule matches no words.
     """
@@ -34,6 +38,8 @@ class Rule:
     specificity: int
     pattern: re.Pattern[str] = re.compile(r"(?!)")  # matches nothing
     role: Role = "cause"
+    environment: bool = False
+    explains: bool = False
 
 
 def load(name: str) -> tuple[Rule, ...]:
@@ -47,4 +53,5 @@ def load(name: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-RULES = load("rules.toml")
+FILES = ("card", "machine", "software", "hub", "training", "peers")
+RULES = tuple(rule for name in FILES for rule in load(f"rules/{name}.toml"))

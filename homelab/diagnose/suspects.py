@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homelab.config.cluster import Node
-from homelab.diagnose import endings
+from homelab.diagnose import endings, matching
 from homelab.diagnose import unconnected as connections
+from homelab.diagnose.matching import Words, first_line
 from homelab.diagnose.rules import RULES, Rule
-from homelab.diagnose.traces import ChildFailure, child_failures, last_exceptions
+from homelab.diagnose.traces import ChildFailure, child_failures
 from homelab.protocol.phases import BEFORE_TRAINING
-from homelab.runs.poll_reply import RankReply, Reply, RunReply
+from homelab.runs.poll_reply import RankError, RankReply, Reply, RunReply
 from homelab.runs.state import node_part
 from homelab.text.hint import Hint, homelab
 
 # What a stop sends, first politely and then not: on a node that was stopped these say nothing.
 _STOP_SIGNALS = (2, 9, 15)
-_DISTRIBUTED_TYPES = frozenset(
-    {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RendezvousConnectionError"}
-)
-
-
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -38,6 +34,7 @@ class Suspect:
     time_s: float = math.inf
     saw: str = ""
     where: str = ""
+    raised_at: str = ""  # where it is not `where`, which is the person's own place then
     values: Mapping[str, str] = field(default_factory=dict)
     own_hint: str = ""
     needs_launch: bool = False  # what `own_hint` says makes it another training
@@ -92,98 +89,111 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
     code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
     time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
 
-    def suspect(rule: Rule, saw: str, where: str = "", values: Mapping[str, str] = _NOTHING) -> Suspect:
-        return Suspect(rule, node, rank, code, signal, time_s, saw, where, values)
+    def suspect(words: Words) -> Suspect:
+        return Suspect(words.rule, node, rank, code, signal, time_s, words.saw, words.where, words.raised_at, words.values)
 
-    if reply.error is not None:
-        rule, values = best_rule(reply.error.message) or (endings.WORKER_ERROR, {})
-        values = {**values, "message": first_line(reply.error.message)}
-        own = suspect(rule, reply.error.message, reply.error.where, values)
-        yield replace(own, own_hint=reply.error.hint, needs_launch=reply.error.needs_launch)
-        return
     lines = reply.log_tail.stderr or (failure.traceback if failure else ())
-    judged = [(raised, *_rule_of(raised.type, raised.text)) for raised in last_exceptions(lines)]
-    if judged:
-        raised, rule, values = max(judged, key=lambda one: (one[1].role == "cause", one[1].specificity))
+    words = matching.judge(lines, reply.log_tail.stdout)
+    raised = words if matching.has_exception(lines) else None
+    if reply.error is not None:
+        yield replace(suspect(_account(reply.error, raised)), own_hint=reply.error.hint, needs_launch=reply.error.needs_launch)
+        return
+    if raised is not None:
         # A program that died of its exception ends with an exit code: after a signal that exception was survived.
         ending = endings.OF_SIGNAL.get(signal or 0, endings.EXIT_CODE)
-        was_survived = rule.role == "cause" and rule.specificity < ending.specificity
+        was_survived = raised.rule.role == "cause" and raised.rule.specificity < ending.specificity
         if not was_survived or is_stopped:
-            if not is_stopped or rule.role == "cause":
-                yield suspect(rule, raised.text, raised.where, values)
+            if not is_stopped or raised.rule.role == "cause":
+                yield suspect(raised)
             return
     if is_stopped and (signal in _STOP_SIGNALS or failure is None):
         return
-    words = _best_line(lines)
     if failure is None:
         if words is not None:
-            yield suspect(words[0], words[2], values=words[1])
+            yield suspect(words)
         return
     if failure.exit_code == 0:
         return
     if signal == 15 or (signal in _STOP_SIGNALS and not failure.is_root):
-        yield suspect(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed")
+        yield suspect(Words(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed"))
         return
     ending = endings.EXIT_CODE if signal is None else endings.OF_SIGNAL.get(signal, endings.OTHER_SIGNAL)
     # An abort and a bare exit code only say that it ended; whatever was printed before says more.
-    if words is not None and (ending.specificity < 50 or words[0].specificity > ending.specificity):
-        yield suspect(words[0], words[2], values=words[1])
+    if words is not None and (ending.specificity < 50 or words.rule.specificity > ending.specificity):
+        yield suspect(words)
     else:
-        yield suspect(ending, f"torchrun: signal {signal}" if signal is not None else f"torchrun: exit code {code}")
+        yield suspect(Words(ending, f"torchrun: signal {signal}" if signal is not None else f"torchrun: exit code {code}"))
+
+
+def _account(error: RankError, raised: Words | None) -> Words:
+    """The worker's own account. Of an error that it did not foresee it has one line, and its log says more."""
+    match = matching.best_rule(error.message)
+    if not error.hint and raised is not None and (match is None or raised.rule.specificity > match[0].specificity):
+        is_known = raised.rule not in (endings.PYTHON_ERROR, endings.DISTRIBUTED_ERROR)
+        rule = raised.rule if is_known else endings.WORKER_ERROR
+        return Words(rule, error.message, error.where, raised.raised_at, {**raised.values, "message": first_line(error.message)})
+    rule, values = match or (endings.WORKER_ERROR, {})
+    return Words(rule, error.message, error.where, values={**values, "message": first_line(error.message)})
 
 
 def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspect]:
     """torchrun itself failed: it could not start, could not meet the others, or was killed."""
     assert run.exit is not None
     time_s = run.exit.ended_at or math.inf
+    code, signal = run.exit.returncode, run.exit.signal
     if run.exit.error:
-        rule, values = best_rule(run.exit.error) or (endings.NOT_STARTED, {})
-        values = {**values, "message": run.exit.error}
-        yield Suspect(rule, node, None, run.exit.returncode, run.exit.signal, time_s, run.exit.error, values=values)
+        rule, values = matching.best_rule(run.exit.error) or (endings.NOT_STARTED, {})
+        yield Suspect(rule, node, None, code, signal, time_s, run.exit.error, values={**values, "message": run.exit.error})
         return
-    judged = [(raised, *_rule_of(raised.type, raised.text)) for raised in last_exceptions(run.torchrun_tail)]
-    if judged:
-        raised, rule, values = max(judged, key=lambda one: (one[1].role == "cause", one[1].specificity))
-        saw, where = raised.text, raised.where
-    elif (match := _best_line(run.torchrun_tail)) is not None:
-        (rule, values, saw), where = match, ""
-    elif run.exit.signal is not None:
-        rule, values, saw, where = endings.TORCHRUN_KILLED, {}, f"torchrun: signal {run.exit.signal}", ""
-    elif has_words:
-        return
-    else:
-        rule, values, where = endings.EXIT_CODE, {}, ""
-        saw = next((line for line in reversed(run.torchrun_tail) if line.strip()), f"torchrun: {run.exit}")
-    yield Suspect(rule, node, None, run.exit.returncode, run.exit.signal, time_s, saw, where, values)
+    words = matching.judge(run.torchrun_tail)
+    if words is None and signal is not None:
+        words = Words(endings.TORCHRUN_KILLED, f"torchrun: signal {signal}")
+    if words is None and not has_words:
+        said = next((line for line in reversed(run.torchrun_tail) if line.strip()), f"torchrun: {run.exit}")
+        words = Words(endings.EXIT_CODE, said)
+    if words is not None:
+        yield Suspect(words.rule, node, None, code, signal, time_s, words.saw, words.where, words.raised_at, words.values)
 
 
-def silent(replies: Mapping[str, Reply], attempt: int, heard: Collection[int]) -> Iterator[Suspect]:
-    """When everybody else (`heard`) only says that a peer was lost: the one rank that says nothing at all.
+def silent(replies: Mapping[str, Reply], attempt: int, heard: Sequence[Suspect]) -> Iterator[Suspect]:
+    """When everybody else (`heard`) only says that a peer was lost: the one rank that says nothing at all, or that still prepared.
 
-    Of several such ranks it is the one whose heartbeat is at an earlier step than all others'; otherwise no rank is accused. One that loads
+    Of several silent ranks it is the one whose heartbeat is at an earlier step than all others'; otherwise no rank is accused. One that loads
     or still waits for connections gives no sign by its nature: of that one it is only said that it had not begun.
     """
     steps: dict[tuple[str, int], tuple[int, float]] = {}
     phases: dict[tuple[str, int], str] = {}
+    shown: dict[tuple[str, int], str] = {}
+    waited = {(suspect.node, suspect.rank) for suspect in heard if suspect.rule.role == "symptom"}
     for node, reply in replies.items():
         if reply.run and reply.run.attempt == attempt:
             for rank, rank_reply in reply.run.ranks.items():
                 beat = rank_reply.heartbeat
                 steps[node, rank] = (beat.step, reply.time - beat.time) if beat else (-1, math.nan)
                 phases[node, rank] = beat.phase if beat else "absent"
-    quiet = [(node, rank) for node, rank in steps if rank not in heard]
+                tail = rank_reply.log_tail
+                if (node, rank) not in waited and (line := matching.preparing((*tail.stdout, *tail.stderr))):
+                    shown[node, rank] = line
+    begun = {place for place, phase in phases.items() if phase not in ("absent", *BEFORE_TRAINING)}
+    prepares = {place: line for place, line in shown.items() if place not in begun}
+    yield from (Suspect(endings.PREPARING, *place, saw=f"the last that it showed: {line}") for place, line in prepares.items())
+    heard_ranks = {suspect.rank for suspect in heard if suspect.rank is not None}
+    quiet = [(node, rank) for node, rank in steps if rank not in heard_ranks and (node, rank) not in prepares]
     if len(quiet) > 1:
         behind = min(step for step, _ in steps.values())
         quiet = [place for place in quiet if steps[place][0] == behind]
         if sum(step == behind for step, _ in steps.values()) != 1:
             return
-    for node, rank in quiet:
+    waits_for_preparation = any(suspect.rule.id == "one-rank-prepares" for suspect in heard)
+    for node, rank in quiet if not prepares else ():
         step, age_s = steps[node, rank]
-        saw = f"its last sign of life was at step {step}, {age_s:.0f} s ago"
+        saw = f"its last sign of life was at step {step}, {age_s:.0f} s ago" if step >= 0 else "it never gave a sign of life"
         ending = endings.SILENT
         if phases[node, rank] in BEFORE_TRAINING:
             ending, saw = endings.NOT_BEGUN, f"it was {phases[node, rank]}, and its last sign of life was {age_s:.0f} s old"
-        yield Suspect(ending, node, rank, saw=saw if step >= 0 else "it never gave a sign of life")
+        elif waits_for_preparation and step < 0:
+            ending = endings.PREPARING
+        yield Suspect(ending, node, rank, saw=saw)
 
 
 def absent(unreachable: Mapping[str, str], ways: Mapping[str, str], *, is_anybody_heard: bool) -> Iterator[Suspect]:
@@ -218,39 +228,6 @@ def unconnected(replies: Mapping[str, Reply], attempt: int, nodes: Mapping[str, 
 def person(node: str, rank: int | None) -> str:
     """ "rank 1 on tower", or the node alone."""
     return f"rank {rank} on {node}" if rank is not None else node
-
-
-def best_rule(text: str) -> tuple[Rule, dict[str, str]] | None:
-    """The most specific rule whose pattern is in this text, with the pattern's named groups."""
-    best: tuple[Rule, dict[str, str]] | None = None
-    for rule in RULES:
-        is_better = best is None or rule.specificity > best[0].specificity
-        if is_better and (hit := rule.pattern.search(text)):
-            best = rule, {name: value for name, value in hit.groupdict().items() if value}
-    return best
-
-
-def _rule_of(type_name: str, text: str) -> tuple[Rule, dict[str, str]]:
-    match = best_rule(text)
-    if match is None:
-        rule = endings.DISTRIBUTED_ERROR if type_name.rsplit(".", 1)[-1] in _DISTRIBUTED_TYPES else endings.PYTHON_ERROR
-        match = rule, {}
-    return match[0], {**match[1], "message": first_line(text)}
-
-
-def _best_line(lines: tuple[str, ...]) -> tuple[Rule, dict[str, str], str] | None:
-    """The most specific rule over all lines; of equal ones the first line."""
-    best: tuple[Rule, dict[str, str], str] | None = None
-    for line in lines:
-        match = best_rule(line)
-        if match and (best is None or match[0].specificity > best[0].specificity):
-            best = *match, line
-    return best
-
-
-def first_line(text: str) -> str:
-    """Of an exception with a long message, what matters."""
-    return text.strip().split("\n", 1)[0]
 
 
 _LOST = next(rule for rule in RULES if rule.id == "connection-lost")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 
+from homelab.diagnose import endings, matching
 from homelab.diagnose import topic as topic_file
-from homelab.diagnose.suspects import best_rule
+from homelab.diagnose.rules import Rule
 from homelab.diagnose.topic import Topic
 
 FILES = ("network", "gpu", "machine", "software", "training", "recovery")  # in the order in which they are listed
@@ -41,9 +44,9 @@ def find(query: str) -> tuple[Topic, ...]:
         return (exact,)
     if name in _BY_CHECK:
         return (_BY_CHECK[name],)
-    match = best_rule(query)
-    if match is not None and match[0].id in _BY_RULE:
-        return (_BY_RULE[match[0].id],)
+    rule = _rule_of(query)
+    if rule is not None and rule.id in _BY_RULE:
+        return (_BY_RULE[rule.id],)
     own = tuple(topic for topic in TOPICS if topic.lines and re.search(topic.lines, query, re.IGNORECASE))
     if own:
         return own
@@ -51,6 +54,25 @@ def find(query: str) -> tuple[Topic, ...]:
     of_subject = _of_subject(subject)
     of_words = () if check and of_subject else _of_words(query)  # a check that no topic has: those of its subject
     return tuple(topic for topic in TOPICS if topic in of_subject or topic in of_words)
+
+
+def nearest(line: str, most: int = 3) -> tuple[Topic, ...]:
+    """The topics that share the most telling words with a line that no rule knows, the nearest first; none where they share no word of a topic's own."""
+    asked = {word for word in _words(line) if len(word) > 3} - _COMMON
+    scores = {topic.id: sum(math.log(len(TOPICS) / _USES[word]) for word in asked & words) for topic, words in _OWN_WORDS}
+    near = sorted((topic for topic in TOPICS if scores[topic.id] >= _NEAR), key=lambda topic: -scores[topic.id])
+    return tuple(near[:most])
+
+
+def _rule_of(query: str) -> Rule | None:
+    """The rule that `homelab why` would judge by, if these were a rank's last lines; else that of an ending in torchrun's words."""
+    words, whole = matching.judge(query.splitlines()), matching.best_rule(query)
+    rules = [*([words.rule] if words else []), *([whole[0]] if whole else [])]
+    known = [rule for rule in rules if rule.id not in _GENERAL]
+    if known:
+        return max(known, key=lambda rule: rule.specificity)
+    ending = matching.best_rule(query, endings.IN_WORDS)
+    return ending[0] if ending else None
 
 
 def vocabulary() -> tuple[str, ...]:
@@ -94,3 +116,17 @@ def _words(*texts: str) -> set[str]:
             word = word.strip(".,:;()[]\"'`!?")
             variants |= {word, re.sub(r"[\W_]+", "", word), *re.split(r"[\W_]+", word)}
     return variants - {""}
+
+
+_OWN_WORDS = tuple((topic, _words(topic.id, topic.title, *topic.words, *topic.seen)) for topic in TOPICS)
+_USES = Counter(word for _, words in _OWN_WORDS for word in words)
+# Words of every second message, which are no sign of a topic.
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """error errors valueerror runtimeerror oserror typeerror attributeerror this that than then with were must match many value values size does have been
+        from when other another some more most none into while same expected object attribute loading initialized their there which about like found called
+        cannot could should would failed using used file line name type return code given python python3 site packages local home torch model data node rank""",
+    )
+)
+_NEAR = 3.0  # one word that a handful of topics have, or two that more have

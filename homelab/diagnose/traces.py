@@ -9,14 +9,18 @@ from datetime import UTC, datetime
 
 from homelab.config.program_command import WRAPPER
 
-_PREFIX = re.compile(r"^\[(?:default|rank)?\d+\]:? ?")
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_PREFIX = re.compile(r"^(?:\[(?:default|rank)?\d+\]:? ?)+")
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\w+))?')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+_IGNORED = "Exception ignored in"  # of a destructor, while Python ends: never the reason
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # What `homelab run` starts a program by is not the person's either.
-_LIBRARY = re.compile(rf"site-packages|dist-packages|/lib/python3|<frozen|<string>|/{re.escape(WRAPPER)}:")
+_LIBRARY = re.compile(rf"site-packages|dist-packages|/lib/python3|/bin/[^/.]+:|<frozen|<string>|/{re.escape(WRAPPER)}:")
 _LOG_LINE = re.compile(r"^\[[WEI]\d{3,4} ")
 _MESSAGE_LINES = 6  # of an exception whose message has several lines
+_MORE_LINES = 60  # that may belong to it behind its first paragraph
+_TRACEBACK = "Traceback (most recent call last):"
+_RICH_END = "╰──"  # of the frame that rich draws around a traceback; the exception comes behind it
 
 _FIELD = re.compile(r"^ {2}(?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)$")
 _ENTRY = re.compile(r"^\[\d+\]:$")
@@ -36,11 +40,18 @@ class ChildFailure:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as it was printed: `text` is "KeyError: 'x'", `where` is "train.py:29" with its folder, or empty."""
+    """An exception as it was printed: `text` is "KeyError: 'x'", `where` is "train.py:29" with its folder, or empty.
+
+    `where` is the last place in the person's own files, where there is one; `raised_at` is where it was raised. `more` are the lines behind
+    the first paragraph of its message that may belong to it.
+    """
 
     type: str
     text: str
     where: str
+    raised_at: str = ""
+    more: str = ""
+    functions: tuple[str, ...] = ()  # of the stack, outermost first
 
 
 def _unix_time(text: str, near_s: float | None) -> float | None:
@@ -113,11 +124,13 @@ def last_exceptions(lines: Sequence[str]) -> tuple[Raised, ...]:
         line = texts[position]
         if line.startswith(_CHAINED):
             is_linked = True
-        if not line.startswith("Traceback (most recent call last)"):
+        is_rich = line.startswith(_RICH_END)
+        if not is_rich and not line.rstrip().endswith(_TRACEBACK):  # a progress bar may stand before it
             position += 1
             continue
+        is_ignored = position > 0 and texts[position - 1].startswith(_IGNORED)
         position, raised = _read_traceback(texts, position + 1)
-        if raised is not None:
+        if raised is not None and not is_ignored:
             chain = [*chain, raised] if is_linked else [raised]
             is_linked = False
     return tuple(chain)
@@ -131,18 +144,31 @@ def is_of_a_library(where: str) -> bool:
 def _read_traceback(texts: Sequence[str], position: int) -> tuple[int, Raised | None]:
     """From the line after "Traceback": the position behind it, and the exception, or None where the text breaks off."""
     frames: list[str] = []
+    functions: list[str] = []
     while position < len(texts) and (texts[position].startswith(" ") or not texts[position]):
         if frame := _FRAME.match(texts[position]):
             frames.append(f"{frame['file']}:{frame['line']}")
+            functions.append(frame["function"] or "")
         position += 1
     if position >= len(texts) or not (raised := _EXCEPTION.match(texts[position])):
         return position, None
     message = [texts[position]]
     position += 1
     while position < len(texts) and texts[position].strip() and len(message) < _MESSAGE_LINES:
-        if texts[position].startswith(("Traceback", *_CHAINED)) or _LOG_LINE.match(texts[position]):
+        if texts[position].rstrip().endswith(_TRACEBACK) or texts[position].startswith(_CHAINED) or _LOG_LINE.match(texts[position]):
             break
         message.append(texts[position])
         position += 1
     own = [frame for frame in frames if not _LIBRARY.search(frame)]
-    return position, Raised(raised["type"], "\n".join(message).strip(), (own or frames or [""])[-1])
+    where, raised_at = (own or frames or [""])[-1], (frames or [""])[-1]
+    return position, Raised(raised["type"], "\n".join(message).strip(), where, raised_at, _more(texts, position), tuple(filter(None, functions)))
+
+
+def _more(texts: Sequence[str], position: int) -> str:
+    """The lines from here on, up to the next exception or line of a log."""
+    lines = []
+    for line in texts[position : position + _MORE_LINES]:
+        if line.rstrip().endswith(_TRACEBACK) or line.startswith(_CHAINED) or _LOG_LINE.match(line):
+            break
+        lines.append(line)
+    return "\n".join(lines).strip()

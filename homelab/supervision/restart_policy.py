@@ -16,7 +16,13 @@ WINDOW_S = 3600.0
 # The same end at the same place: trying again has not helped, and will not.
 SAME_PLACE = 3
 # Trying again there would end the same way; on the other nodes it would not.
-OF_ONE_NODE = frozenset({"disk-full", "no-kernel-image", "cuda-driver", "shared-memory"})
+OF_ONE_NODE = frozenset(
+    {
+        "disk-full", "disk-quota", "disk-failing", "read-only", "file-too-large", "shared-memory", "locked-memory", "open-files",
+        "no-kernel-image", "cuda-driver", "driver-too-old", "driver-half-updated", "fabric-manager", "cuda-stub", "gpu-after-suspend", "no-gpu-visible",
+        "cuda-libraries", "system-libraries", "cpu-too-old", "illegal-instruction", "no-compiler",
+    }
+)  # fmt: skip
 OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-killer"})
 
 

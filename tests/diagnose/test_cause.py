@@ -278,7 +278,7 @@ def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
     old = node("mini", 1, traceback("RuntimeError: CUDA error: no kernel image is available for execution on the device"))
     hint = found(old, nodes=here).hint
     assert ": ~/env/bin/python -m pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130; GTX 10xx" in hint
-    assert hint.endswith("the same with cu126")
+    assert "the same with cu126; then: homelab recover r" in hint
 
 
 NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled {kind} error, NCCL version 2.29.7"
