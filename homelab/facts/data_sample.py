@@ -30,6 +30,7 @@ class FileSample(WireModel):
     than seq_len tokens, `rows_silent` have no token that carries loss, of `rows_mute` only the end of the turn carries loss (the first
     of them is at `mute_at`), `kept_tokens` is the sum of what is left of them. `longest_tokens` is the longest of all rows of the file,
     estimated from its size where it is too long to be tokenized; its place is `longest_at`. `revision` is the commit of a data set of the hub.
+    `read_as` is the form in words, `unused` says what of the rows nobody reads.
     """
 
     revision: Annotated[str, Field(pattern="^([0-9a-f]{40})?$")] = ""
@@ -38,6 +39,8 @@ class FileSample(WireModel):
     rows_read: Count = 0
     rows_bad: tuple[BadRow, ...] = ()
     form: str = ""  # chat | prompt-completion | text
+    read_as: Words = ""
+    unused: Annotated[tuple[Words, ...], Field(max_length=50)] = ()
     needs_chat_template: bool = False
     tokens_sampled: Count = 0
     rows_longer: Count = 0

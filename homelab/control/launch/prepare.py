@@ -25,7 +25,7 @@ from homelab.control.preflight import preflight
 from homelab.control.recovery import manual_lock
 from homelab.errors import HomelabError, StoppedError
 from homelab.planning.types import Plan
-from homelab.protocol import profile_files
+from homelab.protocol import profile_files, row_forms
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 from homelab.runs import event_log, fingerprint, run_record, store
@@ -193,6 +193,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         "recipe_file": prepared.recipe_path.name,
         **({"typed": asdict(prepared.typed)} if prepared.typed else {}),
         **({profile_files.REQUEST: asdict(prepared.profiled)} if prepared.profiled else {}),
+        row_forms.RULES_KEY: row_forms.RULES,
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
         "model": fingerprint.model_record(next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)),

@@ -2,7 +2,8 @@
 
 TRL can prepare data, too (its import takes 0.4 s with `datasets`, measured). It is not used for two reasons: its packing does not record
 which rows are in which sequence, which "every sample exactly once" needs; and its masks for conversations need a chat template with
-{% generation %} marks, which most models lack. Chat templates and tokenizers are those of transformers.
+{% generation %} marks, which most models lack. Where TRL has such a template for a model, rows and masks are TRL's
+(`training_templates`). Tokenizers are those of transformers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homelab.law import order, packing
-from homelab.worker.data import hub
-from homelab.worker.data.chat_templates import Renderer, Text, detect_format
+from homelab.protocol import row_forms
+from homelab.protocol.row_forms import RowForm
+from homelab.worker.data import earlier_rows, hub, samples
+from homelab.worker.data.chat_templates import Renderer, Text
 from homelab.worker.data.readers import Record, read
 from homelab.worker.errors import WorkerError
 
@@ -57,7 +60,9 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> D
     """Read and encode the data of a run. Raises WorkerError naming the row when one cannot be used."""
     settings, train = run["recipe"]["data"], run["recipe"]["train"]
     notes: list[str] = []
-    encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append)
+    # A run of a version that had no number for its rules goes on by the first ones: every launch says its version.
+    rules = int(run.get(row_forms.RULES_KEY, 1 if "homelab" in run else row_forms.RULES))
+    encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append, rules=rules)
     commits: dict[str, str] = {}
     place = {"node": node, "run": str(run.get("name", "RUN"))}
 
@@ -113,13 +118,20 @@ def pack_rows(rows: Sequence[Row], capacity: int) -> list[Row]:
 
 
 class Encoder:
-    """Turns records into rows with one tokenizer and the recipe's [data]."""
+    """Turns records into rows with one tokenizer and the recipe's [data]. `rules`: `row_forms.RULES` of the run.
 
-    def __init__(self, tokenizer: Any, settings: dict[str, Any], seq_len: int, note: Callable[[str], None]) -> None:
+    `unused`: what the records that were encoded last hold and nobody reads, in words.
+    """
+
+    def __init__(
+        self, tokenizer: Any, settings: dict[str, Any], seq_len: int, note: Callable[[str], None], *, rules: int = row_forms.RULES
+    ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.seq_len = seq_len
         self.note = note
+        self.rules = rules
+        self.unused: list[str] = []
         if not getattr(tokenizer, "is_fast", False):
             raise WorkerError(
                 f"the tokenizer {type(tokenizer).__name__} cannot say which characters a token covers",
@@ -127,13 +139,12 @@ class Encoder:
                 hint="use a model with a tokenizer.json (save the tokenizer once with a recent transformers)",
             )
 
-    def encode(self, records: Sequence[Record], part: str) -> list[Row]:
-        """Rows in the order of the records. `part` ("train" or "eval") is for the notes."""
-        form = self.settings["format"]
-        form = detect_format(records[0], self.settings["text_column"]) if form == "auto" else form
-        renderer = Renderer(self.tokenizer, self.settings)
-        render = {"chat": renderer.chat, "prompt-completion": renderer.prompt_completion, "text": renderer.text}[form]
-        if form == "chat" and not self.tokenizer.chat_template:
+    def encode(self, records: Sequence[Record], part: str, form: RowForm | None = None) -> list[Row]:
+        """Rows in the order of the records. `part` ("train" or "eval") is for the notes; `form` None: the first record decides."""
+        is_earlier = self.rules < row_forms.RULES
+        form = form or (earlier_rows if is_earlier else samples).form_of(records[0], self.settings)
+        renderer = (earlier_rows.EarlierRenderer if is_earlier else Renderer)(self.tokenizer, self.settings)
+        if form.kind == row_forms.CHAT and not self.tokenizer.chat_template:
             raise WorkerError(
                 "the data is chat, but the model's tokenizer has no chat template",
                 where=records[0].where,
@@ -143,18 +154,18 @@ class Encoder:
         cut = 0
         for start in range(0, len(records), ENCODE_AT_ONCE):
             batch = records[start : start + ENCODE_AT_ONCE]
-            texts = [render(record) for record in batch]
+            texts = [renderer.render(record, form) for record in batch]
             cut += self._tokenize(batch, texts, rows)
-        self._report(part, form, rows, cut, renderer.rewritten)
+        self._report(part, form, rows, cut, renderer)
         return rows
 
-    def _report(self, part: str, form: str, rows: Sequence[Row], cut: int, rewritten: int) -> None:
+    def _report(self, part: str, form: RowForm, rows: Sequence[Row], cut: int, renderer: Renderer) -> None:
         silent = sum(1 for row in rows if not row.loss_tokens)
         marks = special_ids(self.tokenizer)
         mute = sum(1 for row in rows if row.loss_tokens and teaches_nothing(row, self.tokenizer, marks))
         tokens = sum(len(row.tokens) for row in rows)
         self.note(
-            f"{part} data: {len(rows)} rows as {form}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
+            f"{part} data: {len(rows)} rows as {form.said}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
         )
         if cut:
             self.note(
@@ -166,11 +177,16 @@ class Encoder:
             )
         if mute:
             self.note(f"{part} data: the answer of {mute} of {len(rows)} rows is empty; they teach the model to say nothing")
-        if rewritten:
+        if renderer.rewritten:
             self.note(
-                f"{part} data: the chat template rewrites earlier turns in {rewritten} rows; "
+                f"{part} data: the chat template rewrites earlier turns in {renderer.rewritten} rows; "
                 "those turns carry no loss, the last one does"
             )
+        self.unused = renderer.unused.said
+        if self.unused:
+            self.note(f"{part} data: nobody reads {', '.join(self.unused)}")
+        for note in renderer.how(form):
+            self.note(f"{part} data: {note}")
 
     def _tokenize(self, records: Sequence[Record], texts: Sequence[Text], rows: list[Row]) -> int:
         """Append a row per text; returns how many were cut to seq_len."""

@@ -74,7 +74,14 @@ def bind(tokenizer: Any, moment: datetime) -> Any:
             )  # fmt: skip
         clock.written.clear()
     tokenizer.written_dates = clock.written
+    tokenizer.template_clock = clock
     return tokenizer
+
+
+def held(tokenizer: Any) -> contextlib.AbstractContextManager[None]:
+    """While this lasts, chat templates are told the time that `tokenizer` is bound to; one that is not bound changes nothing."""
+    clock = getattr(tokenizer, "template_clock", None)
+    return contextlib.nullcontext() if clock is None else _held(clock)
 
 
 @contextlib.contextmanager

@@ -26,12 +26,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.worker.data import hub, template_clock
+from homelab.protocol import row_forms
+from homelab.worker.data import hub, samples, template_clock
 from homelab.worker.data import readers as reading
-from homelab.worker.data.chat_templates import Renderer, detect_format
+from homelab.worker.data.chat_templates import Renderer
 from homelab.worker.errors import WorkerError
 
 if TYPE_CHECKING:
+    from homelab.protocol.row_forms import RowForm
     from homelab.worker.data.readers import Record
 
 MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub
@@ -41,16 +43,6 @@ MOST_LONGEST = 3  # rows that are tokenized because they are the longest
 _LONGEST_CHARACTERS = 5_000_000  # of such a row
 _LONGEST_S = 10.0
 _NO_LIMIT = 1 << 30
-
-
-class _AnyTemplate:
-    """Replaces the tokenizer where only the form of the rows is checked."""
-
-    chat_template = "any"
-    eos_token = ""
-
-    def apply_chat_template(self, messages: Any, **options: Any) -> str:
-        return ""
 
 
 def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -90,14 +82,13 @@ def _of_all(
     if not rows:
         return {}
     try:
-        form = settings["format"]
-        form = detect_format(rows[0], settings["text_column"]) if form == "auto" else form
+        form = samples.form_of(rows[0], settings)
     except WorkerError as error:
         bad.append(_plain(error))
         return {}
     figures = _of_rows(rows, form, settings, seq_len, tokenizer, bad)
     if figures.get("tokens_sampled"):
-        figures |= _longest(rows, file, {**settings, "format": form}, tokenizer, figures)
+        figures |= _longest(rows, file, settings, tokenizer, figures)
         figures.pop("_tokens_per_character")
     return figures
 
@@ -128,29 +119,28 @@ def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
 
 
 def _of_rows(
-    rows: Sequence[Record], form: str, settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
+    rows: Sequence[Record], form: RowForm, settings: dict[str, Any], seq_len: int, tokenizer: Any, bad: list[dict[str, str]]
 ) -> dict[str, Any]:
     """The form of all rows, and the tokens of some."""
-    needed = form == "chat" or (
-        form == "prompt-completion"
-        and any(isinstance(row.fields.get(key), list) for row in rows for key in ("prompt", "completion"))
-    )
-    figures: dict[str, Any] = {"form": form, "needs_chat_template": needed}
-    form_only = _render(Renderer(_AnyTemplate(), {**settings, "completion_only": False}), form)
-    good = _without_bad(rows, form_only, bad)
+    checked = Renderer(None, settings)
+    good = _without_bad(rows, lambda row: checked.sample(row, form), bad)
+    needed = form.kind == row_forms.CHAT or (form.kind == row_forms.PAIR and any(checked.sample(row, form).must_be_chat for row in good))
+    figures: dict[str, Any] = {"form": form.kind, "read_as": form.said, "needs_chat_template": needed}
     if tokenizer is None or not good or (needed and not tokenizer.chat_template):
         return figures
     from homelab.worker.data.encoding import Encoder, special_ids, teaches_nothing
 
-    settings = {**settings, "format": form}
     sampled = _spread(good)
+    encoder = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None)
     try:
-        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(sampled, "train")
+        encoded = encoder.encode(sampled, "train", form)
     except WorkerError:  # a template may refuse a row of the right form
-        sampled = _without_bad(sampled, _render(Renderer(tokenizer, settings), form), bad)
+        renderer = Renderer(tokenizer, settings)
+        sampled = _without_bad(sampled, lambda row: renderer.render(row, form), bad)
         if not sampled:
             return figures
-        encoded = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None).encode(sampled, "train")
+        encoded = encoder.encode(sampled, "train", form)
+    figures |= {"unused": encoder.unused}
     lengths = [len(row.tokens) for row in encoded]
     marks = special_ids(tokenizer)
     mute = [row for row in encoded if any(row.trained) and teaches_nothing(row, tokenizer, marks)]
@@ -187,7 +177,7 @@ def _longest(
         tokens = round(size * figures["_tokens_per_character"])
         if row.fields and size <= _LONGEST_CHARACTERS and time.perf_counter() < until:
             try:
-                tokens = len(encoder.encode([row], "train")[0].tokens)
+                tokens = len(encoder.encode([row], "train", samples.form_of(rows[0], settings))[0].tokens)
             except WorkerError:  # a row that the worker refuses is reported elsewhere
                 continue
         if tokens >= longest:
@@ -207,10 +197,6 @@ def _far_row(path: str, entry: dict[str, Any]) -> Record:
 def _size(row: Record) -> int:
     """Characters of its text, about: a cheap measure of its length."""
     return sum(len(value) if isinstance(value, str) else len(str(value)) for value in row.fields.values())
-
-
-def _render(renderer: Renderer, form: str) -> Callable[[Record], Any]:
-    return {"chat": renderer.chat, "prompt-completion": renderer.prompt_completion, "text": renderer.text}[form]
 
 
 def _without_bad(rows: Sequence[Record], render: Callable[[Record], Any], bad: list[dict[str, str]]) -> list[Record]:

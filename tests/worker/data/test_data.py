@@ -145,7 +145,8 @@ def test_rows_are_cut_to_seq_len_counted_and_kept(tokenizer) -> None:
     [
         ({"question": "a"}, 'no "messages", "prompt" and "completion", or "text", it has "question"', "format"),
         ({"conversations": []}, "conversations", '"from" to "role"'),
-        ({"instruction": "a", "output": "b"}, "instruction", '"output" to "completion"'),
+        ({"instruction": "a"}, 'it has "instruction"', '"prompt" and "completion"'),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences", 'columns = { prompt = "prompt", completion = "chosen" }'),
         ({"messages": []}, "at least one message", "role"),
         ({"messages": [{"role": "user"}]}, '"content" must be text', "role"),
         ({"messages": [{"role": "user", "content": 3}]}, '"content" must be text, here it is int', "role"),

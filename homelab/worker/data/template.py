@@ -1,0 +1,94 @@
+"""A model's chat template: text from messages, and which of its characters the model is to learn where the template marks them.
+
+Everything that the template reads of a row reaches it, in the shape in which it reads it: `template_traits` has tried that. The
+rendering is that of transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homelab.worker.data import template_clock, training_templates
+from homelab.worker.data.messages import Message
+from homelab.worker.data.template_traits import Traits, probed
+
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+Span = tuple[int, int]
+
+
+class TemplateRefusal(Exception):
+    """The template does not take these messages. The text says why."""
+
+
+class Template:
+    """The template of one tokenizer. `learns_answers`: it is asked for what the assistant says, and TRL's training template is taken where TRL has one."""
+
+    def __init__(self, tokenizer: Any, *, learns_answers: bool) -> None:
+        self._tokenizer = tokenizer
+        self._learns_answers = learns_answers
+        self._traits: dict[str, Traits] = {}
+
+    def source(self, options: Mapping[str, Any]) -> str:
+        """The text of the template that renders rows with these options."""
+        own = str(self._tokenizer.get_chat_template(tools=options.get("tools")))
+        if not self._learns_answers or _MARKS.search(own):
+            return own
+        name = training_templates.name_of(own)
+        return own if name is None else training_templates.load(name)
+
+    @property
+    def family(self) -> str | None:
+        """TRL's name of the template that rows are rendered with, where it is not the model's own."""
+        own = str(self._tokenizer.get_chat_template())
+        return training_templates.name_of(own) if self._learns_answers and not _MARKS.search(own) else None
+
+    def has_marks(self, options: Mapping[str, Any]) -> bool:
+        """Whether the template says which of its text the assistant says ({% generation %})."""
+        return bool(_MARKS.search(self.source(options)))
+
+    def asked_of(self, fields: Mapping[str, Any], used: frozenset[str]) -> dict[str, Any]:
+        """Columns of a row that the template asks for by their name (enable_thinking, xml_tools, ...). `used` are read already."""
+        own = {"messages", "tools", "documents", "add_generation_prompt", *self._tokenizer.special_tokens_map}
+        asked = self.traits({}).variables - own - used
+        return {name: fields[name] for name in sorted(asked) if fields.get(name) is not None}
+
+    def traits(self, options: Mapping[str, Any]) -> Traits:
+        """What this template reads, and in which shape."""
+        source = self.source(options)
+        if source not in self._traits:
+            self._traits[source] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
+        return self._traits[source]
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any], *, generation_prompt: bool = False) -> str:
+        """The text of the messages. Raises TemplateRefusal."""
+        return self._fitted(messages, options, generation_prompt=generation_prompt)[0]
+
+    def marked(self, messages: Sequence[Message], options: Mapping[str, Any]) -> tuple[str, list[Span]]:
+        """The text of the messages, and the spans of characters that the assistant says. Raises TemplateRefusal."""
+        return self._fitted(messages, options, marks=True)
+
+    def _fitted(self, messages: Sequence[Message], options: Mapping[str, Any], **asked: bool) -> tuple[str, list[Span]]:
+        traits = self.traits(options)
+        from jinja2 import TemplateError
+
+        try:
+            return self._rendered(self.source(options), traits.fit(messages), traits.fit_options(options), **asked)
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:  # a template's code over a row's values
+            raise TemplateRefusal(str(error) or type(error).__name__) from error
+
+    def _rendered(
+        self, source: str, messages: Sequence[Message], options: Mapping[str, Any], *, generation_prompt: bool = False, marks: bool = False
+    ) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        with template_clock.held(self._tokenizer):
+            texts, spans = render_jinja_template(
+                conversations=[list(messages)],
+                chat_template=source,
+                add_generation_prompt=generation_prompt,
+                return_assistant_tokens_mask=marks,
+                **{**self._tokenizer.special_tokens_map, **options},
+            )
+        return str(texts[0]), [(int(start), int(end)) for start, end in (spans[0] if marks else ())]
