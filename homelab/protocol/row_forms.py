@@ -9,6 +9,7 @@ input, output), LLaMA-Factory's data/README.md (system, history, tools, function
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,8 +93,10 @@ def detect(row: Mapping[str, Any], settings: Mapping[str, Any]) -> RowForm:
 
 def missing(row: Mapping[str, Any], what: str, *, settings: str = "") -> FormError:
     """The error for a row without the columns `what`; `settings` is the edit of the recipe that may help."""
-    hint = f'rename a key to "{what}", or set [data] {settings or "format (and text_column)"} in the recipe'
-    return FormError(f'the row has no "{what}", it has {_names(row)}', hint)
+    near = difflib.get_close_matches(what, [str(key) for key in row], n=1)
+    meant = f'; did you mean "{near[0]}"?' if near and near[0].isprintable() else ""
+    hint = f'rename a key to "{what}", or set [data] {settings or "format (and text_column) or columns"} in the recipe'
+    return FormError(f'the row has no "{what}", it has {_names(row)}{meant}', hint)
 
 
 def _candidates(row: Mapping[str, Any], given: Mapping[str, str], text: str) -> Iterator[RowForm]:

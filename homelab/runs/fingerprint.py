@@ -35,6 +35,8 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     law: dict[str, Any] = {name: described["recipe"].get(name) for name in _LAW}
     if law["method"]:
         law["method"] = {key: value for key, value in law["method"].items() if key != "backend" and (key, value) != ("base", "auto")}
+    if law["data"]:
+        law["data"] = {key: value for key, value in law["data"].items() if (key, value) != ("columns", None)}
     if law["train"]:
         chosen = {key: law["train"].get(key) for key in ("keep_best", "early_stopping")}
         if any(chosen.values()):

@@ -66,6 +66,8 @@ class TrainRecipe(RunSections):
         law["method"].pop("backend")  # the training library (transformers or Unsloth) is not part of the law
         if self.method.base == "auto":  # as in the hashes of runs before this key existed
             del law["method"]["base"]
+        if self.data.columns is None:
+            del law["data"]["columns"]
         if self.train.chooses_by_evaluation:
             law["eval_every_steps"] = self.tracking.eval_every_steps
         else:  # as in the hashes of runs before these keys existed

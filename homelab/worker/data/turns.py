@@ -44,18 +44,28 @@ class Turns:
         end = self.common(upto, text)
         if start is None or end <= start or not self._is_mark(upto[end:]):
             return None
-        trimmed = text[:end].rstrip()
-        return start, max(len(trimmed), start) if self._ends_marked else end
+        closed = max(len(text[:end].rstrip()), start)
+        if self._marks is not None and not any(mark.end() == closed for mark in self._marks.finditer(text, start, closed)):
+            after = self._marks.match(text, end)  # the mark that ends it stands in the next message (GLM-4), or is another one there (gpt-oss)
+            if after is not None and (end < len(upto) or not self._ends_marked):
+                return start, after.end()
+        return start, closed if self._ends_marked else end
 
     def _start(self, messages: Sequence[Message], upto: str, turn: int) -> int | None:
         """Where the answer begins: behind what asks for it, as far as the chat has that."""
         if turn == 0:  # there is no message before it to render a prompt from: the text before the content is the prompt
             return max(upto.find(str(messages[0]["content"] or "")), 0)
         before = self._template.render(messages[:turn], self._options, generation_prompt=True)
-        start = self.common(before, upto)
-        if start < len(before) and start < self.common(self._template.render(messages[:turn], self._options), upto):
-            return None
-        return start
+        if upto.startswith(before):
+            return len(before)
+        # The prompt opens something that the chat does not have (DeepSeek-R1's thoughts), or the chat ends otherwise there.
+        base = self._template.render(messages[:turn], self._options)
+        place = self.common(base, upto)
+        if place == len(base):
+            return self.common(before, upto)
+        asked = before[len(base) :] if before.startswith(base) else ""
+        found = upto.find(asked, place) if asked else -1
+        return found + len(asked) if found >= 0 else None
 
     def _by_content(self, content: str, text: str) -> Span | None:
         """The last answer of a chat that is no prefix of itself: from its content to the end."""

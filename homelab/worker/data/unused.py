@@ -44,7 +44,7 @@ def _unread(message: Message, traits: Traits, text: str) -> set[str]:
     """What of a message is not in the text."""
     found = set()
     for key, value in message.items():
-        if key in ("role", "content", "tool_calls") or value in (None, "", [], {}):
+        if key in ("role", "content", "tool_calls", "tool_call_id") or value in (None, "", [], {}):
             continue
         spellings = REASONING if key in REASONING else (key,)  # transformers gives a template each of them
         if not any(name in traits.names for name in spellings):
