@@ -10,10 +10,10 @@ from typing import Any
 
 from homelab.protocol import row_forms
 from homelab.protocol.row_forms import RowForm
-from homelab.worker.data import messages as reading
+from homelab.worker.data import chat_messages as reading
 from homelab.worker.data import samples
+from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.chat_templates import Renderer, Text, refused
-from homelab.worker.data.messages import Message
 from homelab.worker.data.readers import Record
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from homelab.protocol import row_forms
 from homelab.protocol.row_forms import RowForm
-from homelab.worker.data import messages
-from homelab.worker.data.messages import Message
+from homelab.worker.data import chat_messages as messages
+from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.readers import Record
 from homelab.worker.errors import WorkerError
 

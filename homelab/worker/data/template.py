@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homelab.worker.data import template_clock, training_templates
-from homelab.worker.data.messages import Message
+from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.template_traits import Traits, probed
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.worker.data.messages import Message
+from homelab.worker.data.chat_messages import Message
 
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
 _ASKED, _SAID, _NAME, _VALUE = "probeasked", "probesaid", "probename", "probevalue"

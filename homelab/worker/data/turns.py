@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homelab.worker.data.messages import Message
+from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.template import Span, Template, TemplateRefusal
 
 

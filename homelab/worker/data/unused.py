@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from homelab.worker.data.messages import REASONING, Message
+from homelab.worker.data.chat_messages import REASONING, Message
 from homelab.worker.data.readers import Record
 from homelab.worker.data.samples import Sample
 from homelab.worker.data.template_traits import Traits
