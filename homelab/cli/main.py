@@ -24,6 +24,7 @@ def main() -> None:
         secrets.know({**os.environ, "HF_TOKEN": hub_token.take(os.environ)})
         streams.prepare()
         signals.count_alike()
+        signals.limit_end()
         code = run(sys.argv[1:])
         # What is left is the interpreter's own end: nothing there is worth a traceback.
         signals.ignore()

@@ -60,6 +60,13 @@ def digests(folder: AnyPath) -> dict[str, str]:
     return {name: part["sha256"] for name, part in entries if isinstance(part, dict) and isinstance(part.get("sha256"), str)}
 
 
+def sizes(folder: AnyPath) -> dict[str, int]:
+    """{name: bytes} of a checkpoint's files according to its manifest; {} without one."""
+    parts = (read(folder) or {}).get("files")
+    entries = parts.items() if isinstance(parts, dict) else ()
+    return {name: part["bytes"] for name, part in entries if isinstance(part, dict) and isinstance(part.get("bytes"), int)}
+
+
 def shards(folder: AnyPath) -> JsonObject | None:
     """{"of": parts of the whole checkpoint, "held": those in this folder}; None where its manifest names no shards.
 

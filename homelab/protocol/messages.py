@@ -1,6 +1,5 @@
 """The messages that the node program writes about runs and their supervisors, as JSON objects (the others: `machine_messages`).
-The controller validates them before it believes a word (`homelab.runs.poll_reply`, `homelab.supervision.node_status`, `homelab.remote.answers`).
-
+The controller validates them (`homelab.runs.poll_reply`, `homelab.supervision.node_status`, `homelab.remote.answers`) before it believes a word.
 Times are seconds since 1970 by the node's own clock; ages (`..._s`) are counted by its monotonic clock.
 """
 
@@ -74,6 +73,7 @@ class RunReply(TypedDict, total=False):
     rebooted: bool | None
     stop_marked_at: float | None
     ranks: dict[str, RankReply]
+    more: bool  # not all new lines of metrics.jsonl are in it
     torchrun_tail: list[str]
     checkpoints: list[int]
     final: bool
@@ -184,6 +184,7 @@ class Manifest(TypedDict):
     recipe_hash: Any
     path: str
     files: dict[str, str]
+    sizes: dict[str, int]
 
 
 class Stacks(TypedDict):

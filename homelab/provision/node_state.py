@@ -10,7 +10,10 @@ from homelab.facts.base import Address
 from homelab.models import WireModel
 
 Text = Annotated[str, Field(max_length=4096)]
-Bytes = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+Texts = Annotated[tuple[Text, ...], Field(max_length=10_000)]
+Table = Annotated[dict[Text, Text], Field(max_length=10_000)]
+Sizes = Annotated[dict[Text, Bytes], Field(max_length=10_000)]
 
 
 class NodeState(WireModel):
@@ -18,25 +21,25 @@ class NodeState(WireModel):
 
     machine: Annotated[str, Field(pattern=r"^\w{1,40}\z")]
     libc: Annotated[str, Field(max_length=100)]
-    pythons: dict[Annotated[str, Field(pattern=r"^3\.\d{1,3}\z")], Text]
+    pythons: Annotated[dict[Annotated[str, Field(pattern=r"^3\.\d{1,3}\z")], Text], Field(max_length=1000)]
     environment_exists: bool
     environment_is_ours: bool
     environment_python: Annotated[str, Field(max_length=100)]
-    packages: dict[Text, Text]
+    packages: Table
     lock: Annotated[str, Field(max_length=100)]
-    good: tuple[Text, ...]
-    partial: dict[Text, Bytes]
+    good: Texts
+    partial: Sizes
     disk_free: Bytes
-    folders: tuple[Text, ...] = ()
+    folders: Texts = ()
 
 
 class ModelState(WireModel):
     """`model-look`. `folder`: where the model lies on the node; of the files that were asked for, `others` are there with another content, and not by setup."""
 
     folder: Text
-    good: tuple[Text, ...]
-    others: tuple[Text, ...]
-    partial: dict[Text, Bytes]
+    good: Texts
+    others: Texts
+    partial: Sizes
     disk_free: Bytes
 
 
@@ -57,12 +60,12 @@ class Shared(WireModel):
 class Made(WireModel):
     """`setup-make`."""
 
-    packages: dict[Text, Text]
-    said: tuple[Text, ...] = ()
+    packages: Table
+    said: Texts = ()
 
 
 class Removed(WireModel):
     """`setup-remove`."""
 
-    removed: tuple[Text, ...]
-    left: tuple[Text, ...]
+    removed: Texts
+    left: Texts

@@ -12,6 +12,7 @@ from homelab.errors import BusyError, HomelabError, NoRoomError, StoppedError, S
 from homelab.node_commands import by_root, on_node, path_word
 from homelab.remote import answers, ship
 from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
+from homelab.remote.decoding import MOST_VALUES, decoded
 from homelab.remote.session import Completed, Session, Stream
 from homelab.text.hint import Command, Hint, homelab
 from homelab.text.sanitize import plain, plain_lines
@@ -19,7 +20,11 @@ from homelab.text.sanitize import plain, plain_lines
 _MARK = ANSWER_MARK.encode() + b"\n"
 _AGENT_MARK = AGENT_MARK.encode() + b"\n"
 _OPEN_TIMEOUT_S = 20.0
-_MOST_ANSWER_BYTES = 64 << 20  # the longest answer, a poll with logs of many ranks, has some hundred kilobytes
+_MOST_ANSWER_BYTES = 64 << 20  # with what a shell prints on start, of which only the end is kept
+_KEPT_BYTES = 1 << 20
+# Verb -> the most bytes and values of its answer; a poll brings the metrics of a long run in parts (`homelab.node.run.poll`).
+_LONG = {"poll": (24 << 20, 1_500_000), "describe": (16 << 20, 1_000_000), "stacks": (16 << 20, MOST_VALUES)}
+_MOST_BYTES = 4 << 20  # the longest answers of all other verbs have some hundred kilobytes
 # A run's own file, which must not change; texts that are made harmless where they are shown (`homelab.runs.poll_reply`).
 _AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
@@ -55,9 +60,9 @@ class Agent:
         """A question with a body of bytes (receive-file, receive-checkpoint)."""
         return self._answer(verb, self._run(verb, request, body, timeout_s, None))
 
-    def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, timeout_s: float = 600.0) -> None:
-        """A question answered with raw bytes (send-checkpoint), written to `into`."""
-        completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into)))
+    def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, most_bytes: int = _MOST_BYTES, timeout_s: float = 600.0) -> None:
+        """A question answered with raw bytes (send-checkpoint), written to `into`. Raises HomelabError where more come than may."""
+        completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into, most_bytes, self._endless)))
         if completed.returncode != 0:
             raise self._error(f"it could not send what was asked for ({verb})", completed)
 
@@ -98,25 +103,24 @@ class Agent:
         self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
     ) -> Completed:
         command, head = self._command(verb), self._request(request)
-        completed = self._run_once(command, head, body, timeout_s, into)
+        most = _LONG.get(verb, (_MOST_BYTES, 0))[0]
+        completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))
         if completed.returncode == _CODE_MISSING:
             self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
             if not isinstance(body, bytes):
                 body.seek(0)  # nothing was read by the command that found no code; what was sent to it is sent again
-            completed = self._run_once(command, head, body, timeout_s, into)
+            completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))
         return completed
 
-    def _run_once(self, command: str, head: bytes, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
+    def _run_once(self, command: str, head: bytes, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | _Kept) -> Completed:
         """Into memory where no file is given, but not more than an answer can have: a shell may print without end."""
-        if into is not None:
-            return self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=into)
-        output = _AtMost(_MOST_ANSWER_BYTES, self._endless)
-        completed = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=cast(BinaryIO, output))
-        return Completed(completed.returncode, bytes(output.bytes), completed.stderr)
+        completed = self.session.run(command, stdin=body, head=head, timeout_s=timeout_s, stdout=cast(BinaryIO, into))
+        return Completed(completed.returncode, bytes(into.bytes), completed.stderr) if isinstance(into, _Kept) else completed
 
-    def _endless(self) -> HomelabError:
+    def _endless(self, most_bytes: int) -> HomelabError:
+        size = f"{most_bytes >> 20} MiB" if most_bytes >> 20 else f"{most_bytes} bytes"
         return HomelabError(
-            f"it sends more than {_MOST_ANSWER_BYTES >> 20} MiB where an answer should be", where=self._where(),
+            f"it sends more than {size} where an answer should be", where=self._where(),
             hint=f"what does its shell print on start? {on_node(self.node, 'true')}",
         )  # fmt: skip
 
@@ -128,8 +132,8 @@ class Agent:
         # A shell that greets on start has printed before the first mark, a Python that does so before the second.
         output = completed.stdout.partition(_MARK)[2]
         try:
-            answer = json.loads(output.partition(_AGENT_MARK)[2] if _AGENT_MARK in output else output)
-        except (ValueError, RecursionError):
+            answer = decoded(output.partition(_AGENT_MARK)[2] if _AGENT_MARK in output else output, _LONG.get(verb, (0, MOST_VALUES))[1])
+        except ValueError:
             raise self._error(f"it gave no answer to '{verb}' (exit code {completed.returncode})", completed, output) from None
         refusal = answer.get("error") if isinstance(answer, dict) else None
         if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
@@ -241,35 +245,52 @@ def _harmless(value: Any) -> Any:
     return value
 
 
-class _AtMost:
-    """Keeps what is written to it, up to a number of bytes."""
+class _Kept:
+    """Keeps an answer in memory, up to a number of bytes, and the end of what was printed before it."""
 
-    def __init__(self, most: int, refusal: Callable[[], HomelabError]) -> None:
+    def __init__(self, most: int, refusal: Callable[[int], HomelabError]) -> None:
         self.bytes = bytearray()
-        self._most, self._refusal = most, refusal
+        self._most, self._refusal, self._count, self._begins = most, refusal, 0, -1
 
     def write(self, block: bytes) -> int:
         """As a file's `write`. Raises the refusal."""
+        self._count += len(block)
         self.bytes += block
-        if len(self.bytes) > self._most:
-            raise self._refusal()
+        if self._begins < 0:
+            if (place := self.bytes.find(_AGENT_MARK)) >= 0:
+                self._begins = place + len(_AGENT_MARK)
+            elif len(self.bytes) > 2 * _KEPT_BYTES:
+                self.bytes = bytearray((_MARK if _MARK in self.bytes else b"") + self.bytes[-_KEPT_BYTES:])
+        if self._begins >= 0 and len(self.bytes) - self._begins > self._most:
+            raise self._refusal(self._most)
+        if self._begins < 0 and self._count > _MOST_ANSWER_BYTES:
+            raise self._refusal(_MOST_ANSWER_BYTES)
         return len(block)
 
 
 class _AfterMark:
-    """Passes on what comes after the agent's mark: raw bytes must not begin with a greeting of the shell or of Python."""
+    """Passes on what comes after the agent's mark, up to a number of bytes: raw bytes must not begin with a greeting of the shell or of Python."""
 
-    def __init__(self, into: BinaryIO) -> None:
-        self._into = into
+    def __init__(self, into: BinaryIO, most: int, refusal: Callable[[int], HomelabError]) -> None:
+        self._into, self._left, self._most, self._refusal = into, most, most, refusal
         self._before: bytearray | None = bytearray()
 
     def write(self, block: bytes) -> int:
-        """As a file's `write`."""
+        """As a file's `write`. Raises the refusal before a byte too many is passed on."""
         if self._before is None:
-            return self._into.write(block)
+            self._pass_on(block)
+            return len(block)
         self._before += block
         _, mark, rest = bytes(self._before).partition(_AGENT_MARK)
         if mark:
             self._before = None
-            self._into.write(rest)
+            self._pass_on(rest)
+        elif len(self._before) > _MOST_BYTES:
+            raise self._refusal(_MOST_BYTES)
         return len(block)
+
+    def _pass_on(self, block: bytes) -> None:
+        self._left -= len(block)
+        if self._left < 0:
+            raise self._refusal(self._most)
+        self._into.write(block)

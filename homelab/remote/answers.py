@@ -10,15 +10,29 @@ from homelab.facts.data_sample import SampleResult
 from homelab.facts.network import PacketSent
 from homelab.facts.node import Facts
 from homelab.models import WireModel
-from homelab.protocol.layout import USABLE_NAME
 from homelab.provision.node_state import Made, ModelState, NodeState, Received, Removed, Shared
+from homelab.remote.bounds import (
+    MOST_ATTEMPTS,
+    MOST_FILES,
+    MOST_NODES,
+    MOST_RUNS,
+    MOST_STEPS,
+    Count,
+    FileName,
+    Log,
+    NodeName,
+    Pids,
+    RunName,
+    Seconds,
+    Step,
+    StepName,
+    Words,
+)
+from homelab.remote.dial_answers import Dial as Dial
+from homelab.remote.dial_answers import Dials as Dials
 from homelab.results.answers_of_nodes import ResultFiles, Results
 from homelab.runs.owner_reply import Owner
-from homelab.runs.poll_reply import Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply
-
-RunName = Annotated[str, Field(pattern=f"^(?:{USABLE_NAME})\\z", max_length=200)]
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from homelab.runs.poll_reply import MOST_RANKS, Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply, Tail
 
 
 class KnownRun(WireModel):
@@ -26,7 +40,7 @@ class KnownRun(WireModel):
 
     name: RunName
     created_at: MomentOrNone = None
-    attempt: int = 0
+    attempt: Annotated[int, Field(ge=0, lt=10**9)] = 0
     alive: bool = False
     exit: ExitOrNone = None
     final: bool = False
@@ -36,14 +50,14 @@ class KnownRun(WireModel):
 class Runs(WireModel):
     """`runs`."""
 
-    runs: tuple[KnownRun, ...]
-    secrets_removed: tuple[RunName, ...] = ()
+    runs: Annotated[tuple[KnownRun, ...], Field(max_length=MOST_RUNS)]
+    secrets_removed: Annotated[tuple[RunName, ...], Field(max_length=MOST_RUNS)] = ()
 
 
 class RunFolder(WireModel):
     """How large a run's folder is, whether a trained model is in it, and who is at work on it."""
 
-    bytes: Annotated[int, Field(ge=0)]
+    bytes: Count
     final: bool
     busy: Line
 
@@ -51,23 +65,23 @@ class RunFolder(WireModel):
 class RunFolders(WireModel):
     """`run-weigh`."""
 
-    runs: dict[RunName, RunFolder]
+    runs: Annotated[dict[RunName, RunFolder], Field(max_length=MOST_RUNS)]
 
 
 class Described(WireModel):
     """`describe`: run.json and the plans by number of attempt, None where the node has none."""
 
     run_json: dict[str, Any] | None
-    plans: dict[Annotated[int, Field(ge=1)], dict[str, Any] | None]
+    plans: Annotated[dict[Annotated[int, Field(ge=1, lt=10**9)], dict[str, Any] | None], Field(max_length=MOST_ATTEMPTS)]
 
 
 class Stopped(WireModel):
     """`stop`."""
 
-    asked: int
-    killed: int
-    left: tuple[int, ...]
-    as_nodes: tuple[Line, ...] = ()
+    asked: Count
+    killed: Count
+    left: Pids
+    as_nodes: Annotated[tuple[Annotated[Line, Field(max_length=200)], ...], Field(max_length=MOST_NODES)] = ()
 
 
 class Holder(WireModel):
@@ -86,47 +100,21 @@ class Claimed(WireModel):
     """`claim`."""
 
     holder: Holder | None
-    newest: Annotated[int, Field(ge=0)] = 0
+    newest: Annotated[int, Field(ge=0, lt=10**9)] = 0
 
 
 class Stacks(WireModel):
     """`stacks`."""
 
-    ranks: dict[int, tuple[Line, ...]]
-    cards: tuple[Line, ...] = ()
-    dumps: tuple[Line, ...] = ()
+    ranks: Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], Tail], Field(max_length=MOST_RANKS)]
+    cards: Tail = ()
+    dumps: Tail = ()
 
 
 class Port(WireModel):
     """`free-port`."""
 
     port: Annotated[int, Field(ge=1, le=65535)]
-
-
-class Dial(WireModel):
-    """One dial of `meet`, or what it measured of one pair (`homelab.checks.evidence.Link` has the fields)."""
-
-    node: str
-    address: str
-    port: int
-    latency_ms: Milliseconds | None = None
-    median_ms: Milliseconds | None = None
-    worst_ms: Milliseconds | None = None
-    throughput_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    stalled: Line | None = None
-    carried_bytes: int | None = None
-    lost_bytes: int | None = None
-    repeats: Annotated[int, Field(ge=0)] = 0
-    sent: Annotated[int, Field(ge=0)] | None = None
-    error: Line | None = None
-
-
-class Dials(WireModel):
-    """A line of `meet`."""
-
-    links: tuple[Dial, ...]
-    counted: dict[str, Annotated[int, Field(ge=0)]] = {}
-    dropped: Annotated[int, Field(ge=0)] = 0
 
 
 class HasFile(WireModel):
@@ -140,36 +128,37 @@ class Shards(WireModel):
     """The parts of a checkpoint that a node has."""
 
     of: Annotated[int, Field(ge=1, le=65536)]
-    held: tuple[Annotated[int, Field(ge=0, le=65535)], ...]
+    held: Annotated[tuple[Annotated[int, Field(ge=0, le=65535)], ...], Field(max_length=65536)]
 
 
 class Checkpoints(WireModel):
     """`checkpoints`. `shards`: step -> what the node has of it, where that is not all."""
 
-    good: tuple[Annotated[int, Field(ge=0)], ...]
-    bad: dict[str, str]
-    shards: dict[str, Shards] = {}
+    good: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
+    bad: Annotated[dict[StepName, Words], Field(max_length=MOST_STEPS)]
+    shards: Annotated[dict[StepName, Shards], Field(max_length=MOST_STEPS)] = {}
 
 
 class Answer(WireModel):
-    """`chat`."""
+    """`chat`. `notes`: on what the model was loaded."""
 
-    answer: str
+    answer: Annotated[str, Field(max_length=1_000_000)]
+    notes: Annotated[tuple[Words, ...], Field(max_length=100)] = ()
 
 
 class DryRunResult(WireModel):
     """One situation of a `dry-run`."""
 
-    peak_bytes: Annotated[int, Field(ge=0)]
+    peak_bytes: Count
     at: Annotated[str, Field(max_length=200)]
-    items: dict[str, Annotated[int, Field(ge=0)]]
+    items: Annotated[dict[NodeName, Count], Field(max_length=1000)]
     seconds: Seconds
 
 
 class DryRuns(WireModel):
     """`dry-run`: in the order of the situations, fewer when the time was over."""
 
-    results: tuple[DryRunResult, ...]
+    results: Annotated[tuple[DryRunResult, ...], Field(max_length=1000)]
 
 
 class CollectiveRank(WireModel):
@@ -177,20 +166,20 @@ class CollectiveRank(WireModel):
 
     stage: Annotated[str, Field(max_length=100)] = "starting"
     error: Annotated[str, Field(max_length=4000)] | None = None
-    results: tuple[dict[str, Any], ...] | None = None
-    stack: tuple[str, ...] = ()
+    results: Annotated[tuple[dict[str, Any], ...], Field(max_length=10_000)] | None = None
+    stack: Log = ()
 
 
-Ranks = dict[Annotated[int, Field(ge=0)], CollectiveRank]
+Ranks = Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], CollectiveRank], Field(max_length=MOST_RANKS)]
 
 
 class CollectiveEnded(WireModel):
     """How torchrun ended on a node, and what is left of it."""
 
-    returncode: int | None = None
-    left: tuple[int, ...] = ()
-    log: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
+    returncode: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
+    left: Pids = ()
+    log: Log = ()
+    errors: Log = ()
 
 
 class CollectiveLine(WireModel):
@@ -206,7 +195,7 @@ class CollectiveLook(WireModel):
 
     phase: Annotated[str, Field(max_length=100)]
     ranks: Ranks
-    log: tuple[str, ...]
+    log: Log
 
 
 class SampleOfData(WireModel):
@@ -220,15 +209,16 @@ class Manifest(WireModel):
 
     recipe_hash: Annotated[str, Field(max_length=200)] | None
     path: Annotated[str, Field(max_length=4096)]
-    files: dict[Annotated[str, Field(max_length=300)], Annotated[str, Field(max_length=100)]] = Field(default_factory=dict)
+    files: Annotated[dict[FileName, Annotated[str, Field(max_length=100)]], Field(max_length=MOST_FILES)] = {}
+    sizes: Annotated[dict[FileName, Count], Field(max_length=MOST_FILES)] = {}
 
 
 class SupervisorNeeds(WireModel):
     """`supervisor-needs`."""
 
     python: Annotated[str, Field(max_length=4096)]
-    version: tuple[int, int, int]
-    packages: dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=100)]]
+    version: tuple[Count, Count, Count]
+    packages: Annotated[dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=100)]], Field(max_length=1000)]
 
 
 class Barrier(WireModel):
@@ -243,7 +233,7 @@ class Barrier(WireModel):
 class SupervisorReach(WireModel):
     """`supervisor-reach`."""
 
-    errors: dict[str, Barrier | None]
+    errors: Annotated[dict[NodeName, Barrier | None], Field(max_length=MOST_NODES)]
 
 
 class SupervisorStarted(WireModel):
@@ -263,7 +253,7 @@ class SupervisorEnded(WireModel):
     """`supervisor-end`."""
 
     was_alive: bool
-    left: tuple[int, ...]
+    left: Pids
 
 
 SHAPES: dict[str, type[BaseModel]] = {

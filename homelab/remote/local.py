@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import subprocess
+import threading
 import time
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
 from homelab.remote.session import Completed, Lines, Stream
 from homelab.text.hint import homelab
+
+_BLOCK = 1 << 16
+_ERRORS_KEPT_BYTES = 1 << 20  # the end of stderr: the last lines of a command say why it ended
 
 
 def _bytes(command: str) -> bytes:
@@ -30,18 +35,35 @@ class LocalSession:
         self, command: str, *, stdin: bytes | BinaryIO = b"", timeout_s: float, stdout: BinaryIO | None = None, head: bytes = b""
     ) -> Completed:
         """See `Session.run`."""
-        body = stdin if isinstance(stdin, bytes) else stdin.read()
+        kept, errors = io.BytesIO(), bytearray()
+        process = subprocess.Popen(["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        beside = [
+            threading.Thread(target=_feed, args=(process.stdin, head, stdin), daemon=True), threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True),
+        ]  # fmt: skip
+        timer = threading.Timer(timeout_s, process.kill)
+        timer.daemon = True
+        began_s = time.monotonic()
         try:
-            completed = subprocess.run(
-                ["/bin/sh", "-c", _bytes(command)], input=head + body, capture_output=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
+            for thread in (*beside, timer):
+                thread.start()
+            _pass_on(process.stdout, stdout if stdout is not None else kept, began_s + timeout_s)
+            returncode = process.wait(max(0.1, began_s + timeout_s - time.monotonic()))
+            if time.monotonic() - began_s >= timeout_s:
+                raise TimeoutError
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
             raise UnreachableError(
                 f"no answer within {timeout_s:.0f} s", where=f"node {self.node} (local)", hint=homelab("preflight")
             ) from error
-        if stdout is not None:
-            stdout.write(completed.stdout)
-        return Completed(completed.returncode, b"" if stdout is not None else completed.stdout, completed.stderr)
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            beside[1].join(1.0)
+            beside[0].join(1.0)
+            process.stdout.close()
+        return Completed(returncode, kept.getvalue(), bytes(errors))
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
@@ -56,6 +78,38 @@ class LocalSession:
 
     def close(self) -> None:
         """See `Session.close`."""
+
+
+def _pass_on(source: IO[bytes], into: BinaryIO, ends_s: float) -> None:
+    """All that comes, block by block: who keeps it says how much that may be. Raises TimeoutError; a program left behind may hold the pipe open."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(0.0, ends_s - time.monotonic())):
+                raise TimeoutError
+            block = os.read(source.fileno(), _BLOCK)
+            if not block:
+                return
+            into.write(block)
+
+
+def _feed(target: IO[bytes], head: bytes, stdin: bytes | BinaryIO) -> None:
+    # A command may end without reading its input.
+    with contextlib.suppress(OSError, ValueError):
+        target.write(head)
+        body = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+        while block := body.read(_BLOCK):
+            target.write(block)
+    with contextlib.suppress(OSError, ValueError):
+        target.close()
+
+
+def _drain(source: IO[bytes], into: bytearray) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while block := os.read(source.fileno(), _BLOCK):
+            into += block
+            if len(into) > 2 * _ERRORS_KEPT_BYTES:
+                del into[:-_ERRORS_KEPT_BYTES]
 
 
 class _ProcessStream:

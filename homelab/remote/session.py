@@ -15,7 +15,7 @@ class Completed:
     stderr: bytes
 
 
-MOST_LINE_BYTES = 16 << 20  # the longest line of a stream, a look at the collective test, has some ten kilobytes
+MOST_LINE_BYTES = 4 << 20  # the longest line of a stream, a look at the collective test, has some ten kilobytes
 
 
 class Lines:

@@ -9,7 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from homelab.models import WireModel
 from homelab.protocol import result_files
 
-Step = Annotated[int, Field(ge=0)]
+Step = Annotated[int, Field(ge=0, lt=10**12)]
+Steps = Annotated[tuple[Step, ...], Field(max_length=100_000)]
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Results(WireModel):
@@ -20,19 +22,19 @@ class Results(WireModel):
     final: bool
     merged: Annotated[str, Field(max_length=40)]
     machine: Annotated[str, Field(pattern=r"^\w{1,40}\z")]
-    gguf: tuple[Annotated[str, Field(max_length=20)], ...]
-    steps: tuple[Step, ...]
-    exported: tuple[Step, ...]
-    profiles: tuple[Step, ...] = ()
-    memory_bytes: Annotated[int, Field(ge=0)]
-    disk_bytes: Annotated[int, Field(ge=0)]
+    gguf: Annotated[tuple[Annotated[str, Field(max_length=20)], ...], Field(max_length=100)]
+    steps: Steps
+    exported: Steps
+    profiles: Steps = ()
+    memory_bytes: Bytes
+    disk_bytes: Bytes
 
 
 class ResultFile(WireModel):
     """One file of a result: one path component, of a kind that holds no code."""
 
     name: str
-    size: Annotated[int, Field(ge=0)]
+    size: Bytes
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
     @field_validator("name")
@@ -54,7 +56,7 @@ class ResultFiles(WireModel):
 
     path: Annotated[str, Field(max_length=4096)]
     files: Annotated[tuple[ResultFile, ...], Field(min_length=1, max_length=result_files.MOST_FILES)]
-    left_out: tuple[Annotated[str, Field(max_length=300)], ...] = ()
+    left_out: Annotated[tuple[Annotated[str, Field(max_length=300)], ...], Field(max_length=10_000)] = ()
 
     @field_validator("files")
     @classmethod
@@ -69,8 +71,8 @@ class Made(WireModel):
     """The end of `result-make`: what the program has made, in its own words."""
 
     folder: Annotated[str, Field(max_length=200)]
-    notes: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
-    figures: dict[Annotated[str, Field(max_length=100)], float | None] = {}
+    notes: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=100)] = ()
+    figures: Annotated[dict[Annotated[str, Field(max_length=100)], float | None], Field(max_length=100)] = {}
 
     @field_validator("folder")
     @classmethod

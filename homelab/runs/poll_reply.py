@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from homelab.facts.gpu import GpuFacts
@@ -25,6 +26,8 @@ from homelab.text.sanitize import plain, plain_lines
 
 # The year 3000: no run of ours was then, and no calendar has to show what a damaged file says.
 LATEST = 32_503_680_000.0
+MOST_RANKS = 4096
+_MOST_LINES = 50_000  # twice what a node sends at once (`homelab.node.run.poll`), and some
 
 
 def is_moment(value: Any) -> bool:
@@ -59,6 +62,8 @@ Lines = Annotated[str, AfterValidator(plain_lines)]
 LineOrEmpty = Annotated[str, WrapValidator(lambda value, read: or_none(value, read) or ""), AfterValidator(plain)]
 Moment = Annotated[float, Field(ge=0, lt=LATEST, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
+Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
+Rank = Annotated[int, Field(ge=0, lt=65536)]
 Finite = Annotated[float | None, AfterValidator(lambda value: value if value is not None and math.isfinite(value) else None)]
 
 
@@ -102,8 +107,8 @@ class Metric(WireModel):
 class LogTail(WireModel):
     """The last lines of what a worker printed."""
 
-    stdout: tuple[Line, ...] = ()
-    stderr: tuple[Line, ...] = ()
+    stdout: Tail = ()
+    stderr: Tail = ()
 
 
 class RankError(WireModel):
@@ -169,11 +174,23 @@ class RunReply(WireModel):
     started_at: MomentOrNone = None
     rebooted: bool | None = None  # the machine was restarted since; None where that is unknown
     stop_marked_at: MomentOrNone = None  # homelab was about to end it here: its exit record follows, or could not be written
-    ranks: dict[int, RankReply] = Field(default_factory=dict)
-    torchrun_tail: tuple[Line, ...] = ()
-    checkpoints: tuple[int, ...] = ()
+    ranks: dict[Rank, RankReply] = Field(default_factory=dict, max_length=MOST_RANKS)
+    more: bool = False  # metrics that are asked for next
+    torchrun_tail: Tail = ()
+    checkpoints: Annotated[tuple[Number, ...], Field(max_length=100_000)] = ()
     final: bool = False
     secrets_removed: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """Before an object is made of any of it."""
+        ranks = value.get("ranks") if isinstance(value, dict) else None
+        entries = [rank for rank in ranks.values() if isinstance(rank, dict)] if isinstance(ranks, dict) else []
+        lines = sum(len(part) for rank in entries for part in (rank.get("metrics"), rank.get("before")) if isinstance(part, list))
+        if len(entries) > MOST_RANKS or lines > _MOST_LINES:
+            raise ValueError(f"it has {len(entries)} ranks with {lines} lines of metrics")
+        return value
 
     @property
     def is_alive(self) -> bool:
@@ -198,7 +215,7 @@ class CardJoules(WireModel):
 class Energies(WireModel):
     """`energies`, the answer of a node: number of the attempt -> its cards."""
 
-    attempts: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[list[CardJoules], Field(max_length=64)]]
+    attempts: Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[list[CardJoules], Field(max_length=64)]], Field(max_length=10_000)]
 
 
 class NodeLoad(WireModel):
@@ -247,7 +264,7 @@ class SupervisorReply(WireModel):
     why: LineOrEmpty = ""
     pid: Annotated[int | None, WrapValidator(or_none)] = None
     log: Line = ""
-    events: tuple[dict[str, Any], ...] = ()  # to be read by `event_of`
+    events: Annotated[tuple[dict[str, Any], ...], Field(max_length=10_000)] = ()  # to be read by `event_of`
 
     def __str__(self) -> str:
         return self.doing if self.doing in ("", "watching") else f"{self.doing}: {self.why}"
@@ -260,7 +277,7 @@ class Reply(WireModel):
     time: float = Field(allow_inf_nan=False)
     hostname: Line = ""
     load: NodeLoad = Field(default_factory=NodeLoad)
-    gpus: tuple[GpuFacts, ...] = ()
+    gpus: Annotated[tuple[GpuFacts, ...], Field(max_length=256)] = ()
     run: RunReply | None = None
     supervisor: SupervisorReply | None = None
     owner: Owner | None = None

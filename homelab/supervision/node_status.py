@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
 
 from homelab.models import WireModel
-from homelab.runs.poll_reply import ExitOrNone
+from homelab.runs.poll_reply import MOST_RANKS, ExitOrNone, Number, Rank
 
 STOPPED = frozenset("Tt")
 DEAD = frozenset({"", "Z", "X"})
@@ -17,7 +20,7 @@ class RankStatus(WireModel):
     pid: int | None = None
     state: str = ""  # the kernel's letter; "" gone
     phase: str = "absent"  # absent, then those of the heartbeat
-    step: int = 0
+    step: Number = 0
     still_s: float = 0.0
     error: bool = False
 
@@ -35,16 +38,16 @@ class RankStatus(WireModel):
 class NodeStatus(WireModel):
     """One node. `heard_s` is how long ago the line came, by the controller's monotonic clock (set there)."""
 
-    attempt: int
-    newest: int = 0
+    attempt: Number
+    newest: Number = 0
     started: bool = False
     stopping: bool = False  # a stop was asked for: `homelab.node.run.torchrun.mark_stop` comes before any signal
     agent: str = ""
     torchrun: str = ""
     exit: ExitOrNone = None
-    checkpoint: int = 0  # step of the newest one that is complete on this node
-    ranks: dict[int, RankStatus] = {}
-    missing_s: dict[str, float] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.run.peer_probe`)
+    checkpoint: Number = 0  # step of the newest one that is complete on this node
+    ranks: Annotated[dict[Rank, RankStatus], Field(max_length=MOST_RANKS)] = {}
+    missing_s: Annotated[dict[str, float], Field(max_length=1000)] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.run.peer_probe`)
     heard_s: float = 0.0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from homelab.control.inspection import chat, run_folder
 from homelab.errors import HomelabError, NoRoomError, UnreachableError
+from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet
 from homelab.remote.session import Stream
 from homelab.runs.paths import RunPaths
@@ -89,7 +90,12 @@ def _open(fleet: Fleet, paths: RunPaths, name: str, models: Sequence[str]) -> Co
     except BaseException:
         stream.close()
         raise
-    return Conversation(name, paths.name, [plain(str(note)) for note in message["ready"].get("notes") or ()], stream)
+    return Conversation(name, paths.name, _notes(message["ready"]), stream)
+
+
+def _notes(ready: Any) -> list[str]:
+    notes = ready.get("notes") if isinstance(ready, dict) else None
+    return [plain(str(note))[:1000] for note in notes[:100]] if isinstance(notes, list) else []
 
 
 def _message(stream: Stream, node: str, run: str) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def _message(stream: Stream, node: str, run: str) -> dict[str, Any]:
     except (TimeoutError, OSError) as error:
         raise _gone(node) from error
     try:
-        message = json.loads(line)
+        message = decoded(line)
     except ValueError:
         message = None
     if not isinstance(message, dict):

@@ -35,6 +35,7 @@ from homelab.text.hint import Hint, Options, homelab
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
+_MOST_PARTS = 10  # of the metrics of a long run, at the first look
 
 
 class Watcher:
@@ -167,6 +168,12 @@ class Watcher:
         return bool(self.unreachable) or bool({"failed", "vanished"} & set(parts))
 
     def _ask(self, names: list[str]) -> None:
+        for _ in range(_MOST_PARTS):
+            self._ask_once(names)
+            if not any(reply.run and reply.run.more for reply in self.replies.values()):
+                return
+
+    def _ask_once(self, names: list[str]) -> None:
         plan = run_folder.plan_of(self._paths)
         attempt = plan.attempt
         known_lines: dict[str, int] = {}

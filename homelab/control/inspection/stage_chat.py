@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import re
 import secrets
@@ -19,6 +18,7 @@ from homelab.planning.types import NodePlan, Plan
 from homelab.protocol.collective_stages import DONE
 from homelab.protocol.errors import parts_of
 from homelab.remote.answers import CollectiveLine
+from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet, on_all
 from homelab.remote.session import Stream
 from homelab.text.hint import Hint, homelab
@@ -150,12 +150,12 @@ class _Watch:
                 self._lost.setdefault(name, "the connection to this node broke while the model answered")
             return
         try:
-            answer = json.loads(line)
+            answer = decoded(line)
             if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
                 self._lost[name] = plain_lines(str(answer["error"].get("message")))
             else:
                 self._lines[name] = CollectiveLine.model_validate(answer)
-        except (ValueError, RecursionError, ValidationError):
+        except (ValueError, ValidationError):
             self._lost[name] = "it answered with something that homelab's agent does not say"
 
     def _is_done(self) -> bool:

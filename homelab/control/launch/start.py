@@ -111,7 +111,7 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
     claim.take(names, strictly=True)  # a node may have been silent before
     say(f"starting torchrun on {', '.join(names)}")
     try:
-        with signals.held():
+        with signals.held(), signals.hurried(lambda: _undo_unseen(fleet, names, plan.run, claim)):
             _, errors = on_all(names, one)
         _raise_first(dict(sorted(errors.items(), key=lambda entry: not isinstance(entry[1], StoppedError))))
     except BaseException as error:
@@ -124,6 +124,12 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
                 hint=Hint("when it answers again: {}", homelab("stop", plan.run)),
             ) from error
         raise
+
+
+def _undo_unseen(fleet: Fleet, names: list[str], run: str, claim: Claim) -> None:
+    """Over connections of their own: those that are there wait for an answer. A node does what it was asked, whoever waits for the answer."""
+    with Fleet(fleet.cluster) as other:
+        other.ask("undo", {"run": run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S)
 
 
 def data_on_node(material: list[RecipeInput], workdir: str, described: Mapping[str, Any]) -> dict[str, Any]:

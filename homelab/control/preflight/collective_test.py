@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import queue
 import secrets
@@ -23,6 +22,7 @@ from homelab.control.preflight.collective_state import CollectiveTestState, Outc
 from homelab.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum
 from homelab.planning.types import Plan
 from homelab.remote.answers import CollectiveLine, CollectiveLook
+from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet, on_all
 from homelab.remote.session import Stream
 from homelab.text.sanitize import plain_lines
@@ -136,12 +136,12 @@ def _take(stages: CollectiveTestState, name: str, line: bytes | None) -> None:
     if name in stages.lost:
         return
     try:
-        answer = json.loads(line)
+        answer = decoded(line)
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             stages.lose(name, plain_lines(str(answer["error"].get("message"))), now)
         else:
             stages.hear(name, CollectiveLine.model_validate(answer), now)
-    except (ValueError, RecursionError, ValidationError):
+    except (ValueError, ValidationError):
         stages.lose(name, "it answered with something that homelab's agent does not say", now)
 
 

@@ -10,12 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from homelab.checks.evidence import NOT_DIALLED, Evidence, Link
 from homelab.checks.network import bandwidth
 from homelab.checks.network.blame import Pair, blame
 from homelab.control.preflight import packet_loss
 from homelab.errors import HomelabError
 from homelab.remote import answers
+from homelab.remote.decoding import decoded
+from homelab.remote.dial_answers import Dials, Listening
 from homelab.remote.fanout import Fleet, on_all
 from homelab.remote.session import Stream
 from homelab.text.hint import homelab
@@ -70,19 +74,19 @@ class LinkTest:
         """One line to this node's process and the links of its answer. Raises HomelabError."""
         return [entry.model_dump(exclude_none=True) for entry in self.said(name, request, timeout_s).links]
 
-    def said(self, name: str, request: Mapping[str, Any], timeout_s: float) -> answers.Dials:
+    def said(self, name: str, request: Mapping[str, Any], timeout_s: float) -> Dials:
         """One line to this node's process and its answer. Raises HomelabError."""
         stream = self.streams[name]
         try:
             stream.write(json.dumps(request).encode() + b"\n")
-            answer = json.loads(stream.readline(timeout_s))
+            answer = decoded(stream.readline(timeout_s))
         except (ValueError, TimeoutError, OSError, EOFError) as error:
             raise _broken(name, f"its agent stopped answering ({_why(error)})") from error
         _refuse_failed(name, answer)
         fault = answers.fault("meet", answer)
         if fault:
             raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
-        return answers.Dials.model_validate(answer)
+        return Dials.model_validate(answer)
 
     def dial(self) -> tuple[Link, ...]:
         """The links of all pairs."""
@@ -141,19 +145,26 @@ def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tupl
     request = {"address": address, "port": evidence.master_port if name == head else None, "seconds": 120}
     stream = fleet.agent(name).open("meet", request)
     try:
-        ready = json.loads(stream.readline(_OPEN_S))
-        _refuse_failed(name, ready)
-        if not ready["ports"]:
-            raise ValueError(plain_lines(str(ready["error"] or "no port is free")))
-        ports = [int(number) for number in ready["ports"]]
-        rendezvous, udp, burst = (ready.get(field) and int(ready[field]) for field in ("rendezvous", "udp", "burst"))
-        return stream, {"ports": ports, "rendezvous": rendezvous, "udp": udp, "burst": burst}
+        answer = decoded(stream.readline(_OPEN_S))
+        _refuse_failed(name, answer)
+        ready = _listening(answer)
+        if not ready.ports:
+            raise ValueError(ready.error or "no port is free")
+        return stream, {**ready.model_dump(exclude={"error"}), "ports": list(ready.ports)}
     except HomelabError:
         stream.close()
         raise
     except (ValueError, KeyError, TypeError, TimeoutError, OSError, EOFError) as error:
         stream.close()
         raise _broken(name, f"it could not listen on {address}: {_why(error)}") from error
+
+
+def _listening(answer: Any) -> Listening:
+    """Raises TypeError for what is no first line of `meet`."""
+    try:
+        return Listening.model_validate(answer)
+    except ValidationError as error:
+        raise TypeError from error
 
 
 def _why(error: Exception) -> str:

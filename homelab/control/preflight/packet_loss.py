@@ -9,7 +9,7 @@ from typing import Any
 
 from homelab.checks.evidence import Link
 from homelab.checks.network.blame import Pair
-from homelab.remote.answers import Dials
+from homelab.remote.dial_answers import Dials
 from homelab.remote.fanout import on_all
 
 PACKETS, PACKETS_OF_MANY = 300, 100  # a pair of up to eight nodes, of more

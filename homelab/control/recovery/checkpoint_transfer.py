@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from typing import IO
 
 from homelab.control.recovery.replicas import ResumePoint
 from homelab.errors import HomelabError
@@ -13,8 +17,12 @@ from homelab.remote.fanout import Fleet, on_all
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
+from homelab.text.units import gigabytes
 
 _TIMEOUT_S = 4 * 3600.0  # a full fine-tune's checkpoint has tens of GB; a node that falls silent meanwhile is noticed by itself
+
+_OF_THE_MANIFEST_BYTES = 64 << 20  # complete.json itself, and what a program of one's own keeps beside it
+_OF_THE_ARCHIVE_BYTES = 16 << 20  # the heads of the archive's entries
 
 
 def bring(fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequence[str], say: Callable[[str], None], *, to_all: bool) -> None:
@@ -31,11 +39,13 @@ def bring(fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequenc
         raise _not_moved(paths.name, checkpoint.step, moves)
     source, targets = moves[0].source, [move.target for move in moves]
     say(f"bringing checkpoint {checkpoint.step} from {source} to {', '.join(targets)}")
-    request = {"run": paths.name, "step": checkpoint.step, "files": dict(checkpoint.files)}
+    size = _size_bytes(paths, checkpoint, source)
+    request = {"run": paths.name, "step": checkpoint.step, "files": dict(checkpoint.files), "bytes": size}
     # In the run's folder: the one for temporary files is often in memory.
     with store.written(paths.root / ".checkpoint"), tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
-        fleet.agent(source).fetch("send-checkpoint", request, archive, timeout_s=_TIMEOUT_S)  # type: ignore[arg-type]
+        fleet.agent(source).fetch("send-checkpoint", request, archive, most_bytes=size + _OF_THE_ARCHIVE_BYTES, timeout_s=_TIMEOUT_S)  # type: ignore[arg-type]
         archive.flush()
+        _compare(archive.name, checkpoint, source, Hint("leave {} out: {}", source, homelab("recover", paths.name, "--nodes", ",".join(targets))))
 
         def send(name: str) -> None:
             with open(archive.name, "rb") as stream:
@@ -44,6 +54,41 @@ def bring(fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequenc
         _, errors = on_all(targets, send)
     for error in errors.values():
         raise error
+
+
+def _size_bytes(paths: RunPaths, checkpoint: ResumePoint, source: str) -> int:
+    """The most that comes: what the node has said of its files, or what there is room for. Raises HomelabError where that is no room."""
+    free = shutil.disk_usage(paths.root).free
+    size = checkpoint.sizes.get(source, free) + _OF_THE_MANIFEST_BYTES
+    if size - _OF_THE_MANIFEST_BYTES > free:
+        raise HomelabError(
+            f"checkpoint {checkpoint.step} has {gigabytes(size)} GB, and there are {gigabytes(free)} GB free here, where it comes through", where=str(paths.root),
+            hint=Hint("make room there, or let {} go on with it: {}", source, homelab("recover", paths.name)),
+        )  # fmt: skip
+    return size
+
+
+def _compare(archive: str, checkpoint: ResumePoint, source: str, hint: Hint) -> None:
+    """Before a byte goes on to another node. Raises HomelabError where it is not the checkpoint whose digests the nodes have said."""
+    left = dict(checkpoint.files)
+    try:
+        with tarfile.open(archive, mode="r:") as content:
+            for member in content:
+                wanted = left.pop(member.name, None)
+                file = content.extractfile(member) if member.isfile() else None
+                if file is None or (wanted is not None and _sha256(file) != wanted):
+                    raise ValueError(f"{member.name} is not as its node said")
+        if left:
+            raise ValueError(f"{', '.join(left)} did not come")
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise HomelabError(f"checkpoint {checkpoint.step} arrived damaged: {error}", where=f"node {source}", hint=hint) from error
+
+
+def _sha256(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    for block in iter(lambda: file.read(1 << 20), b""):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _not_moved(run: str, step: int, moves: Sequence[Copy[str]]) -> HomelabError:

@@ -69,13 +69,13 @@ def halt(
     checkpoint = newest_checkpoint(fleet, paths, stopped_names, silent=unreachable, from_scratch=from_scratch, say=run.say, layout=layout)
     if not checkpoint.step:
         return Halted(names, unreachable, checkpoint)
-    digests = resume_guards.refuse_other_checkpoint(fleet, paths, described.run_json, checkpoint.step, checkpoint.holders)
+    digests, sizes = resume_guards.refuse_other_checkpoint(fleet, paths, described.run_json, checkpoint.step, checkpoint.holders)
     if checkpoint.shards:  # each node has another part: there is nothing to compare
         return Halted(names, unreachable, checkpoint)
     chosen = replicas.choose(checkpoint.step, {name: digests.get(name, {}) for name in checkpoint.holders})
     for note in chosen.notes:
         event_log.append(paths, event("note", text=note))
-    return Halted(names, unreachable, replace(chosen, notes=(*checkpoint.notes, *chosen.notes)))
+    return Halted(names, unreachable, replace(chosen, notes=(*checkpoint.notes, *chosen.notes), sizes=sizes))
 
 
 def newest_checkpoint(

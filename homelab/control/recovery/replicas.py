@@ -13,7 +13,8 @@ from homelab.protocol.checkpoint_holders import WHOLE, Holding
 class ResumePoint:
     """From where a run goes on: `step`, 0 for the beginning. `holders` have it whole, with this `digest` and these `files` (name -> sha256).
 
-    `notes`: checkpoints and copies that are not used, and why. `shards`: node -> what it has, where no node has all of it.
+    `notes`: checkpoints and copies that are not used, and why. `shards`: node -> what it has, where no node has all of it;
+    `sizes`: node -> bytes of its copy.
     """
 
     step: int
@@ -22,6 +23,7 @@ class ResumePoint:
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shards: Mapping[str, Holding] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def held(self) -> Mapping[str, Holding]:

@@ -40,10 +40,10 @@ def refuse_edited_recipe(fleet: Fleet, paths: RunPaths, described: Mapping[str, 
 
 def refuse_other_checkpoint(
     fleet: Fleet, paths: RunPaths, described: Mapping[str, Any], step: int, holders: list[str]
-) -> dict[str, dict[str, str]]:
+) -> tuple[dict[str, dict[str, str]], dict[str, int]]:
     """Raises OtherTrainingError when a checkpoint was saved by another training than run.json says, with the difference.
 
-    Returns the sha256 of its files on each node, as far as the node says them.
+    Returns the sha256 of its files on each node, as far as the node says them, and the bytes of all of them.
     """
     own_hash = described.get("recipe_hash")
     answers, _ = fleet.ask("manifest", {"run": paths.name, "step": step}, names=holders)
@@ -62,7 +62,8 @@ def refuse_other_checkpoint(
             where=f"node {node}: {folder}",
             hint=f"put it aside, then once more (an older checkpoint is used): {aside}",
         )
-    return {node: answer.get("files") or {} for node, answer in answers.items()}
+    files = {node: answer.get("files") or {} for node, answer in answers.items()}
+    return files, {node: sum(map(int, answer["sizes"].values())) for node, answer in answers.items() if answer.get("sizes")}
 
 
 def refuse_other_data(described: Mapping[str, Any], evidence: Evidence, items: list[RecipeInput]) -> None:

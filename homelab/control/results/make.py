@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from pydantic import ValidationError
 
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.remote.agent import Agent
+from homelab.remote.decoding import decoded
 from homelab.results.answers_of_nodes import Made
 from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain_lines
@@ -30,7 +32,7 @@ def make(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
             if "error" in message:
                 raise _error(message["error"], name)
             if "made" in message:
-                return Made.model_validate(message["made"])
+                return _made(message["made"], name)
             if message.get("say"):
                 say(f"{name}: {plain_lines(str(message['say']))[:300]}")
     finally:
@@ -39,12 +41,19 @@ def make(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
 
 def _message(line: bytes, name: str) -> dict[str, Any]:
     try:
-        message = json.loads(line)
+        message = decoded(line)
     except ValueError:
         message = None
     if not isinstance(message, dict):
         raise HomelabError("the program ended without an answer", where=f"node {name}", hint=homelab("preflight --nodes", name))
     return message
+
+
+def _made(made: Any, name: str) -> Made:
+    try:
+        return Made.model_validate(made)
+    except ValidationError as error:
+        raise HomelabError("the program's answer is not one of homelab's", where=f"node {name}", hint=homelab("preflight --nodes", name)) from error
 
 
 def _error(parts: Any, name: str) -> HomelabError:

@@ -95,7 +95,7 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
             while (have := out.tell()) < file.size:
                 count = min(_PIECE_BYTES, file.size - have)
                 into = _Counted(out, count, told)
-                agent.fetch("result-part", {**request, "name": file.name, "offset": have, "count": count}, cast(BinaryIO, into), timeout_s=_PIECE_TIMEOUT_S)
+                agent.fetch("result-part", {**request, "name": file.name, "offset": have, "count": count}, cast(BinaryIO, into), most_bytes=count, timeout_s=_PIECE_TIMEOUT_S)
                 if out.tell() == have:
                     raise HomelabError(f"{file.name} became shorter while it was fetched", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"]))
             out.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from homelab.errors import HomelabError
 from homelab.provision.setup_plan import Part
 from homelab.remote import answers
 from homelab.remote.agent import Agent
+from homelab.remote.decoding import decoded
 from homelab.remote.session import Stream
 from homelab.text.say import Say
 
@@ -44,7 +44,7 @@ def sharing(agent: Agent, target: Target, parts: Sequence[Part], say: Say) -> It
 
 def _addresses(stream: Stream, files: dict[str, dict[str, str]]) -> dict[str, str]:
     with contextlib.suppress(ValueError, OSError):  # a time limit is an OSError, too
-        answer = json.loads(stream.readline(_OPEN_S))
+        answer = decoded(stream.readline(_OPEN_S))
         if answers.fault("setup-share", answer) is None:
             return {sha256: f"http://{answer['address']}:{answer['port']}/{answer['token']}/{sha256}" for sha256 in files}
     return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError
 from homelab.remote.agent import Agent, connect
+from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet
 from homelab.runs import process_owner
 from homelab.supervision.node_status import NodeStatus
@@ -101,7 +101,7 @@ class StatusStreams:
 
     def _heard(self, name: str, line: bytes) -> None:
         try:
-            sign = NodeStatus.model_validate(json.loads(line))
+            sign = NodeStatus.model_validate(decoded(line))
         except (ValueError, ValidationError):  # half a line, or not our agent's: as if nothing had been said
             return
         with self._changed:

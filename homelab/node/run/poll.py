@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
     from homelab.protocol.messages import Described, KnownRun, PollReply, RankReply, RunReply, Runs
 
+MOST_METRICS = 20_000  # lines in one answer, about 8 MB
+
 
 def poll(request: JsonObject) -> PollReply:
     """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest), before.
@@ -78,10 +80,9 @@ def _run(folder: str, request: JsonObject) -> RunReply:
     agent = attempt_records.agent(node_dir)
     pids = processes.of_run(os.path.basename(folder), request["workdir"], node)
     agent_alive = agent is not None and agent["pid"] in pids
-    ranks: dict[str, RankReply] = {}
-    for rank in attempt_records.plan(folder, attempt)["ranks"]:
-        if rank["node"] == node:
-            ranks[str(rank["rank"])] = _rank(folder, attempt, node_dir, rank, request)
+    of_node = [rank for rank in attempt_records.plan(folder, attempt)["ranks"] if rank["node"] == node]
+    most = MOST_METRICS // max(1, len(of_node))
+    ranks: dict[str, RankReply] = {str(rank["rank"]): _rank(folder, attempt, node_dir, rank, {**request, "most": most}) for rank in of_node}
     return {
         "name": os.path.basename(folder),
         "as_node": node,
@@ -94,6 +95,7 @@ def _run(folder: str, request: JsonObject) -> RunReply:
         "rebooted": _rebooted(agent),
         "stop_marked_at": _stop_marked_at(node_dir),
         "ranks": ranks,
+        "more": any(len(rank["metrics"]) == most for rank in ranks.values()),
         "torchrun_tail": files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60))),
         "checkpoints": manifest.steps(folder),
         "final": os.path.exists(os.path.join(folder, "final", "README.md")),
@@ -125,8 +127,8 @@ def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: J
     beat = files.read_object(os.path.join(home, "heartbeat.json"))
     return {
         "heartbeat": beat,
-        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), lines_read, may_begin_anew),
-        "before": _metrics(os.path.join(home, "curves.jsonl"), 0) if request.get("before") else [],
+        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), lines_read, request["most"], may_begin_anew),
+        "before": _metrics(os.path.join(home, "curves.jsonl"), 0, request["most"]) if request.get("before") else [],
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
             "stderr": _warnings_of_nccl(node_dir, beat, tail_lines) + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
@@ -144,10 +146,11 @@ def _warnings_of_nccl(node_dir: str, beat: JsonObject | None, lines: int) -> lis
     return [line for path in sorted(written) for line in files.tail(path, lines) if "NCCL WARN" in line]
 
 
-def _metrics(path: str, after_lines: int, may_begin_anew: bool = False) -> list[JsonObject]:
+def _metrics(path: str, after_lines: int, most: int, may_begin_anew: bool = False) -> list[JsonObject]:
     """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll.
 
-    With `may_begin_anew` all of them where there are fewer: somebody has typed the attempt's commands once more.
+    With `may_begin_anew` all of them where there are fewer: somebody has typed the attempt's commands once more. At most `most`: the first
+    of them for who counts the lines and asks for the others next, else the newest.
     """
     if not os.path.isfile(path):  # reading a pipe would wait
         return []
@@ -156,4 +159,5 @@ def _metrics(path: str, after_lines: int, may_begin_anew: bool = False) -> list[
             whole = stream.read().split("\n")[:-1]
     except OSError:
         return []
-    return files.json_objects(whole if may_begin_anew and int(after_lines) > len(whole) else whole[max(0, int(after_lines)) :])
+    new = whole if may_begin_anew and int(after_lines) > len(whole) else whole[max(0, int(after_lines)) :]
+    return files.json_objects(new[:most] if may_begin_anew else new[-most:])

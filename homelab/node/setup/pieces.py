@@ -23,6 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
     """The next bytes of a file; the answer says from where to go on. `request`: name, sha256, size (of all of it), offset (of these bytes).
 
+    Never more bytes than `size` are written, whatever is sent.
     Bytes that do not go on where the last ones ended are left out. A file that is not what was promised is removed, and begins at 0 again.
     No lock is held: a sender that has lost its network would hold it for hours. Two senders write the same bytes to the same places.
     """
@@ -42,14 +43,17 @@ def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) 
     with open(partial, "r+b" if os.path.exists(partial) else "wb") as out:
         out.truncate(request["offset"])
         out.seek(request["offset"])
-        for block in iter(lambda: stream.read(1 << 20), b""):
+        left = request["size"] - request["offset"]
+        while left > 0 and (block := stream.read(min(1 << 20, left))):
             out.write(block)
+            left -= len(block)
         out.flush()
         os.fsync(out.fileno())
         have = out.tell()
+        is_longer = left <= 0 and bool(stream.read(1))
     if have < request["size"]:
         return {"have": have}
-    if have > request["size"] or file_sha256(partial) != request["sha256"]:
+    if is_longer or have > request["size"] or file_sha256(partial) != request["sha256"]:
         os.unlink(partial)
         return {"have": 0}
     os.chmod(partial, 0o600)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from homelab.protocol import checkpoint_holders, files, layout, manifest
 from homelab.protocol.digest import file_sha256
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, BinaryIO
 
     from homelab.protocol.files import JsonObject
@@ -40,14 +42,14 @@ def data_path(request: JsonObject) -> str:
 
 
 def receive_file(request: JsonObject, stream: BinaryIO) -> JsonObject:
-    """Store the bytes of `stream` as a data file. Raises ValueError when they are not the promised ones."""
+    """Store the bytes of `stream` as a data file, never more than `size` of the request. Raises ValueError when they are not the promised ones."""
     path = data_path(request)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = files.partial_name(path)
     digest = hashlib.sha256()
     try:
         with open(partial, "wb") as out:
-            for block in iter(lambda: stream.read(1 << 20), b""):
+            for block in blocks(stream, request.get("size")):
                 digest.update(block)
                 out.write(block)
             out.flush()
@@ -59,6 +61,16 @@ def receive_file(request: JsonObject, stream: BinaryIO) -> JsonObject:
         if os.path.exists(partial):
             os.unlink(partial)
     return {"path": path}
+
+
+def blocks(stream: BinaryIO, most: int | None) -> Iterator[bytes]:
+    """All that a stream holds. Raises ValueError where that is more than `most` bytes, before one too many is given."""
+    count = 0
+    for block in iter(lambda: stream.read(1 << 20), b""):
+        count += len(block)
+        if most is not None and count > most:
+            raise ValueError(f"more bytes came than the {most} that were said")
+        yield block
 
 
 def checkpoints(request: JsonObject) -> Checkpoints:
@@ -94,9 +106,9 @@ def checkpoints(request: JsonObject) -> Checkpoints:
 
 
 def checkpoint_manifest(request: JsonObject) -> Manifest:
-    """{"recipe_hash": the fingerprint it was saved with, None without a manifest; "files": {name: sha256}}. `request`: workdir, run, step."""
+    """{"recipe_hash": the fingerprint it was saved with, None without a manifest; "files": {name: sha256}, "sizes"}. `request`: workdir, run, step."""
     folder = manifest.folder_of(paths.run_dir(request["workdir"], request["run"]), request["step"])
-    return {"recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"), "path": folder, "files": manifest.digests(folder)}
+    return {"recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"), "path": folder, "files": manifest.digests(folder), "sizes": manifest.sizes(folder)}
 
 
 def send_checkpoint(request: JsonObject, stream: BinaryIO) -> None:
@@ -118,6 +130,7 @@ def receive_checkpoint(request: JsonObject, stream: BinaryIO) -> JsonObject:
     """Unpack a checkpoint beside its place, verify it, and put it there with one rename.
 
     A bad copy that lay there is set aside, and a whole one whose files differ from `files` of the request ({name: sha256}), too.
+    Raises ValueError for one that is not whole, holds other `files` than were asked for, or more than `bytes` of the request.
     """
     folder = paths.run_dir(request["workdir"], request["run"])
     place = manifest.folder_of(folder, request["step"])
@@ -125,8 +138,12 @@ def receive_checkpoint(request: JsonObject, stream: BinaryIO) -> JsonObject:
     partial = os.path.join(root, f".{name}.{os.getpid()}.partial")  # the worker removes such leftovers
     os.makedirs(partial)
     try:
+        left = request.get("bytes", sys.maxsize)
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
+                left -= member.size
+                if left < 0:
+                    raise ValueError(f"more bytes came than the {request['bytes']} that were said")
                 if not member.isfile() or os.path.basename(member.name) != member.name or member.name in (".", ".."):
                     raise ValueError(f"unexpected entry in the archive: {member.name!r}")
                 source = archive.extractfile(member)
@@ -138,9 +155,12 @@ def receive_checkpoint(request: JsonObject, stream: BinaryIO) -> JsonObject:
         fault = manifest.fault(partial)
         if fault:
             raise ValueError(f"the checkpoint arrived damaged: {fault}")
+        sent_digests = request.get("files") or {}
+        arrived = manifest.digests(partial)
+        if any(arrived.get(name) != sent_digests[name] for name in sent_digests):
+            raise ValueError("another checkpoint arrived than the one that was asked for")
         files.sync(partial)
         if os.path.isdir(place):
-            sent_digests = request.get("files") or {}
             present = manifest.digests(place)
             if manifest.fault(place) is None and all(present.get(name) == sent_digests[name] for name in sent_digests):
                 return {"path": place}
