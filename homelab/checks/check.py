@@ -28,12 +28,14 @@ SOURCES = frozenset(Facts.model_fields) - {"node", "broken"} | {"login", "dials"
 
 class Problem(NamedTuple):
     """What a judge found. `hint` tells how to fix it; `fix`, where one command does that, is the command that `homelab preflight --fix`
-    offers to run (every word of a node or a person is quoted). Without a hint the fix is the hint."""
+    offers to run (every word of a node or a person is quoted). Without a hint the fix is the hint. `is_busy`: nothing is wrong with the node, which has
+    other work: no training is started there meanwhile."""
 
     level: Level
     message: str
     hint: str = ""
     fix: Command = NO_COMMAND
+    is_busy: bool = False
 
 
 OfNode = Callable[[Evidence, Node, Facts], Iterable[Problem]]
@@ -50,6 +52,7 @@ class Check:
     `id` is "subject.thing". `worst` is the highest level that it finds. `sees` names what it looks at, one of SOURCES. Exactly one of
     the judges is there: `of_node` is called for every node that answered and whose probe did not break, `of_cluster` once; it yields
     node names with problems. The check is shown after the check `after`. `always`: it is judged even where a person skips it.
+    `is_certain`: what it finds ends every launch, so to skip it helps nobody.
     """
 
     id: str
@@ -60,6 +63,7 @@ class Check:
     of_cluster: OfCluster | None = None
     after: str = ""
     always: bool = False
+    is_certain: bool = False
 
     @property
     def subject(self) -> str:
@@ -83,7 +87,7 @@ class Check:
                         yield self._finding(node.name, problem)
 
     def _finding(self, node: str, problem: Problem) -> Finding:
-        return Finding(self.id, node, problem.level, problem.message, Hint.of_parts([problem.hint or problem.fix]), problem.fix)
+        return Finding(self.id, node, problem.level, problem.message, Hint.of_parts([problem.hint or problem.fix]), problem.fix, problem.is_busy)
 
 
 def nothing_needed(evidence: Evidence) -> str | None:
@@ -113,7 +117,7 @@ DECLARED_SUBJECTS: list[Subject] = []
 _newest: dict[tuple[str, str], str] = {}  # (file, subject) -> the check that was declared there before
 
 
-def check(id: str, title: str, *, worst: Level, sees: str, after: str = "", always: bool = False) -> Callable[[Judge], Judge]:
+def check(id: str, title: str, *, worst: Level, sees: str, after: str = "", always: bool = False, is_certain: bool = False) -> Callable[[Judge], Judge]:
     """Declare a judge as a check: (evidence, node, facts) is asked for every node, (evidence) once for the cluster.
 
     Without `after` it is shown after the check of the same subject that its file declares before it. Raises ValueError for a `sees`
@@ -129,6 +133,7 @@ def check(id: str, title: str, *, worst: Level, sees: str, after: str = "", alwa
             Check(
                 id, title, worst, sees, of_node=None if is_of_cluster else cast(OfNode, judge),
                 of_cluster=cast(OfCluster, judge) if is_of_cluster else None, after=after or _newest.get(place, ""), always=always,
+                is_certain=is_certain,
             )
         )  # fmt: skip
         _newest[place] = id

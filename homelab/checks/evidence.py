@@ -33,6 +33,12 @@ class Finding:
     message: str
     hint: str = ""
     fix: Command = NO_COMMAND
+    is_busy: bool = False  # nothing is wrong with the node, and it has other work
+
+    @property
+    def keeps_out(self) -> bool:
+        """No training may be started on its node."""
+        return self.level == "fail" or self.is_busy
 
     @property
     def subject(self) -> str:

@@ -76,6 +76,11 @@ def judge_all(evidence: Evidence, skip: Collection[str] = ()) -> list[Finding]:
     return findings
 
 
+def is_certain(id: str) -> bool:
+    """Whether what this check finds ends every launch: to skip it does not help."""
+    return any(check.is_certain for check in CHECKS if check.id == id)
+
+
 def _judge_subject(subject: Subject, evidence: Evidence, skip: Collection[str]) -> Iterator[Finding]:
     judged = [check for check in subject.checks if not check.is_among(skip)]
     missing = subject.needs(evidence) if judged else SKIPPED

@@ -152,6 +152,9 @@ class _Preflight:
             if look.refused is not None:  # a launch would say the same
                 subject = "The recipe" if self.recipe_file else "A training"
                 return f"{subject} cannot be launched on these nodes: {look.refused.message}\nfix:   {look.refused.hint}"
+            busy = next((finding for finding in look.findings if finding.is_busy), None)
+            if busy is not None:
+                return f"Nothing fails, and {busy.node} has other work. {with_options(busy.hint, common.options_of(self.cluster_file))}"
             if self.skipped:
                 return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
             return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from homelab.facts.base import Run
 from homelab.models import WireModel
 
@@ -91,8 +95,22 @@ class PowerFacts(WireModel):
     updates: UpdateFacts | None = None  # None where nothing updates the node by itself
 
 
+class RunAtWork(WireModel):
+    """What a run that is alive does on the node. `has_ended`: its attempt is over, and processes of it are left. `still_s`: since the last sign of a
+    rank here; `step_s`: of the last steps. None: it does not say. `owner`: who looks after it, "" for nobody."""
+
+    has_ended: bool = False
+    phase: Annotated[str, Field(max_length=40)] = ""
+    step: Annotated[int | None, Field(ge=0)] = None
+    total_steps: Annotated[int | None, Field(ge=0)] = None
+    step_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    still_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    owner: Annotated[str, Field(max_length=500)] = ""
+
+
 class RunsFacts(WireModel):
-    """Runs of this project on the node."""
+    """Runs of this project on the node. `at_work`: what those do that are alive."""
 
     alive: tuple[Run, ...] = ()
+    at_work: dict[Run, RunAtWork] = {}
     secrets_removed: tuple[Run, ...] = ()  # of runs that were over: the node had lost power in them

@@ -27,6 +27,18 @@ class Facts(TypedDict, total=False):
     collective_test: Json | None
 
 
+class RunAtWork(TypedDict):
+    """A run that is alive, in the answer of `facts`: how far it is, since when no rank here has spoken, and who looks after it ("" for nobody)."""
+
+    has_ended: bool
+    phase: str
+    step: int | None
+    total_steps: int | None
+    step_s: float | None
+    still_s: float | None
+    owner: str
+
+
 class Port(TypedDict):
     """The answer of `free-port`."""
 

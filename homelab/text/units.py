@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 GIB = 2**30
@@ -11,6 +12,13 @@ def listed(names: Iterable[str]) -> str:
     """'tower, laptop and oldtower'."""
     items = list(names)
     return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
+
+
+def local_moment(moment_s: float, now_s: float) -> str:
+    """'03:10', in the time of this machine, with the day where it is not within the next twelve hours or today: 'Fri 27 Nov 03:10'. Both since 1970."""
+    moment, now = time.localtime(moment_s), time.localtime(now_s)
+    is_near = moment[:3] == now[:3] or abs(moment_s - now_s) < 12 * 3600
+    return time.strftime("%H:%M" if is_near else "%a %d %b %H:%M", moment)
 
 
 def decimal_size(size_bytes: int) -> str:

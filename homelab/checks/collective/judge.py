@@ -92,6 +92,8 @@ def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
 def blocked(evidence: Evidence, skip: Collection[str] = ()) -> bool:
     """True when a node is not reached, or its Python, cards, network or workdir have failed already: the test would only hang.
 
+    So it is where another training has the cards: the test would slow it down.
+
     `skip` holds ids of checks and subjects that were to be ignored.
     """
     if len(evidence.facts) < len(evidence.cluster.nodes):
@@ -103,7 +105,7 @@ def blocked(evidence: Evidence, skip: Collection[str] = ()) -> bool:
 
 def _fails(check: Check, evidence: Evidence) -> bool:
     try:
-        return any(finding.level == "fail" for finding in check.judge(evidence))
+        return any(finding.keeps_out for finding in check.judge(evidence))
     except Exception:  # the registry names a check that breaks
         return False
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from homelab import hardware
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
+from homelab.checks.machine import runs as alive
 from homelab.config.cluster import Node
 from homelab.facts.gpu import GpuFacts, GpuHolder
 from homelab.facts.node import Facts
 from homelab.node_commands import on_node
 from homelab.shell import quote_words
-from homelab.text.hint import chain, homelab
+from homelab.text.hint import Hint, chain, homelab
 from homelab.text.units import GIB, binary_size, listed
 
 FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
@@ -26,7 +27,7 @@ _NAMED = 3  # holders that a message names; a desktop has dozens
 def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """What others hold of each card's memory: fail where next to nothing is left, warn above what a desktop takes.
 
-    Where a run of ours is among them, the fix stops it.
+    Where a run of ours is among them that is left over, the fix stops it; one that trains is waited for.
     """
     if not node.gpus:
         return
@@ -43,7 +44,12 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         runs = sorted({holder.run for holder in card.holders if holder.run})
         if not runs and not card.holders:
             runs = list(facts.runs.alive)  # in a container nvidia-smi names no process
-        fix = chain(*(homelab("stop", run) for run in runs))
+        stale = [run for run in runs if alive.why_stale(facts, run)]
+        if runs and not stale:
+            hint = Hint("{} {}; start after it: {}", runs[0], alive.what_it_does(evidence, node, facts, runs[0]), alive.after(runs[0]))
+            yield Problem("warn", message, hint, is_busy=free < FEW_FREE_BYTES)
+            continue
+        fix = chain(*(homelab("stop", run) for run in stale))
         yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, card), fix)
 
 

@@ -23,7 +23,7 @@ TEMPORARY_BYTES = 50 * 10**6  # torch and torchrun write sockets, logs and compi
 _READ_ONLY = "Read-only file system"
 
 
-@check("disk.writable", "the workdir can be written", worst="fail", sees="resources")
+@check("disk.writable", "the workdir can be written", worst="fail", sees="resources", is_certain=True)
 def writable(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where no file can be made in the workdir, whatever forbids it but a read-only file system."""
     if not facts.resources.workdir_writable and facts.resources.workdir_problem != _READ_ONLY:
@@ -32,7 +32,7 @@ def writable(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("fail", message, f"{on_node(node, f'ls -ld {path_word(node.workdir)}')}; {_elsewhere(node)}")
 
 
-@check("disk.readonly", "the workdir's disk is not mounted read-only", worst="fail", sees="resources", after="disk.own")
+@check("disk.readonly", "the workdir's disk is not mounted read-only", worst="fail", sees="resources", after="disk.own", is_certain=True)
 def read_only(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the workdir's file system is mounted read-only: the kernel does so itself after an error of the disk."""
     if not facts.resources.workdir_writable and facts.resources.workdir_problem == _READ_ONLY:

@@ -25,7 +25,7 @@ from homelab.text.units import listed
 OLDEST = (3, 11)
 
 
-@check("python.interpreter", "there is a Python where cluster.toml says", worst="fail", sees="python")
+@check("python.interpreter", "there is a Python where cluster.toml says", worst="fail", sees="python", is_certain=True)
 def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where nothing is at the configured path and the agent was started with another Python."""
     if version_drift.is_fallback(node, facts):

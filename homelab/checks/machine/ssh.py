@@ -19,7 +19,7 @@ LATE_GREETING_S = 4.0
 SLOW_ANSWER_S = 15.0  # an answer takes 0.2 s; with torch's import for the matmul on a cold GPU up to ten
 
 
-@check("ssh.login", "the node lets us in, its host key is the known one, and the agent answers", worst="fail", sees="login", always=True)
+@check("ssh.login", "the node lets us in, its host key is the known one, and the agent answers", worst="fail", sees="login", always=True, is_certain=True)
 def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail with the error's own words and hint for a node without facts; first of all, where no node can be reached, for this machine."""
     names = [node.name for node in evidence.cluster.nodes]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence
+from homelab.checks.machine import runs as alive
 from homelab.checks.network import connectivity, nat
 from homelab.config.cluster import Node
 from homelab.facts.node import Facts
@@ -19,7 +20,7 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SLOW_CONTROLLER_MS = 100.0  # over this the CLI feels slow; training does not care
 
 
-@check("network.place", "the node has an address on the LAN", worst="fail", sees="network")
+@check("network.place", "the node has an address on the LAN", worst="fail", sees="network", is_certain=True)
 def place(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a node of several has no place on the LAN."""
     if node.name in evidence.lan or len(evidence.cluster.nodes) < 2:
@@ -82,7 +83,7 @@ def controller(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
 _OWN_LISTENER = "-m homelab.node meet"
 
 
-@check("network.port", "the rendezvous port is free on the head", worst="fail", sees="network", after="network.reach")
+@check("network.port", "the rendezvous port is free on the head", worst="fail", sees="network", after="network.reach", is_certain=True)
 def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the rendezvous port is held on the head."""
     if node.name != evidence.head or facts.network.port is None or facts.network.port.free:
@@ -92,7 +93,11 @@ def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     fix, hint = NO_COMMAND, ""
     if facts.network.port.holder_run:
         holder = f"run {facts.network.port.holder_run}" + (f" (pid {facts.network.port.holder_pid})" if facts.network.port.holder_pid else "")
-        hint = fix = homelab("stop", facts.network.port.holder_run)
+        if alive.why_stale(facts, facts.network.port.holder_run):
+            hint = fix = homelab("stop", facts.network.port.holder_run)
+        else:
+            holder += f", which {alive.what_it_does(evidence, node, facts, facts.network.port.holder_run)}"
+            hint = Hint("start after it: {}; or {}", alive.after(facts.network.port.holder_run), other)
     elif _OWN_LISTENER in (facts.network.port.holder or ""):
         holder = f"another homelab command, which tries it just now (pid {facts.network.port.holder_pid})"
         hint = "wait until that preflight, launch or recovery has looked at the network, half a minute at most, then the same command again"

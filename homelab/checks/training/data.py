@@ -24,7 +24,7 @@ FAR_TOO_LONG = 10  # times seq_len: next to nothing of such a sample is trained 
 _ROW = re.compile(r", ((?:line|row) \d+)")
 
 
-@check("data.there", "data files that must lie on the node are there", worst="fail", sees="data")
+@check("data.there", "data files that must lie on the node are there", worst="fail", sees="data", is_certain=True)
 def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a file that has to lie on the nodes is missing."""
     for role, path in evidence.data.items():

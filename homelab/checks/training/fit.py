@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from homelab.checks import needs
 from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence
+from homelab.checks.machine import runs as alive
 from homelab.config.cluster import Node
 from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
@@ -52,6 +53,11 @@ def _of_rank(evidence: Evidence, plan: Plan, rank: RankPlan) -> Iterator[Problem
     needs = f"rank {rank.rank} needs about {decimal_size(need)}"
     if rank.memory.fits is False:
         message = f"{needs}, {decimal_size(free)} are free: {decimal_size(need - free)} too little"
+        run = next((run for run in facts.runs.alive if not alive.why_stale(facts, run)), "") if (facts := evidence.facts.get(rank.node)) else ""
+        if facts is not None and run and need <= rank.memory.available_bytes:
+            words = alive.what_it_does(evidence, evidence.cluster.node(rank.node), facts, run)
+            yield Problem("warn", f"{message}; run {run} {words}", Hint("start after it: {}", alive.after(run)), is_busy=True)
+            return
         yield Problem("fail", message, _fix(evidence, plan, rank))
     elif free - need < TOLERANCE * need and rank.token_cap is None and not _chosen_to_fill(evidence, rank):
         message = f"{needs} of {decimal_size(free)} that are free: less room than the estimate is worth"

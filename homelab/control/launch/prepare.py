@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab import __version__
+from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.config.cluster import Cluster
 from homelab.config.profile_request import ProfiledSteps
@@ -33,6 +34,7 @@ from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
+from homelab.text.units import listed
 
 _KEEP_COPY_BYTES = 64 << 20
 
@@ -90,8 +92,9 @@ def refuse_on_failure(prepared: Prepared) -> None:
         raise (type(error) if error else HomelabError)(
             f"preflight failed: {first.message}{more}",
             where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
-            hint=Hint("{}; to go on regardless: --skip {}", first.hint, first.check) if error is None else first.hint,
+            hint=first.hint if error is not None or registry.is_certain(first.check) else Hint("{}; to go on regardless: --skip {}", first.hint, first.check),
         )
+    _refuse_busy(prepared.findings)
     if prepared.refused:
         raise prepared.refused
     for name, error in prepared.evidence.unreachable.items():
@@ -99,6 +102,18 @@ def refuse_on_failure(prepared: Prepared) -> None:
             error.message,
             where=error.where or f"node {name}",
             hint=Hint("{}; or leave it out: --nodes {}", error.hint, ",".join(prepared.evidence.facts)),
+        )
+
+
+def _refuse_busy(findings: Sequence[Finding]) -> None:
+    """Raises HomelabError where another training has cards of these nodes: both would run out of memory, or be slow."""
+    busy = [finding for finding in findings if finding.is_busy]
+    if busy:
+        checks = sorted({finding.check for finding in busy})
+        raise HomelabError(
+            busy[0].message.replace(" here", f" on {listed(dict.fromkeys(finding.node for finding in busy if finding.message == busy[0].message))}", 1),
+            where=f"node {busy[0].node}, check {busy[0].check}",
+            hint=Hint("{}; both at once, where there is room for both: {}", busy[0].hint, " ".join(f"--skip {check}" for check in checks)),
         )
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from homelab.checks import registry
 from homelab.checks.collective import judge as collective_checks
 from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.machine import runs
 from homelab.config.recipe import Recipe
 from homelab.control.launch import planner
 from homelab.control.launch.inputs import RecipeInput
 from homelab.control.preflight import collective_test, data_sample, gather
 from homelab.errors import HomelabError, InputError
+from homelab.facts.network import PortFacts
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
 from homelab.text.say import Say
@@ -44,6 +46,7 @@ def look(
     """
     port = recipe.parallel.port if recipe else DEFAULT_PORT
     evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=test_collective == "always")
+    evidence = _with_free_port(fleet, evidence)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sample") as pool:
         # The tokenizer takes seconds on one node while the dials keep all wires busy.
         sampled = None
@@ -56,7 +59,7 @@ def look(
     plan, refused = None, None
     if recipe is not None and evidence.facts:
         try:
-            recipe, plan = planner.settled(planner.inputs_from(evidence, recipe, items, run_name(evidence)))
+            recipe, plan = planner.settled(planner.inputs_from(evidence, recipe, items, run_name(evidence), port=evidence.master_port))
         except HomelabError as error:
             refused = error
         evidence = replace(evidence, plan=plan, refused=refused)
@@ -69,3 +72,17 @@ def look(
             evidence = replace(evidence, collective=result)
             collective_test.keep(fleet, evidence, result)
     return Look(evidence, registry.judge_all(evidence, skip), recipe, plan, refused)
+
+
+def _with_free_port(fleet: Fleet, evidence: Evidence) -> Evidence:
+    """Where a run of ours that is well holds the rendezvous port, another one that is free: who computes what is as before."""
+    head = evidence.facts.get(evidence.head)
+    held = head.network.port if head is not None else None
+    if head is None or held is None or held.free or not held.holder_run or runs.why_stale(head, held.holder_run):
+        return evidence
+    try:
+        port = int(fleet.agent(evidence.head).ask("free-port", {"low": evidence.master_port + 1})["port"])
+    except HomelabError:
+        return evidence
+    free = head.model_copy(update={"network": head.network.model_copy(update={"port": PortFacts(free=True)})})
+    return replace(evidence, master_port=port, facts={**evidence.facts, evidence.head: free})

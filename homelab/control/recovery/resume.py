@@ -96,7 +96,7 @@ def _team(
     """
     paths = run.paths
     findings = registry.judge_all(evidence, skip=next_attempt.skip)
-    ill = {finding.node: finding for finding in findings if finding.level == "fail" and finding.node}
+    ill = {finding.node: finding for finding in findings if finding.keeps_out and finding.node}
     well = tuple(name for name in evidence.facts if name not in ill)
     if not well:
         first = next(iter(ill.values()), None)

@@ -58,4 +58,4 @@ class RejoinMonitor:
         findings = registry.judge_all(evidence, self._skip)
         # Of several nodes only what is between them counts: the others are busy, and hold what they hold.
         counts = [finding for finding in findings if len(names) == 1 or finding.check == "network.reach"]
-        return set(evidence.facts) == set(names) and not any(finding.level == "fail" for finding in counts)
+        return set(evidence.facts) == set(names) and not any(finding.keeps_out for finding in counts)

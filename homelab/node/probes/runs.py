@@ -1,17 +1,67 @@
-"""Runs of homelab that are alive on this node, and ended runs whose secrets were still on its disk."""
+"""Runs of homelab that are alive on this node and how far they are, and ended runs whose secrets were still on its disk."""
 
 from __future__ import annotations
 
+import os
+import statistics
+import time
 from typing import TYPE_CHECKING
 
-from homelab.node.run import leftovers
+from homelab.node import paths
+from homelab.node.run import attempt_records, leftovers, ownership
 from homelab.node.system import processes
+from homelab.protocol import files, layout
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from homelab.protocol.files import JsonObject
+    from homelab.protocol.machine_messages import RunAtWork
+
+_LAST_LINES = 40
 
 
 def read(request: JsonObject) -> JsonObject:
-    """Their names."""
-    alive = sorted(processes.of_runs(request["workdir"], request["node"]))
-    return {"alive": alive, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+    """Their names, and what each does."""
+    pids_of = processes.of_runs(request["workdir"], request["node"])
+    at_work = {run: _at_work(request["workdir"], run, request["node"], pids) for run, pids in pids_of.items()}
+    return {"alive": sorted(pids_of), "at_work": at_work, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+
+
+def _at_work(workdir: str, run: str, node: str, pids: list[int]) -> RunAtWork:
+    """How far the newest attempt is, by the rank here that has spoken last."""
+    folder = paths.run_dir(workdir, run)
+    attempt = (paths.attempts(folder) or [0])[-1]
+    node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
+    agent = attempt_records.agent(node_dir) or {}
+    beat, home = _newest_beat(os.path.join(paths.attempt_dir(folder, attempt), "ranks"), set(pids))
+    return {
+        "has_ended": os.path.exists(os.path.join(node_dir, layout.EXIT_JSON)) or not {agent.get("pid"), agent.get("torchrun_pid")} & set(pids),
+        "phase": beat["phase"] if isinstance(beat.get("phase"), str) else "",
+        "step": _count(beat.get("step")),
+        "total_steps": _count(beat.get("total_steps")),
+        "step_s": _step_s(os.path.join(home, layout.METRICS_JSONL)) if home else None,
+        "still_s": abs(time.time() - beat["time"]) if isinstance(beat.get("time"), (int, float)) else None,
+        "owner": ownership.busy(workdir, run),
+    }
+
+
+def _newest_beat(ranks: str, pids: set[int]) -> tuple[JsonObject, str]:
+    """The last sign of life of a rank on this node, and its folder; nothing where there is none, as of a program of one's own."""
+    found: list[tuple[float, JsonObject, str]] = []
+    for rank in os.listdir(ranks) if os.path.isdir(ranks) else ():
+        beat = files.read_object(os.path.join(ranks, rank, layout.HEARTBEAT_JSON)) or {}
+        if beat.get("pid") in pids and isinstance(beat.get("time"), (int, float)):
+            found.append((beat["time"], beat, os.path.join(ranks, rank)))
+    return max(found, key=lambda entry: entry[0])[1:] if found else ({}, "")
+
+
+def _step_s(metrics: str) -> float | None:
+    """The usual time of the last steps; None before the second one."""
+    lines = files.json_objects(files.tail(metrics, _LAST_LINES))
+    seconds = [line["step_s"] for line in lines if line.get("kind") == "train" and isinstance(line.get("step_s"), (int, float)) and line["step_s"] > 0]
+    return statistics.median(seconds) if seconds else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None

@@ -58,6 +58,12 @@ def test_the_first_failed_check_is_the_error(tmp_path: Path) -> None:
     assert error.hint == "make room: df -h; to go on regardless: --skip disk.room"
 
 
+def test_what_cannot_work_is_not_offered(tmp_path: Path) -> None:
+    """To skip the check of the port gives torchrun the port that is held."""
+    held = Finding("network.port", "tower", "fail", "the rendezvous port 29500 is held", "edit the recipe")
+    assert refusal(prepared(tmp_path, findings=[held])).hint == "edit the recipe"
+
+
 def test_a_node_that_cannot_be_reached_gives_its_own_exit_code_and_no_way_around(tmp_path: Path) -> None:
     silent = with_silent(prepared(tmp_path), UnreachableError("no route to host", where="node laptop", hint="wake it"))
     for finding in (Finding("ssh.login", "laptop", "fail", "no route to host", "wake it"), Finding("ssh.login", "", "fail", "no network here", "wake it")):
