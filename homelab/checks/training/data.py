@@ -203,7 +203,9 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     for role, file in _sampled(evidence):
         if file.tokens_sampled and role == "train":
             at = f" ({_row(file.longest_at)})" if file.longest_at else ""
-            parts.append(f"{file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}{at}")
+            parts.append(f"{file.read_as or file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}{at}")
+        if file.unused:
+            parts.append(f"{role}: of {file.tokens_sampled} rows nobody reads {', '.join(file.unused)}")
         if file.revision:
             parts.append(f"{role}: revision {file.revision[:12]} of the hub, {file.rows_read} rows looked at")
         elif file.unread:

@@ -24,6 +24,7 @@ from homelab.facts.node import Facts
 from homelab.protocol.data_rows import beginning
 from homelab.remote.fanout import Fleet
 from homelab.worker.data import file_kind, readers
+from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
 from tests.checks import healthy
 from tests.worker import harness
@@ -410,3 +411,30 @@ def test_who_looks_has_the_model_and_the_data_of_most_nodes() -> None:
     for name in healthy.NAMES:
         evidence = healthy.with_facts(evidence, name, model={"found": False})
     assert place(evidence) == ("tower", None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}], {}, "ShareGPT (conversations, from and value)"),
+        ([{"instruction": "a", "output": "b"}, {"instruction": "a", "input": "c", "output": "b", "id": 1}], {}, "Alpaca (instruction, input, output)"),
+        ([{"ask": "a", "say": "b", "id": 1}], {"columns": {"prompt": "ask", "completion": "say"}}, "ask and say"),
+        ([{"body": "a", "id": 1}], {}, "text (body)"),
+    ],
+)
+def test_the_look_reads_rows_as_the_worker_does(write: Callable[..., Path], tokenizer: Any, rows: list[Any], settings: dict[str, Any], said: str) -> None:
+    from homelab.worker.data.encoding import load_data
+
+    path = write("rows.jsonl", lines(rows))
+    run = {"recipe": {"data": {**DATA, **settings}, "train": {"seq_len": 512, "seed": 1}}, "data": {"train": {"path": str(path), "kind": "file"}}}
+    trained = load_data(run, tokenizer)
+    found = look(path, tokenizer, **settings)
+    assert found.read_as == said and f"{len(rows)} rows as {said}, " in trained.notes[0] and not found.rows_bad
+    assert found.kept_tokens == sum(len(row.tokens) for row in trained.train)
+    assert found.unused == ('"id" (in 1 rows)',) and 'train data: nobody reads "id" (in 1 rows)' in trained.notes
+    assert look(path, None, **settings).read_as == said, "also without a tokenizer"
+    bad = write("bad.jsonl", lines([*rows, {"title": "no such row"}]))
+    with pytest.raises(WorkerError) as caught:
+        load_data({**run, "data": {"train": {"path": str(bad), "kind": "file"}}}, tokenizer)
+    (one,) = look(bad, tokenizer, **settings).rows_bad
+    assert (one.message, one.hint) == (caught.value.message, caught.value.hint) and one.where == f"mine, line {len(rows) + 1}"
