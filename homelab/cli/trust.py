@@ -20,7 +20,7 @@ def command(
     """Show the host key of nodes and remember it. A key that CHANGED is refused here too."""
     from homelab.cli.questions import accepts_host_key
     from homelab.errors import HomelabError, UnreachableError
-    from homelab.remote import hostkeys, ssh_login
+    from homelab.remote import ssh_login
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     remote = [node for node in loaded.nodes if node.host != "local"]
@@ -37,7 +37,7 @@ def command(
             continue
         accepted = accepts_host_key(node.name, key, yes=yes, hint=Hint("compare the fingerprint on the node, then: {}", homelab("trust --yes", node.name)))
         if accepted:
-            path = hostkeys.remember(loaded, key.host, key.port, key.key)
+            path = key.remember(loaded)
             typer.echo(f"  remembered in {path}")
         else:
             typer.echo("  not remembered")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import paramiko
@@ -14,33 +15,36 @@ from homelab.config.cluster import Cluster
 from homelab.errors import HomelabError, InputError
 
 
-def files_of(cluster: Cluster) -> list[Path]:
-    """The known_hosts files that count: the cluster's own when it names one, else the user's and the system's."""
+def files_of(cluster: Cluster, own: Sequence[str] = ()) -> list[Path]:
+    """The known_hosts files that count: the cluster's own when it names one, else the user's and the system's.
+
+    `own`: the user's, where ssh_config names other ones (UserKnownHostsFile).
+    """
     if cluster.known_hosts:
         return [Path(cluster.known_hosts)]
-    return [Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts")]
+    return [*(Path(file).expanduser() for file in own), Path("/etc/ssh/ssh_known_hosts")] if own else [Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts")]
 
 
 def load(client: paramiko.SSHClient, cluster: Cluster) -> None:
     """Give the client the known keys and make it refuse all others (fabric's own default accepts any key unseen)."""
-    _read(cluster, into=client.get_host_keys())
+    _read(files_of(cluster), into=client.get_host_keys())
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
 
-def known(cluster: Cluster) -> paramiko.HostKeys:
-    """All keys that were accepted."""
+def known(cluster: Cluster, own: Sequence[str] = ()) -> paramiko.HostKeys:
+    """All keys that were accepted. `own`: see `files_of`."""
     keys = paramiko.HostKeys()
-    _read(cluster, into=keys)
+    _read(files_of(cluster, own), into=keys)
     return keys
 
 
-def _read(cluster: Cluster, into: paramiko.HostKeys) -> None:
+def _read(files: Sequence[Path], into: paramiko.HostKeys) -> None:
     """Read the files as OpenSSH does (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT): a damaged line is left out, a revoked key is none.
 
     paramiko's own reader gives up at a line with a marker (@cert-authority) or with a damaged key.
     """
     revoked, entries = set(), []
-    for path in files_of(cluster):
+    for path in files:
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         except OSError as error:
@@ -77,6 +81,12 @@ def key_of(line: str) -> paramiko.PKey | None:
     return entry.key if entry else None
 
 
+def keys_in(file: Path) -> list[paramiko.PKey]:
+    """The keys of a known_hosts file; none where it is not there."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    return [entry.key for line in lines if (entry := _entry(line.strip())) is not None]
+
+
 def fingerprint(key: paramiko.PKey) -> str:
     """SHA256:... as `ssh-keygen -lf` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
@@ -87,10 +97,10 @@ def name_in_file(host: str, port: int) -> str:
     return host if port == 22 else f"[{host}]:{port}"
 
 
-def remember(cluster: Cluster, host: str, port: int, key: paramiko.PKey) -> Path:
-    """Append a key to the first known_hosts file; the file that now holds it."""
-    path = files_of(cluster)[0]
-    line = f"{name_in_file(host, port)} {key.get_name()} {key.get_base64()}\n"
+def remember(cluster: Cluster, host: str, port: int, key: paramiko.PKey, *, name: str = "", own: Sequence[str] = ()) -> Path:
+    """Append a key to the first known_hosts file; the file that now holds it. `name`: as the host is called there, where it has an alias."""
+    path = files_of(cluster, own)[0]
+    line = f"{name or name_in_file(host, port)} {key.get_name()} {key.get_base64()}\n"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0

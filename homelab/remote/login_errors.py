@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import shutil
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import paramiko
@@ -22,6 +25,8 @@ from homelab.text.hint import Hint, homelab
 TCP_TIMEOUT_S = 5.0
 # How paramiko says that nothing came after the connection, before or after the server's greeting.
 NO_GREETING = ("protocol banner", "No existing session")
+# Our own words for OpenSSH's silence.
+HANGING = "no SSH session came about in time"
 # How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
 _KEY_FILE = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 # The kernel's words for a machine that is not there (it asked the LAN for three seconds), and for a network that this machine is not on.
@@ -40,6 +45,8 @@ class Login:
     user: str | None
     keys: tuple[str, ...]
     where: str
+    known_as: str = ""
+    """Its name in known_hosts, where that is not its address."""
 
     @property
     def by_hand(self) -> str:
@@ -108,6 +115,11 @@ _TABLE = (
         lambda login: f"{quote_words(['ssh-keygen', '-l', '-f', *login.keys[:1]])} must print the key; or name another identity_file",
         names_keys=True,
     ),
+    _Cause(
+        _says(HANGING),
+        lambda login, error: "the way to this node (ProxyCommand, ProxyJump, or an agent that asks its owner) gave no SSH session in time, and was ended",
+        lambda login: f"see where it stops: {login.by_hand}; a slow one may take longer with ConnectTimeout in ~/.ssh/config",
+    ),
     _Cause(_is(paramiko.SSHException), lambda login, error: f"no SSH session: {error}", lambda login: login.by_hand),
     _Cause(
         lambda error: isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,  # no name server answered: nothing is known of the name
@@ -117,8 +129,8 @@ _TABLE = (
     ),
     _Cause(
         _is(socket.gaierror),
-        lambda login, error: f'no machine is known by the name "{login.host}"',
-        lambda login: "edit host = ... in cluster.toml (an address always works)",
+        lambda login, error: f'no machine is known by the name "{login.host}"' + ("" if shutil.which("ssh") else ", and no ~/.ssh/config is read: no `ssh` is installed here"),
+        lambda login: "edit host = ... in cluster.toml (an address always works)" + ("" if shutil.which("ssh") else "; or install OpenSSH's client"),
     ),
     _Cause(
         lambda error: isinstance(error, TimeoutError) or _has_number(*_NOT_THERE)(error),
@@ -153,10 +165,15 @@ def explain(login: Login, error: BaseException) -> UnreachableError:
 
 def changed_key(login: Login, shown: paramiko.PKey, known_key: paramiko.PKey | None) -> UnreachableError:
     """Refused everywhere, by `homelab trust` too: only the person's own ssh-keygen -R takes the old key away."""
-    file, name = str(hostkeys.files_of(login.cluster)[0]), hostkeys.name_in_file(login.host, login.port)
     expected = f"expected {hostkeys.fingerprint(known_key)}, " if known_key else ""
+    return changed(login, f"{expected}got {hostkeys.fingerprint(shown)}")
+
+
+def changed(login: Login, which: str) -> UnreachableError:
+    """The same, with `which` keys in words."""
+    file, name = str(hostkeys.files_of(login.cluster)[0]), login.known_as or hostkeys.name_in_file(login.host, login.port)
     return UnreachableError(
-        f"the host key CHANGED: {expected}got {hostkeys.fingerprint(shown)}. "
+        f"the host key CHANGED: {which}. "
         "Either this machine was set up anew, or another machine answers in its place",
         where=login.where,
         hint=Hint("if you know why: {} && {}", quote_words(["ssh-keygen", "-f", file, "-R", name]), homelab("trust", login.node.name)),
@@ -173,3 +190,25 @@ def reason(error: BaseException) -> str:
     if isinstance(error, NoValidConnectionsError):  # one error per address of the host
         return ", ".join(sorted({one.strerror or str(one) for one in error.errors.values()}))
     return getattr(error, "strerror", None) or str(error) or "the connection was closed"
+
+
+@contextlib.contextmanager
+def within(limit_s: float, give_up: Callable[[], object]) -> Iterator[None]:
+    """Paramiko waits for ever for some answers: after so long `give_up` closes what it waits on. Raises TimeoutError then."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        give_up()
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        if over.is_set():
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()

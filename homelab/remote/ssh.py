@@ -6,14 +6,13 @@ import contextlib
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import paramiko
 
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
-from homelab.remote import ssh_login
+from homelab.remote import login_errors, ssh_login, ssh_transport
 from homelab.remote.session import Completed, Lines, Stream
 from homelab.text.hint import homelab
 
@@ -31,8 +30,8 @@ class SshSession:
         """Connect. Raises UnreachableError with the cause in words and the command that fixes it."""
         self.node = node.name
         self._address = ssh_login.resolve(node)
-        self._where = f"node {node.name} ({self._address.user or ''}{'@' if self._address.user else ''}{self._address.host}:{self._address.port})"
-        self._connection, self.greeting_s = ssh_login.login(cluster, node, self._address, self._where)
+        self._where = self._address.where(node)
+        self._connection, self.greeting_s = ssh_transport.connect(cluster, node, self._address, self._where)
         self._asking = threading.Lock()  # paramiko waits for one answer at a time
 
     def run(
@@ -45,7 +44,7 @@ class SshSession:
         errors = threading.Thread(target=_drain, args=(channel.recv_stderr, err), daemon=True)
         sender = threading.Thread(target=_feed, args=(channel, head, stdin), daemon=True)
         try:
-            with _within(timeout_s, channel.close):
+            with login_errors.within(timeout_s, channel.close):
                 channel.exec_command(command)
             errors.start()
             sender.start()
@@ -66,7 +65,7 @@ class SshSession:
             channel.close()
             if sender.ident is not None:
                 sender.join(5.0)  # it must not go on reading a body that the caller closes now, or sends again
-        if returncode == -1 and not (channel.transport and channel.transport.is_active()):
+        if returncode == -1 and not self._connection.is_active():
             raise self._lost("the connection broke while a command ran")
         # -1 over a connection that is well: a signal ended the command (RFC 4254, exit-signal).
         return Completed(returncode, bytes(out), bytes(err))
@@ -76,7 +75,7 @@ class SshSession:
         channel = self._channel(ssh_login.CONNECT_TIMEOUT_S)
         has_begun = False
         try:
-            with _within(ssh_login.CONNECT_TIMEOUT_S, channel.close):
+            with login_errors.within(ssh_login.CONNECT_TIMEOUT_S, channel.close):
                 channel.exec_command(command)
                 has_begun = True
                 channel.sendall(stdin)
@@ -84,30 +83,22 @@ class SshSession:
             raise self._lost(f"no answer within {ssh_login.CONNECT_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             # A command that ends without reading its input is none the less a good connection; who reads finds its end.
-            if not has_begun or not (channel.transport and channel.transport.is_active()):
+            if not has_begun or not self._connection.is_active():
                 raise self._lost(str(error)) from error
         return _ChannelStream(channel)
 
     def round_trip_ms(self) -> float:
-        """One question and answer of the SSH protocol itself (a global request the server declines): no shell in it.
+        """One question and answer of the SSH protocol itself: no shell in it.
 
         Raises UnreachableError, and gives the connection up, when no answer comes.
         """
-        transport = self._connection.transport
-        if transport is None:
-            raise self._lost("it was closed")
         with self._asking:
-            started = time.perf_counter()
             try:
-                with _within(_SIGN_OF_LIFE_S, transport.close):
-                    transport.global_request("keepalive@openssh.com", wait=True)
+                return self._connection.round_trip_s(_SIGN_OF_LIFE_S) * 1000
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise self._lost("it stopped answering") from error
-            if not transport.is_active():  # global_request waits for ever, or ends without a word
-                raise self._lost("it stopped answering")
-            return (time.perf_counter() - started) * 1000
 
-    def _receive(self, channel: paramiko.Channel, deadline: float) -> bytes:
+    def _receive(self, channel: Any, deadline: float) -> bytes:
         """The next bytes; of a node that is silent for long, a sign of life is asked. Raises TimeoutError, UnreachableError."""
         while True:
             left_s = deadline - time.monotonic()
@@ -122,16 +113,14 @@ class SshSession:
 
     def close(self) -> None:
         """See `Session.close`."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            self._connection.close()
+        self._connection.close()
 
-    def _channel(self, timeout_s: float) -> paramiko.Channel:
+    def _channel(self, timeout_s: float) -> Any:
+        """A paramiko.Channel, or what has its methods."""
         try:
-            transport = self._connection.transport
-            assert transport is not None
-            return transport.open_session(timeout=timeout_s)
+            return self._connection.open_session(timeout_s)
         except (OSError, EOFError, paramiko.SSHException, AttributeError) as error:
-            raise self._lost(str(error)) from error
+            raise self._lost(str(error) or type(error).__name__) from error
 
     def _lost(self, reason: str) -> UnreachableError:
         return UnreachableError(
@@ -139,30 +128,8 @@ class SshSession:
         )
 
 
-@contextlib.contextmanager
-def _within(limit_s: float, give_up: Callable[[], object]) -> Iterator[None]:
-    """Paramiko waits for ever for some answers: after so long `give_up` closes what it waits on. Raises TimeoutError then."""
-    over = threading.Event()
-
-    def end() -> None:
-        over.set()
-        give_up()
-
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        if over.is_set():
-            raise TimeoutError from error
-        raise
-    finally:
-        timer.cancel()
-
-
 class _ChannelStream:
-    def __init__(self, channel: paramiko.Channel) -> None:
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._lines = Lines()
 
@@ -173,7 +140,7 @@ class _ChannelStream:
             if left_s <= 0:  # bytes that trickle in must not put off the end for ever
                 raise TimeoutError
             self._channel.settimeout(left_s)
-            block = self._channel.recv(_BLOCK)
+            block: bytes = self._channel.recv(_BLOCK)
             if not block:
                 break
             self._lines.feed(block)
@@ -188,7 +155,7 @@ class _ChannelStream:
             self._channel.close()
 
 
-def _feed(channel: paramiko.Channel, head: bytes, stdin: bytes | BinaryIO) -> None:
+def _feed(channel: Any, head: bytes, stdin: bytes | BinaryIO) -> None:
     # A command may end without reading its input; that is its right, and its exit code tells.
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         if head:

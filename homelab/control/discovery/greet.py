@@ -24,25 +24,27 @@ class Greeted:
 
 def greet(cluster: Cluster, candidates: Mapping[str, Candidate]) -> Greeted:
     """Ask the server of every candidate, by the name of its node in `cluster`, for its host key. Git forges are not asked, and not in the answer."""
-    addresses = {name: ssh_login.resolve(cluster.node(name)) for name in candidates}
+    addresses, unread = on_all(candidates, lambda name: ssh_login.resolve(cluster.node(name)))
+    addresses |= {name: _as_written(cluster.node(name)) for name in unread}
     asked = [name for name, address in addresses.items() if not is_forge(address.host, address.user)]
 
     def one(name: str) -> ssh_login.HostKey:
         return ssh_login.offered_key(cluster, cluster.node(name))
 
-    # What is reached through another machine shows its key at the login only.
-    keys, errors = on_all([name for name in asked if addresses[name].proxy_jump is None], one)
+    keys, errors = on_all([name for name in asked if name not in unread], one)
+    errors |= unread
     greetings = {name: _greeting(candidates[name], addresses[name], keys.get(name), errors.get(name)) for name in asked}
-    accepted = hostkeys.known(cluster)
-    remembered = {}
-    for name in errors:
-        of_place = accepted.lookup(hostkeys.name_in_file(addresses[name].host, addresses[name].port)) or {}
-        remembered[name] = frozenset(hostkeys.fingerprint(key) for key in of_place.values())
+    remembered = {name: frozenset(hostkeys.fingerprint(key) for key in addresses[name].recorded(cluster).values()) for name in errors}
     return Greeted(greetings, keys, errors, remembered)
 
 
+def _as_written(node: Node) -> ssh_login.Address:
+    """Of a host that OpenSSH cannot resolve, because it refuses its configuration."""
+    return ssh_login.Address(node.host, node.port, node.user, (), None, node.host)
+
+
 def _greeting(candidate: Candidate, address: ssh_login.Address, key: ssh_login.HostKey | None, error: HomelabError | None) -> Greeting:
-    fingerprint, is_known = (hostkeys.fingerprint(key.key), key.is_known) if key else ("", address.proxy_jump is not None)
+    fingerprint, is_known = (hostkeys.fingerprint(key.key), key.is_known) if key else ("", False)
     return Greeting(candidate, address.host, address.port, address.user, fingerprint, is_known, error.message if error else "")
 
 

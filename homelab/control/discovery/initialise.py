@@ -21,7 +21,7 @@ from homelab.discovery.draft import Draft
 from homelab.discovery.proposal import SharedNetwork
 from homelab.errors import HomelabError, InputError
 from homelab.facts.node import Facts
-from homelab.remote import hostkeys, reach, ssh_login, ssh_scan
+from homelab.remote import reach, ssh_login, ssh_scan
 from homelab.remote.fanout import Fleet
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
@@ -154,7 +154,7 @@ def _with_moved(draft: Draft, candidates: dict[str, Candidate], greeted: Greeted
         candidate, key = candidates[place], greeted.keys[place]
         talk.note(f"{name} is at {candidate.host} now: the same host key answers there")
         draft = draft.with_place(name, candidate).only(set(draft.new) - {place})
-        hostkeys.remember(draft.cluster(), key.host, key.port, key.key)
+        key.remember(draft.cluster())
         greeted.greetings[name], greeted.keys[name] = greeted.greetings.pop(place), replace(greeted.keys.pop(place), is_known=True)
         del greeted.errors[name]
         candidates = {other: entry for other, entry in candidates.items() if other != place}
@@ -182,7 +182,7 @@ def _accepted(draft: Draft, greeted: Greeted, talk: _Talk) -> list[str]:
             talk.left_out[name] = greeted.errors[name]
         elif name in greeted.greetings and key is not None and not key.is_known:
             if talk.questions.host_key(name, key):
-                hostkeys.remember(cluster, key.host, key.port, key.key)
+                key.remember(cluster)
                 accepted.append(name)
             else:
                 again = homelab("init", cluster.node(name).host)

@@ -188,9 +188,7 @@ def _keys_of(cluster: Cluster, node: Node) -> list[str]:
     if node.host == "local":  # known_hosts rarely has the key of this machine itself; its sshd keeps it in a readable file (sshd_config(5), HostKey)
         texts = [file.read_text(encoding="utf-8", errors="replace").split() for file in sorted(Path("/etc/ssh").glob("ssh_host_*_key.pub"))]
         return [" ".join(words[:2]) for words in texts if len(words) >= 2]
-    way = resolve(node)
-    key_of = hostkeys.known(cluster).lookup(hostkeys.name_in_file(way.host, way.port)) or {}
-    return [f"{kind} {key.get_base64()}" for kind, key in key_of.items()]
+    return [f"{kind} {key.get_base64()}" for kind, key in resolve(node).recorded(cluster).items()]
 
 
 def _refuse_lacking(node: Node, has: dict[str, Any]) -> None:
