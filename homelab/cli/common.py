@@ -100,6 +100,18 @@ def described_cluster(path: Path, nodes: str = "") -> Cluster:
     return cluster.only(names) if names else cluster
 
 
+def refuse_practice_nodes(command: str) -> None:
+    """Raises InputError on a machine that cannot hold practice nodes: their sshd, namespaces and processes are those of Linux."""
+    from homelab.errors import InputError
+    from homelab.text import own_machine
+
+    if not own_machine.is_linux():
+        raise InputError(
+            f"practice nodes need Linux, and this machine runs {own_machine.system()}", where=command,
+            hint=Hint("run it on a Linux machine (on Windows: in WSL2); real nodes are used from here: {}", homelab("init HOST")),
+        )  # fmt: skip
+
+
 def raise_first(errors: Iterable[HomelabError]) -> None:
     """Raise the first of the errors of several nodes, after a line on stderr for each of the others."""
     listed = list(errors)

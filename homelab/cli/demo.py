@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from homelab.cli import common
+
 NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboard")
 
 
@@ -22,6 +24,7 @@ def command(
     import subprocess
     import sys
 
+    common.refuse_practice_nodes("homelab demo")
     trainer = shutil.which(os.path.expanduser(python)) if python else sys.executable
     script = _script()
     _refuse_unfit(python or sys.executable, trainer, script)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from homelab.cli import examples
+from homelab.cli import common, examples
 
 if TYPE_CHECKING:
     from homelab.lab.lab_state import BackendName
@@ -17,6 +17,12 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The lab's folder.")]
+
+
+@app.callback()
+def check() -> None:
+    """Refuse what cannot work here, before anything of it is imported."""
+    common.refuse_practice_nodes("homelab lab")
 
 
 @app.command(epilog=examples.epilog("lab up"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from homelab.errors import InputError
+from homelab.text import own_machine
 from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain
 
@@ -92,7 +93,7 @@ class InitQuestions:
 
     def this_machine(self, default: bool) -> bool:
         """Whether it has a card is the default for a new file."""
-        if self._this_machine is not None or self._yes:
+        if self._this_machine is not None or self._yes or not own_machine.is_linux():
             return default if self._this_machine is None else self._this_machine
         hint = Hint("say it: {} or {}; or take the proposal: {}", homelab("init --this-machine"), homelab("init --no-this-machine"), homelab("init --yes"))
         return asked(lambda: typer.confirm("does this machine train, too?", default=default, err=True), "whether this machine trains, too", "homelab init", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 
 _VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # the hub's own order (huggingface_hub, utils/_auth.py)
@@ -40,6 +41,8 @@ def _cover_own() -> None:
     """Write stars over the values in what the system shows of this process (/proc/PID/environ): it shows the memory of the start."""
     import re
 
+    if sys.platform != "linux":  # elsewhere only the same user can read it
+        return
     try:
         with open("/proc/self/environ", "rb") as stream:
             content = stream.read()
@@ -49,7 +52,7 @@ def _cover_own() -> None:
             for match in re.finditer(rb"(?:^|\0)(?:%b)=([^\0]*)" % "|".join(_VARIABLES).encode(), content):
                 memory.seek(start + match.start(1))
                 memory.write(b"*" * len(match[1]))
-    except (OSError, ValueError, IndexError):  # no Linux, or it is not allowed: other users cannot read it either
+    except (OSError, ValueError, IndexError):  # it is not allowed: other users cannot read it either
         return
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,11 @@ _FORGES = (
     "github.com", "ssh.github.com", "gitlab.com", "altssh.gitlab.com", "bitbucket.org", "codeberg.org", "git.sr.ht", "gitea.com",
     "ssh.dev.azure.com", "vs-ssh.visualstudio.com", "hf.co", "huggingface.co", "aur.archlinux.org", "salsa.debian.org",
 )  # fmt: skip
-_VIRTUAL = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "podman", "vmnet", "tailscale", "wg", "zt", "tun", "tap", "nebula")
+_VIRTUAL = (
+    "docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "podman", "vmnet", "tailscale", "wg", "zt", "tun", "tap", "nebula",
+    "utun", "bridge", "awdl", "llw", "feth",
+)  # fmt: skip
+_ARP = re.compile(r"^\S+ \((?P<host>[0-9.]+)\) at [0-9a-fA-F]{1,2}(?::[0-9a-fA-F]{1,2}){5} on (?P<device>\S+)")
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,19 @@ def from_tailscale(text: str) -> list[Candidate]:
             addresses = [address for address in map(str, peer.get("TailscaleIPs") or []) if is_address(address)]
             found += [Candidate(address, TAILSCALE, name=str(peer.get("HostName", ""))) for address in addresses[:1]]
     return found
+
+
+def from_arp(text: str) -> list[Candidate]:
+    """The same of `arp -an`, as macOS has it: "? (192.168.1.7) at 0:11:22:33:44:55 on en0 ifscope [ethernet]"."""
+    found = [match for line in text.splitlines() if (match := _ARP.match(line)) and is_address(match["host"]) and not match["device"].startswith(_VIRTUAL)]
+    hosts = {ipaddress.IPv4Address(match["host"]) for match in found}
+    return [Candidate(str(host), NEIGHBOUR) for host in sorted(hosts) if not host.is_multicast and not str(host).endswith(".255")]
+
+
+def networks_around(addresses: Mapping[str, Collection[str]]) -> list[ipaddress.IPv4Network]:
+    """The /24 around each address of {interface: its IPv4 addresses}, of those on a cable or Wi-Fi."""
+    own = [address for name, ones in addresses.items() if not name.startswith(_VIRTUAL) for address in ones if is_address(address)]
+    return list(dict.fromkeys(ipaddress.IPv4Network(f"{address}/24", strict=False) for address in own if not ipaddress.IPv4Address(address).is_loopback))
 
 
 def own_networks(text: str) -> list[ipaddress.IPv4Network]:

@@ -14,6 +14,7 @@ from typing import IO, BinaryIO
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
 from homelab.remote.session import Completed, Lines, Stream
+from homelab.text import own_machine
 from homelab.text.hint import homelab
 
 _BLOCK = 1 << 16
@@ -25,10 +26,22 @@ def _bytes(command: str) -> bytes:
     return command.encode("utf-8", "surrogateescape")
 
 
+def refuse_as_node(where: str, asked_by: str) -> None:
+    """Raises UnreachableError on a machine that can be the controller only: what homelab runs on a node (torchrun, its agent) needs Linux."""
+    if not own_machine.is_linux():
+        raise UnreachableError(
+            f"this machine runs {own_machine.system()}, and a node runs Linux: it can start and watch trainings, and take no part in one",
+            where=f"{where}, {asked_by}",
+            hint='take this node out of cluster.toml, or give it the address of a Linux machine: host = "192.168.1.100" (on Windows: run homelab in WSL2)',
+        )
+
+
 class LocalSession:
     """See `homelab.remote.session.Session`."""
 
     def __init__(self, node: Node) -> None:
+        """Raises UnreachableError on a machine that cannot be a node."""
+        refuse_as_node(f"node {node.name}", 'host = "local" in cluster.toml')
         self.node = node.name
 
     def run(

@@ -19,6 +19,7 @@ from homelab.errors import SilentError, UnreachableError
 from homelab.node_commands import known_hosts_option, on_node
 from homelab.remote import hostkeys
 from homelab.shell import quote_words
+from homelab.text import own_machine
 from homelab.text.hint import Hint, homelab
 
 # Until the node's kernel has answered, which is never busy; the first packet is sent again after 1 and 3 s (tcp(7), tcp_syn_retries).
@@ -124,7 +125,7 @@ _TABLE = (
     _Cause(
         lambda error: isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,  # no name server answered: nothing is known of the name
         lambda login, error: f'the name "{login.host}" could not be looked up from this machine: {getattr(error, "strerror", error)}',
-        lambda login: f"is this machine on the network? {quote_words(['getent', 'hosts', login.host])}; or edit host = ... in cluster.toml (an address always works)",
+        lambda login: f"is this machine on the network? {own_machine.look_up(login.host)}; or edit host = ... in cluster.toml (an address always works)",
         is_silent=True,
     ),
     _Cause(
@@ -141,7 +142,7 @@ _TABLE = (
     _Cause(
         _has_number(*_NO_NETWORK_HERE),
         lambda login, error: f"this machine has no way to {login.host}: {reason(error)}",
-        lambda login: f"is the cable of this machine in, is its Wi-Fi or VPN on? {quote_words(['ip', 'route', 'get', login.host])}; then: {login.by_hand}",
+        lambda login: f"is the cable of this machine in, is its Wi-Fi or VPN on? {own_machine.route_to(login.host)}; then: {login.by_hand}",
         is_silent=True,
     ),
     _Cause(

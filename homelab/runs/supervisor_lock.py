@@ -1,23 +1,33 @@
-"""The lock of a run's supervisor: at most one on this machine, and none is left behind by a process that dies."""
+"""The lock of a run's supervisor: at most one on this machine, and none is left behind by a process that dies.
+
+It is two: a file in the run's folder, and one beside all runs (`~/.local/state/homelab/locks`), named after that folder. Somebody may delete the folder
+while a supervisor is at work; a new file there is another lock, and the second one still has its holder.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from homelab.errors import HomelabError
 from homelab.protocol import lock
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 
+_ASKED_S = 0.2  # who only asks holds it for some microseconds (`homelab.protocol.lock.is_held`)
+
 
 @contextmanager
 def held(paths: RunPaths) -> Iterator[bool]:
     """True when the lock is ours inside the block, False when somebody else has it. The kernel drops it with its holder.
 
-    A holder keeps its lock when the run's folder is deleted: a new file is another lock.
+    A holder keeps its lock when the run's folder is deleted.
 
     Raises HomelabError where there cannot be one.
     """
@@ -33,39 +43,56 @@ def held(paths: RunPaths) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        yield _holder_of_deleted(paths) is None
+        with _held_beside(paths) as is_ours:
+            yield is_ours
     finally:
         os.close(descriptor)
 
 
 def is_held(paths: RunPaths) -> bool:
     """Whether a process supervises this run on this machine."""
-    return lock.is_held(paths.supervisor_lock) or _holder_of_deleted(paths) is not None
+    return lock.is_held(paths.supervisor_lock) or lock.is_held(_beside(paths))
 
 
-def _holder_of_deleted(paths: RunPaths) -> int | None:
-    """The process that has a deleted lock of this run open (proc_pid_fd(5)), for as long as it does; None where none has."""
-    lock_file = f"{os.path.realpath(paths.root)}/{paths.supervisor_lock.name} (deleted)"
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and b"homelab" in _command_line(name) and lock_file in _open_files(name):
-            return int(name)
-    return None
+def _beside(paths: RunPaths) -> Path:
+    """The second lock: homes may be shared by several machines, and the folders of runs are each machine's own."""
+    place = f"{socket.gethostname()}:{os.path.realpath(paths.root)}"
+    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+    return state / "homelab" / "locks" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
 
 
-def _command_line(pid: str) -> bytes:
+@contextmanager
+def _held_beside(paths: RunPaths) -> Iterator[bool]:
+    """The same for the second lock; True where there can be none (a home that cannot be written)."""
+    file = _beside(paths)
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as stream:
-            return stream.read()
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = _locked(file)
     except OSError:
-        return b""
-
-
-def _open_files(pid: str) -> Iterator[str]:
-    """Of a process of another user: nothing."""
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
+        yield True
         return
-    for number in numbers:
-        with suppress(OSError):  # closed meanwhile
-            yield os.readlink(f"/proc/{pid}/fd/{number}")
+    if descriptor is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            os.unlink(file)
+        os.close(descriptor)
+
+
+def _locked(file: Path) -> int | None:
+    """The open file, locked; None where somebody else keeps it. Raises OSError."""
+    deadline = time.monotonic() + _ASKED_S
+    while time.monotonic() < deadline:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # else its holder has just taken it away
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        time.sleep(0.01)
+    return None

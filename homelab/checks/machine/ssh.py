@@ -10,6 +10,7 @@ from homelab.config.cluster import Node
 from homelab.errors import SilentError
 from homelab.facts.node import Facts
 from homelab.node_commands import on_node
+from homelab.text import own_machine
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import listed
 
@@ -25,7 +26,7 @@ def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     names = [node.name for node in evidence.cluster.nodes]
     if len(names) > 1 and all(isinstance(evidence.unreachable.get(name), SilentError) for name in names):
         message = "not one of the nodes can be reached: it may be this machine that is off the network, and not they"
-        yield "", Problem("fail", message, "is its own cable in, is its Wi-Fi or VPN on? ip -br address; ip route")
+        yield "", Problem("fail", message, f"is its own cable in, is its Wi-Fi or VPN on? {own_machine.own_network()}")
     for node in evidence.cluster.nodes:
         if node.name in evidence.facts:
             continue

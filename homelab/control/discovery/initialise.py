@@ -23,6 +23,7 @@ from homelab.errors import HomelabError, InputError
 from homelab.facts.node import Facts
 from homelab.remote import reach, ssh_login, ssh_scan
 from homelab.remote.fanout import Fleet
+from homelab.remote.local import refuse_as_node
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
 
@@ -166,6 +167,7 @@ def _with_this_machine(draft: Draft, talk: _Talk) -> tuple[Draft, list[str]]:
     local = [node.name for node in draft.old.nodes if node.host == "local"] if draft.old else []
     if local or not talk.questions.this_machine(draft.old is None and sources.has_nvidia_card()):
         return draft, local
+    refuse_as_node("this machine", "homelab init --this-machine")
     draft, name = draft.with_this_machine(socket.gethostname())
     return draft, [name]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from homelab.control import package
 from homelab.discovery import candidates, ssh_config
 from homelab.discovery.candidates import Candidate
+from homelab.text import own_machine
 from homelab.text.say import Say
 
 _TIMEOUT_S = 5.0
@@ -27,7 +31,7 @@ def search(say: Say, note: Say) -> list[Candidate]:
     found += from_mdns(note)
     if shutil.which("tailscale"):
         found += candidates.from_tailscale(_output("tailscale", "status", "--json"))
-    return found + candidates.from_neighbours(_output("ip", "-j", "neigh"))
+    return found + (candidates.from_neighbours(_output("ip", "-j", "neigh")) if own_machine.is_linux() else candidates.from_arp(_output("arp", "-an")))
 
 
 def from_ssh_config(folder: Path) -> list[Candidate]:
@@ -69,7 +73,10 @@ def from_mdns(note: Say) -> list[Candidate]:
 
 def own_networks() -> list[str]:
     """The /24 around each own address, as text."""
-    return [str(network) for network in candidates.own_networks(_output("ip", "-j", "addr"))]
+    if own_machine.is_linux():
+        return [str(network) for network in candidates.own_networks(_output("ip", "-j", "addr"))]
+    addresses = {name: [one.address for one in ones if one.family == socket.AF_INET and one.ptp is None] for name, ones in psutil.net_if_addrs().items()}
+    return [str(network) for network in candidates.networks_around(addresses)]
 
 
 def own_host_keys(folder: Path = Path("/etc/ssh")) -> list[str]:
@@ -79,7 +86,7 @@ def own_host_keys(folder: Path = Path("/etc/ssh")) -> list[str]:
 
 def has_nvidia_card() -> bool:
     """Whether this machine has a card that a driver runs."""
-    return any(Path("/proc/driver/nvidia/gpus").glob("*"))
+    return own_machine.is_linux() and any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
 def _output(*words: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import re
 import socket
-import struct
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 from homelab.control.setup.send import Target
 from homelab.errors import HomelabError
@@ -16,10 +18,10 @@ from homelab.remote import answers
 from homelab.remote.agent import Agent
 from homelab.remote.decoding import decoded
 from homelab.remote.session import Stream
+from homelab.text import own_machine
 from homelab.text.say import Say
 
 _OPEN_S = 20.0
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
 _INTERFACES = Path("/sys/class/net")
 
 
@@ -56,13 +58,23 @@ def is_on_wifi(host: str, interfaces: Path = _INTERFACES) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # no packet is sent
             own = probe.getsockname()[0]
-            return any(_address(probe, path.name) == own for path in interfaces.iterdir() if (path / "wireless").is_dir() or (path / "phy80211").exists())
+        wireless = _wireless(interfaces) if own_machine.is_linux() else _airports(_hardware_ports())
+        return any(own == one.address for name, ones in psutil.net_if_addrs().items() if name in wireless for one in ones)
     except OSError:
         return False
 
 
-def _address(probe: socket.socket, name: str) -> str:
+def _wireless(interfaces: Path) -> list[str]:
+    return [path.name for path in interfaces.iterdir() if (path / "wireless").is_dir() or (path / "phy80211").exists()]
+
+
+def _hardware_ports() -> str:
     try:
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24])
-    except OSError:
+        return subprocess.run(["networksetup", "-listallhardwareports"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def _airports(text: str) -> list[str]:
+    """Of macOS' `networksetup -listallhardwareports`: the interfaces that are Wi-Fi."""
+    return re.findall(r"^Hardware Port: (?:Wi-Fi|AirPort)\nDevice: (\S+)", text, re.MULTILINE)
