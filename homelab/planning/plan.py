@@ -7,7 +7,17 @@ import dataclasses
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.errors import HomelabError
 from homelab.law.learning_rate import scaled
-from homelab.planning import cards, data_source, job, lan_address, launch_spec, machines, precision, trainer_choice
+from homelab.planning import (
+    afterwards,
+    cards,
+    data_source,
+    job,
+    lan_address,
+    launch_spec,
+    machines,
+    precision,
+    trainer_choice,
+)
 from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.memory.scenario import DoesNotFit
@@ -22,6 +32,7 @@ def make(inputs: PlanInputs) -> Plan:
     inputs = dataclasses.replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))
     recipe, taking_part = inputs.recipe, machines.choose(inputs)
     wsl.refuse_paging(recipe, taking_part.names, taking_part.facts, taking_part.device)
+    afterwards.refuse(recipe, taking_part.facts)
     precise = precision.choose(recipe, taking_part)
     work = job.of(inputs, taking_part, precise.value)
     addresses, address_choices = lan_address.choose(inputs.cluster, taking_part)
@@ -51,6 +62,7 @@ def make(inputs: PlanInputs) -> Plan:
         ),
         warnings=(
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
+            *afterwards.warnings(recipe, taking_part.facts),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),

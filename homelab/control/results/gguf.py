@@ -8,12 +8,14 @@ from pathlib import Path
 from homelab.control.inspection import run_folder
 from homelab.control.results import fetch, llama_cpp, make, merge
 from homelab.control.results.fetch import Fetched
+from homelab.errors import InputError
+from homelab.law import usable
 from homelab.protocol import result_files
 from homelab.remote.fanout import Fleet
 from homelab.results import best_copy
 from homelab.results.best_copy import Holder
 from homelab.runs.paths import RunPaths
-from homelab.text.hint import homelab
+from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
 
 _BY_LIBRARY = "q4_k_m"  # llama.cpp's converter writes the other kinds without its library
@@ -29,6 +31,8 @@ class Wanted:
 
 def gguf(fleet: Fleet, paths: RunPaths, wanted: Wanted, place: Path, say: Say) -> Fetched:
     """Merge where no node has the newest adapter merged, convert there, and bring the file to `place`. Raises HomelabError, InputError."""
+    if wanted.checkout is None:
+        _refuse_unknown(paths)
     say("looking where the model is")
     source = _whole_model(fleet, paths, say)
     agent = fleet.agent(source.node)
@@ -37,9 +41,21 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: Wanted, place: Path, say: Say) -
     digest, archive = llama_cpp.archive(machine, wanted.checkout, homelab("gguf", paths.name))
     folder = f"{agent.node.workdir}/llama.cpp/{digest}"
     agent.unpack(folder, archive, timeout_s=600.0)
-    request = {"run": paths.name, "folder": source.folder, "kind": wanted.kind, "llama_cpp": folder}
+    request = {"run": paths.name, "folder": source.folder, "kind": wanted.kind, "llama_cpp": folder, "own_converter": wanted.checkout is not None}
     made = make.make(agent, "gguf", request, say)
     return fetch.bring(fleet, paths, Holder(node=source.node, folder=made.folder), place, say)
+
+
+def _refuse_unknown(paths: RunPaths) -> None:
+    """Raises InputError before anything is merged where the tested converter does not know the run's model."""
+    model = run_folder.description_of(paths).run_json.get("model")
+    config = model.get("config") if isinstance(model, dict) else None
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        return
+    refusal = usable.gguf_refusal(names[0][:80])
+    if refusal is not None:
+        raise InputError(refusal.reason, where=f"{paths.name}: architectures in the model's config.json", hint=Hint("{}", refusal.edit))
 
 
 def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> Holder:

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils._pytree import tree_map_only
 
-from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints import checkpoint_folder, saving
 from homelab.worker.checkpoints.best_weights import BestWeights, link
 from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import adapter_targets
 from homelab.worker.model.build import DTYPES
 from homelab.worker.runtime.task import Task
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "trainable.safetensors"
 OPTIMIZER = "optimizer.pt"
+_ADAPTER = re.compile(r"\.default(?=\.|$)")  # in the names of PEFT's weights
 
 
 def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -122,7 +125,23 @@ def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> 
 
 def adapter_name(name: str) -> str:
     """A trained weight's name as PEFT's files have it: without the name of the adapter."""
-    return name.replace(".default.", ".")
+    return _ADAPTER.sub("", name)
+
+
+def load_adapter(model: Any, folder: Path) -> Any:
+    """The base with the adapter of this folder, in PEFT's format; every tensor goes to its own name.
+
+    PEFT's own loading renames them by transformers' tables for the base, and leaves out without a word what it then does not find (peft 0.21:
+    the shared experts of Laguna). Raises WorkerError when names or shapes differ.
+    """
+    from peft import PeftConfig, get_peft_model
+
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    with adapter_targets.as_written():
+        adapted = get_peft_model(model, config)
+    fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, folder / "adapter_model.safetensors")
+    return adapted
 
 
 def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
@@ -139,7 +158,7 @@ def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, ta
         if task.method.kind == "full":
             dtype = DTYPES[task.precision]
             model.config.dtype = dtype
-            model.save_pretrained(partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
+            saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
             if task.stage is not None:  # PEFT leaves out what its own model does not have: the layers of all other stages

@@ -15,6 +15,7 @@ import torch
 
 from homelab.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (
     adapter_targets,
     base_kind,
@@ -102,6 +103,8 @@ def _told(model: Any, task: Task, note: Note) -> Any:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"', needs_launch=True)
     base = ", 8-bit base" if method.quantisation == INT8 else ""
     note(f"method: {method.kind}{base}, {trainable} trainable parameters")
+    for line in adapted_parts.notes(model) if method.kind != "full" else ():
+        note(line)
     return model
 
 
@@ -261,6 +264,7 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
         raise adapter_targets.unfit(error, linear, method.dropout) from error
     for parameter in adapted.parameters():
         assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
+    adapted_parts.refuse_unmergeable(adapted)
     start_adapters(adapted, seed)
     return adapted
 

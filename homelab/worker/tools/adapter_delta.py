@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from homelab.law import usable
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import adapted
 
 _NAME = "default"
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A linear layer of the base as the adapter was trained on it. `a` [r, in], `b` [out, r], both fp32; None where no adapter is.
+class Change:
+    """What was trained of one weight of the base: `parameter` of the layer `module`, of a kind in the table.
 
-    `held`: its quantised weight with its scales; None where it is not quantised.
+    `a` and `b` in fp32, as PEFT has them: [r, in] and [out, r]; of embeddings [r, rows] and [width, r]; of E experts [E r, in] and [out, r E].
+    None where nothing was trained. `is_transposed`: the weight is [in, out] (of experts [E, in, out]). `held`: its quantised weight with its
+    scales; None where it is not quantised.
     """
 
+    module: str
+    parameter: str
+    kind: str
     a: torch.Tensor | None
     b: torch.Tensor | None
     scale: float
     is_transposed: bool
     held: Any
 
-    def merged(self, weight: torch.Tensor, *, dequantised: bool) -> torch.Tensor:
-        """`weight` [out, in] (or what the quantised one stands for) plus what the adapter adds, in fp32."""
+    def put_into(self, weight: torch.Tensor, *, dequantised: bool) -> None:
+        """Add to `weight` (or to what the quantised one stands for), in fp32, rounded once to its own dtype. Of experts one after the other."""
+        if self.kind == usable.EXPERTS and self.a is not None and self.b is not None:
+            self._into_experts(weight)
+            return
         base = self._dequantised() if dequantised and self.held is not None else weight.float()
-        if self.a is None or self.b is None:
-            return base
-        delta = (self.b @ self.a) * self.scale
-        return base + (delta.T if self.is_transposed else delta)
+        if self.a is not None and self.b is not None:
+            delta = (self.b @ self.a) * self.scale
+            base = base + (delta.T if self.is_transposed else delta)
+        weight.copy_(base)
+
+    def _into_experts(self, weight: torch.Tensor) -> None:
+        assert self.a is not None and self.b is not None
+        count = weight.shape[0]
+        a, b = self.a.reshape(count, -1, self.a.shape[1]), self.b.reshape(self.b.shape[0], -1, count)
+        for number in range(count):
+            delta = (b[:, :, number] @ a[number]) * self.scale
+            weight[number].copy_(weight[number].float() + (delta.T if self.is_transposed else delta))
 
     def _dequantised(self) -> torch.Tensor:
         from bitsandbytes.functional import dequantize_4bit
@@ -44,36 +63,84 @@ class Layer:
         return dequantize_4bit(self.held.data, self.held.quant_state).float()
 
 
-def layers(model: Any) -> dict[str, Layer]:
-    """Name of a layer in the base -> what was trained on it, of a PEFT model with one LoRA adapter. Raises WorkerError for another adapter."""
-    from peft.tuners.lora import LoraLayer
+def changes(model: Any) -> tuple[Change, ...]:
+    """Of a PEFT model with one LoRA adapter: every weight that was trained, and every quantised one. Raises WorkerError for another adapter."""
+    config = model.peft_config[_NAME]
+    if any(getattr(config, key, False) for key in ("use_dora", "modules_to_save", "lora_bias")) or getattr(config, "bias", "none") != "none":
+        raise WorkerError("this adapter is more than LoRA (DoRA, biases or whole modules)", where="adapter_config.json", hint="merge it with the program that made it")
+    found = []
+    for name, part, kind in adapted.parts(model):
+        if usable.PARTS[kind].merge is None:
+            raise WorkerError(f"the adapter is on {name}, {kind}, and is not merged", where="adapter_config.json", hint="serve it without a merge: vllm serve BASE --enable-lora")
+        found.append(_change(name, part, kind))
+    trained = {change.module for change in found}
+    for name, part in adapted.base_of(model).named_modules():
+        plain = name.removesuffix(".base_layer")
+        if _held(part) is not None and plain not in trained and not hasattr(part, "get_base_layer"):
+            found.append(Change(plain, "weight", usable.LINEAR, None, None, 0.0, False, _held(part)))
+    return tuple(found)
 
-    if any(getattr(model.peft_config[_NAME], key, False) for key in ("use_dora", "modules_to_save")):
-        raise WorkerError("this adapter is more than LoRA (DoRA or whole modules)", where="adapter_config.json", hint="merge it with the program that made it")
-    found = {}
-    for name, part in model.base_model.model.named_modules():
-        if isinstance(part, LoraLayer):
-            found[name] = Layer(
-                part.lora_A[_NAME].weight.detach().float().clone(), part.lora_B[_NAME].weight.detach().float().clone(), float(part.scaling[_NAME]),
-                bool(getattr(part, "fan_in_fan_out", False)), _held(part.get_base_layer()),
-            )  # fmt: skip
-        elif _held(part) is not None and not name.endswith(".base_layer"):
-            found[name] = Layer(None, None, 0.0, False, _held(part))
-    return found
+
+def _change(name: str, part: Any, kind: str) -> Change:
+    if kind in (usable.EMBEDDING, usable.TIED_EMBEDDING):
+        # PEFT looks the rows up in A: [r, rows]; the table is [rows, width].
+        return Change(name, "weight", kind, _of(part.lora_embedding_A[_NAME]), _of(part.lora_embedding_B[_NAME]), float(part.scaling[_NAME]), True, None)
+    a, b, scale = _of(part.lora_A[_NAME].weight), _of(part.lora_B[_NAME].weight), float(part.scaling[_NAME])
+    if kind == usable.EXPERTS:
+        return Change(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, None)
+    parameter = part.parameter_name if kind == usable.MATRIX else "weight"
+    return Change(name, parameter, kind, a, b, scale, bool(getattr(part, "fan_in_fan_out", False)), _held(part.get_base_layer()))
+
+
+def _of(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().float().clone()
 
 
 @torch.no_grad()
-def put_into(model: Any, adapted: Mapping[str, Layer], *, dequantised: bool, stored: torch.dtype) -> Iterator[int]:
-    """Put the merged weights into the plain base, rounded once to `stored`; yields how many layers are done. Weights keep the dtype they have."""
-    parts = dict(model.named_modules())
-    for count, (name, layer) in enumerate(adapted.items(), 1):
-        if name not in parts:
-            raise WorkerError(f"the adapter does not fit this base: it has no {name}", where="[model] name", hint="copy the model folder to this node again")
-        weight = parts[name].weight
-        weight.copy_(layer.merged(weight, dequantised=dequantised).to(stored))
+def put_into(model: Any, trained: tuple[Change, ...], *, dequantised: bool) -> Iterator[int]:
+    """Put what was trained into the plain base, whose weights keep their dtype; yields how many weights are done.
+
+    A head that is also the embeddings becomes a tensor of its own where an adapter was on either. Raises WorkerError for another base.
+    """
+    modules = dict(model.named_modules())
+    if any(usable.PARTS[change.kind].merge == usable.UNTIED for change in trained) and adapted.weight_of(model.get_output_embeddings()) is adapted.weight_of(
+        model.get_input_embeddings()
+    ):
+        adapted.untie(model)
+    for count, change in enumerate(trained, 1):
+        weight = getattr(modules.get(change.module), change.parameter, None)
+        if weight is None:
+            raise WorkerError(f"the adapter does not fit this base: it has no {change.module}", where="[model] name", hint="copy the model folder to this node again")
+        change.put_into(weight, dequantised=dequantised)
         yield count
 
 
+@torch.no_grad()
+def rounded(model: Any, stored: torch.dtype) -> None:
+    """Let every weight have a value that its file will hold; the dtype in memory stays. Weight by weight, so that it takes no second model."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.to(_file_dtype(model, name, stored)))
+
+
+@torch.no_grad()
+def narrowed(model: Any, stored: torch.dtype) -> Any:
+    """The same model, its weights in the dtype that its files will have."""
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(_file_dtype(model, name, stored))
+    for name, tensor in model.named_buffers():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(_file_dtype(model, name, stored))
+    return model
+
+
+def _file_dtype(model: Any, name: str, stored: torch.dtype) -> torch.dtype:
+    """transformers reads some weights in fp32 whatever the others have: those stay whole in the files, too."""
+    wide = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return torch.float32 if any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in wide) else stored
+
+
 def _held(part: Any) -> Any:
-    weight = getattr(part, "weight", None)
+    weight = part._parameters.get("weight")
     return weight if any(getattr(weight, name, None) is not None for name in ("quant_state", "SCB")) else None

@@ -152,8 +152,7 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
     """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
-    from homelab.worker.checkpoints.weights import load_weights
-    from homelab.worker.model import adapter_targets
+    from homelab.worker.checkpoints.weights import load_adapter, load_weights
     from homelab.worker.model.build import DTYPES, add_adapters, load_base
 
     method = run["recipe"]["method"]
@@ -164,10 +163,7 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
     if trained is None:
         return model
     if (trained / "adapter_config.json").is_file():
-        from peft import PeftModel
-
-        with adapter_targets.as_written():
-            return PeftModel.from_pretrained(model, str(trained))
+        return load_adapter(model, trained)
     if method["kind"] != "full":
         model = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
     load_weights(model, trained)

@@ -1,7 +1,8 @@
 """python -m homelab.worker.tools.gguf: a merged (or wholly trained) model as one GGUF file, with a Modelfile for Ollama.
 
 Reads one JSON object from standard input, {"run_dir", "folder": of the model, "kind": of the quantisation, "llama_cpp": folder with
-llama.cpp's converter and libraries}, prints lines of progress, and at the end {"made": {"folder", "notes"}}.
+llama.cpp's converter and libraries, "own_converter": whether it is another than the tested one}, prints lines of progress, and at the end
+{"made": {"folder", "notes"}}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from homelab.law import usable
 from homelab.protocol import result_files
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
@@ -23,6 +25,7 @@ from homelab.worker.tools import modelfile, run_model
 _BY_LIBRARY = "q4_k_m"  # the converter writes the others itself
 _BEAT_S = 2.0
 _SPARE_BYTES = 100 * 10**6
+_MOST_HEADER_BYTES = 256 << 20
 # Bytes of a weight; of Q4_K_M by what small models reach, whose layers do not divide into its blocks.
 _WEIGHT_BYTES = {"bf16": 2.0, "f16": 2.0, "q8_0": 1.07, "q4_k_m": 0.8}
 
@@ -36,12 +39,14 @@ def make(question: dict[str, Any]) -> dict[str, Any]:
     weights = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     if not weights:
         raise WorkerError("there is no whole model", where=str(source), hint="homelab merge")
+    _refuse_unknown(source, is_tested=not question.get("own_converter", False))
     _check_room(weights, kind, run_dir)
     tools = Path(question["llama_cpp"]).expanduser()
     name = f"{run_dir.name}-{kind}.gguf"
     with run_model.replaced(place) as partial:
         first = partial / (f"{name}.bf16" if kind == _BY_LIBRARY else name)
         _convert(tools, source, first, "bf16" if kind == _BY_LIBRARY else kind, weights)
+        _refuse_headless(first, source)
         if kind == _BY_LIBRARY:
             _quantise(tools, first, partial / name)
             first.unlink()
@@ -49,6 +54,47 @@ def make(question: dict[str, Any]) -> dict[str, Any]:
         (partial / result_files.CARD).write_text(_card(source, name), encoding="utf-8")
         size = (partial / name).stat().st_size
     return {"folder": result_files.quantised(kind), "notes": [f"{name}: {size / 1e6:.1f} MB, of {weights / 1e6:.1f} MB"]}
+
+
+def _refuse_unknown(source: Path, *, is_tested: bool) -> None:
+    """Raises WorkerError where the tested converter is known to make no right file of this model."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    name = next(iter(config.get("architectures") or ()), "")
+    refusal = usable.gguf_refusal(str(name), is_untied=_has_head(source)) if is_tested and name else None
+    if refusal is not None:
+        raise WorkerError(refusal.reason, where=str(source), hint=refusal.edit)
+
+
+def _has_head(source: Path) -> bool:
+    """Whether the files have a head beside the embeddings. Only the names in their headers are read."""
+    from safetensors import safe_open
+
+    for path in source.glob("*.safetensors"):
+        with safe_open(str(path), "pt") as file:
+            if any(name.endswith("lm_head.weight") for name in file.keys()):  # noqa: SIM118  # it is no dict
+                return True
+    return False
+
+
+def _refuse_headless(made: Path, source: Path) -> None:
+    """Raises WorkerError where the model's head is in its files and not in the GGUF file: some converters leave it out without a word.
+
+    The names of the tensors are in the file before the first of them, each behind its length in 8 bytes (docs/gguf.md of ggml).
+    """
+    if not _has_head(source):
+        return
+    wanted, kept = b"\x0d\0\0\0\0\0\0\0output.weight", b""
+    with open(made, "rb") as file:
+        while block := file.read(1 << 20):
+            if wanted in kept + block:
+                return
+            kept = block[-len(wanted) :]
+            if file.tell() > _MOST_HEADER_BYTES:
+                break
+    raise WorkerError(
+        "llama.cpp's converter left the model's head out: the file would be another model", where=str(source),
+        hint="serve it with vLLM (`homelab fetch --merged`), or give another converter: homelab gguf --llama-cpp DIR",
+    )  # fmt: skip
 
 
 def _check_room(weights: int, kind: str, run_dir: Path) -> None:
@@ -71,6 +117,11 @@ def _convert(tools: Path, source: Path, out: Path, kind: str, weights: int) -> N
     missing = re.search(r"No module named '([\w.]+)'", said)
     if missing:
         raise WorkerError(f"llama.cpp's converter needs the package {missing[1]}", where="this node's environment", hint="homelab setup")
+    if "pre-tokenizer was not recognized" in said:
+        raise WorkerError(
+            "llama.cpp's converter does not know how this tokenizer cuts text into words", where=str(source),
+            hint="git clone https://github.com/ggml-org/llama.cpp; then homelab gguf --llama-cpp llama.cpp: a newer one may know it; or serve it with vLLM: homelab fetch --merged",
+        )  # fmt: skip
     unknown = re.search(r"Model (\S+) is not supported", said)
     if unknown:
         raise WorkerError(

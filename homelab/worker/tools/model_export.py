@@ -42,6 +42,7 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from homelab.worker.checkpoints import saving
     from homelab.worker.checkpoints.weights import WEIGHTS
     from homelab.worker.model.build import DTYPES, add_adapters, from_pretrained, load_tokenizer, model_path
 
@@ -58,7 +59,7 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
         left = [name for name, weight in model.named_parameters() if weight.is_meta]
         if left:
             raise WorkerError(f"the checkpoint does not fit this model: {left[0]} is missing", where=str(checkpoint), hint="copy the model's folder to this node again")
-        model.save_pretrained(partial)
+        saving.save_whole(model, partial)
     else:
         with torch.device("meta"):
             adapted = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from homelab.protocol import layout
 from homelab.protocol.files import sync
 from homelab.worker.checkpoints import checkpoint_folder
-from homelab.worker.errors import WorkerError
+from homelab.worker.errors import WorkerError, first_words
 from homelab.worker.runtime.task import Task
 
 
@@ -84,4 +85,19 @@ def answered(work: Callable[[], dict[str, Any]]) -> int:
     except WorkerError as error:
         print(error.text, file=sys.stderr)
         return error.exit_code
+    except Exception as error:  # of a library: where it came from is all that a person can look at
+        fault = _unexpected(error)
+        print(fault.text, file=sys.stderr)
+        return fault.exit_code
     return 0
+
+
+def _unexpected(error: Exception) -> WorkerError:
+    """An error that no rule knows, in three parts; the last line of ours that it went through is where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((frame for frame in reversed(frames) if "/homelab/" in frame.filename), frames[-1])
+    return WorkerError(
+        first_words(error), where=f"{Path(own.filename).name}:{own.lineno}, on this node",
+        hint="what was trained is whole: `homelab fetch` brings it, and vllm serve BASE --enable-lora answers with an adapter. This is a fault of homelab "
+        "or of a library: please report it",
+    )  # fmt: skip
