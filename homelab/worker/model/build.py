@@ -194,7 +194,16 @@ def load_base(
         int8_linear.install(model)
     if quantisation == NF4 and card is None:
         keep_trainable_on_cpu(model)
+    if isinstance(dtype, torch.dtype):
+        compute_in(model, dtype)
     return model
+
+
+def compute_in(model: Any, dtype: torch.dtype) -> None:
+    """Let 4-bit layers compute in the plan's precision: files that are quantised already say one of their own."""
+    for part in model.modules():
+        if hasattr(part, "compute_dtype") and hasattr(part, "compute_type_is_set"):
+            part.compute_dtype, part.compute_type_is_set = dtype, True
 
 
 def keep_trainable_on_cpu(model: Any) -> None:

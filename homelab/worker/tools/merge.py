@@ -158,7 +158,7 @@ class Merge:
         run_model.say(f"merging onto the {kind} base")
         model = load_base(self.path, self.run["recipe"]["model"].get("revision"), None, self.dtype, None, "this node")
         if self.is_stored_quantised:
-            model = model.dequantize(self.dtype)
+            model = _dequantised(model, self.dtype)
         if kind not in self.wanted:
             model = self._with_adapter(model, kind)
         done = _every(len(self.changes), f"merging onto the {kind} base, weight")
@@ -196,6 +196,15 @@ class Merge:
             record = {"folder": self.adapter.relative_to(self.run_dir).as_posix(), "base": self.base}
             (partial / result_files.MERGED_FROM).write_text(json.dumps(record), encoding="utf-8")
             (partial / result_files.CARD).write_text(merge_card.text(card, self.figures, chosen, self.rows_name), encoding="utf-8")
+
+
+def _dequantised(model: Any, dtype: Any) -> Any:
+    """A model of quantised files with plain weights. transformers would write it by undoing how it was read, and nothing undoes a quantisation."""
+    plain = model.dequantize(dtype)
+    plain._weight_conversions = [
+        entry for entry in getattr(plain, "_weight_conversions", None) or [] if not any("bitsandbytes" in type(step).__module__ for step in getattr(entry, "operations", ()))
+    ]
+    return plain
 
 
 def _every(total: int, text: str) -> Callable[[int], None]:

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
+from homelab.worker.checkpoints import saving  # noqa: E402
 from homelab.worker.errors import WorkerError  # noqa: E402
+from homelab.worker.model import adapted  # noqa: E402
 from homelab.worker.model.build import load_base, load_model  # noqa: E402
 from homelab.worker.runtime.recipe import Method, section  # noqa: E402
-from homelab.worker.tools import chat, merge, merge_card, merge_room, run_model  # noqa: E402
+from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model  # noqa: E402
 from homelab.worker.tools.merge_room import Sizes  # noqa: E402
 from tests.worker import harness  # noqa: E402
 
 GB = 10**9
 
 
+def tied(model: Path, folder: Path) -> Path:
+    """The same model, its head the embeddings."""
+    plain = transformers.AutoModelForCausalLM.from_pretrained(model)
+    plain.config.tie_word_embeddings = True
+    plain.tie_weights()
+    plain.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+def quantised(model: Path, folder: Path, how: str) -> Path:
+    """The same model as bitsandbytes' own files of it: "4bit" or "8bit"."""
+    settings = transformers.BitsAndBytesConfig(**{f"load_in_{how}": True}, bnb_4bit_compute_dtype=torch.bfloat16)  # as published files say
+    transformers.AutoModelForCausalLM.from_pretrained(model, quantization_config=settings, device_map={"": "cpu"}).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def trained(tmp_path: Path, model: Path, data: Path, request: pytest.FixtureRequest) -> Path:
     """A run folder whose final/ has an adapter that does something."""
-    kind, _, base = request.param.partition(" ")
-    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind=kind, method__base=base or "auto", data__eval_fraction=0.2)
+    kind, base, targets, stored = [*request.param.split(), *["auto", "all-linear", ""][len(request.param.split()) - 1 :]]
+    source = model if targets == "all-linear" else tied(model, tmp_path / "tied")
+    source = quantised(source, tmp_path / "stored", stored) if stored else source
+    chosen = targets if targets == "all-linear" else targets.split(",")
+    run_dir = harness.make_run(tmp_path / "run", source, data, method__kind=kind, method__base=base, method__targets=chosen, data__eval_fraction=0.2)
     harness.make_plan(run_dir, 1, [12])
-    built = load_model(run_model.task_of(run_model.read_run(run_dir), run_dir), str(model), lambda note: None)
+    built = load_model(run_model.task_of(run_model.read_run(run_dir), run_dir), str(source), lambda note: None)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in built.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_B" in name:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
     built.save_pretrained(run_dir / "final", save_embedding_layers=False)
     (run_dir / "final/README.md").write_text("---\nlibrary_name: peft\n---\n\n## Data\n\n- x\n")
@@ -69,6 +94,72 @@ def test_what_cannot_be_merged(trained: Path, tmp_path: Path) -> None:
         merge.Merge(trained, tmp_path, "auto")
     with pytest.raises(WorkerError, match="is no base"):
         merge.Merge(trained, trained / "final", "x")
+
+
+ENDS = "q_proj,lm_head,embed_tokens"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("trained", [f"qlora auto {ENDS}", f"lora 8bit {ENDS}", f"lora auto {ENDS}", f"qlora auto {ENDS} 4bit", f"lora 8bit {ENDS} 8bit"], indirect=True)
+def test_what_the_files_have_decides_what_is_merged_onto(trained: Path) -> None:
+    """Adapters on head and embeddings, which are one weight in this model, on every base; and bases whose files are quantised already."""
+    run = run_model.read_run(trained)
+    path = run["recipe"]["model"]["name"]
+    is_stored = Path(path).name == "stored"
+    if is_stored:
+        with pytest.raises(WorkerError, match="no original weights"):
+            merge.Merge(trained, trained / "final", "original").go()
+    made = merge.Merge(trained, trained / "final", "auto").go()
+    assert any("two tensors" in note for note in made["notes"]) and (merge_card.name_of("original") in made["figures"]) is not is_stored
+    tokens = torch.arange(3, 40).view(1, -1)
+    wanted = chat.load(run, trained, path, trained / "final", None).eval()(input_ids=tokens).logits
+    whole = load_base(str(trained / "merged"), None, None, torch.float32, None, "").eval()
+    assert whole.config.tie_word_embeddings is False and getattr(whole.config, "quantization_config", None) is None
+    assert torch.allclose(wanted, whole(input_ids=tokens).logits, atol=2e-3)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("trained", ["lora auto q_proj,lm_head"], indirect=True)
+@pytest.mark.parametrize("fault", ["the weights in memory", "the files"])
+def test_another_model_is_never_kept(trained: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """As a merge that knows nothing of tied weights makes it; and files that are not what was in memory."""
+    (trained / "merged").mkdir()
+    (trained / "merged/of before").touch()
+    if fault == "the files":
+        monkeypatch.setattr(adapted, "mark_untied", lambda config: None)
+        monkeypatch.setattr(saving, "save_whole", lambda model, folder: transformers.AutoModelForCausalLM.from_config(model.config).save_pretrained(folder))
+    else:
+        monkeypatch.setattr(adapted, "untie", lambda model: None)
+    with pytest.raises(WorkerError, match=r"not the model that was trained: its logits are .* nothing was kept") as refused:
+        merge.Merge(trained, trained / "final", "auto").go()
+    assert ("written files" in refused.value.message) == (fault == "the files") and "--enable-lora" in refused.value.hint
+    assert [path.name for path in (trained / "merged").iterdir()] == ["of before"] and not list(trained.glob(".merged*"))
+
+
+@pytest.mark.parametrize(("seen", "wanted", "dtype", "is_same"), [
+    (1e-6, 0.0, torch.float32, True), (1e-2, 0.0, torch.float32, False), (1e-2, 0.0, torch.bfloat16, True), (0.5, 0.0, torch.bfloat16, False),
+    (float("nan"), 0.0, torch.float32, False), (float("nan"), 0.0, torch.bfloat16, False),
+])  # fmt: skip
+def test_rounding_is_no_other_model(seen: float, wanted: float, dtype: torch.dtype, is_same: bool) -> None:
+    one, other = torch.full((4, 8), seen), torch.full((4, 8), wanted)
+    with contextlib.nullcontext() if is_same else pytest.raises(WorkerError, match="not the model that was trained"):
+        merge_proof.refuse_another(one, other, dtype, what="it", where="/x")
+
+
+def test_a_loss_that_moved_is_another_model() -> None:
+    merge_proof.refuse_other_loss(2.01, 2.0, where="/x")
+    for loss in (2.2, 1.8, float("nan")):
+        with pytest.raises(WorkerError, match="its loss is"):
+            merge_proof.refuse_other_loss(loss, 2.0, where="/x")
+
+
+def test_an_error_of_a_library_has_three_parts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> dict[str, Any]:
+        return torch.zeros(2) @ torch.zeros(3)
+
+    assert run_model.answered(fails) != 0
+    said = capsys.readouterr().err
+    assert "RuntimeError" in said and "homelab fetch" in said and "Traceback" not in said and ".py:" in said
 
 
 def test_a_failure_leaves_the_older_merge(tmp_path: Path) -> None:
