@@ -12,7 +12,7 @@ from homelab.worker.errors import WorkerError
 
 MOST_TOKENS = 48
 _FP32_PART = 1e-4  # of the largest logit: sums in another order give some 1e-6 of it
-_NARROW_PART = 0.05  # in 16 bits every layer rounds, by 2^-8 of its values
+_NARROW_PART = 0.1  # in 16 bits every layer rounds, by 2^-8 of its values
 _LOSS, _LOSS_PART = 0.02, 0.02  # what rounding a trained model to 16 bits moved its loss by: below 0.005 nats
 
 

@@ -100,6 +100,62 @@ def test_without_a_whole_model_or_room_nothing_is_begun(trained: Path, tmp_path:
         gguf.make(question(trained, tmp_path))
 
 
+WRITES = "import sys; open(sys.argv[sys.argv.index('--outfile') + 1], 'wb').write({content!r})"
+
+
+def converter(folder: Path, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / "convert_hf_to_gguf.py").write_text(WRITES.format(content=content))
+    return folder
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("place", "is_right"), [(100, True), ((1 << 20) - 5, True), ((3 << 20) - 20, True), (None, False)])
+def test_a_file_without_the_models_head_is_not_kept(trained: Path, tmp_path: Path, place: int | None, is_right: bool) -> None:
+    """The name lies anywhere in the header, also over the end of a piece that is read at once."""
+    name = b"\x0d" + bytes(7) + b"output.weight" if place else b"\x12" + bytes(7) + b"output_norm.weight"
+    tools = converter(tmp_path / "tools", bytes(place or 0) + name + bytes(4 << 20))
+    if is_right:
+        assert gguf.make(question(trained, tools))["folder"] == "gguf-bf16"
+        return
+    with pytest.raises(WorkerError, match="left the model's head out"):
+        gguf.make(question(trained, tools))
+    assert [path.name for path in trained.iterdir() if "gguf" in path.name] == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("name", "message"), [("OPTForCausalLM", "does not know OPTForCausalLM"), ("Gemma2ForCausalLM", "no head of its own")])
+def test_what_the_tested_converter_cannot_do_is_not_begun(trained: Path, tmp_path: Path, name: str, message: str) -> None:
+    config = trained / "final/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))
+    tools = converter(tmp_path / "tools", b"\x0d" + bytes(7) + b"output.weight")
+    with pytest.raises(WorkerError, match=message):
+        gguf.make(question(trained, tools))
+    assert gguf.make({**question(trained, tools), "own_converter": True})["folder"] == "gguf-bf16"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_the_lists_of_classes_are_those_of_the_converter(tmp_path: Path) -> None:
+    from homelab.control.results import llama_cpp
+    from homelab.law import gguf_classes
+
+    with tarfile.open(fileobj=BytesIO(llama_cpp.archive(None, None, homelab("gguf"))[1])) as archive:
+        archive.extractall(tmp_path, filter="data")
+    script = (
+        "import sys, json; sys.path[:0] = ['gguf-py', '.']; import gguf, conversion\n"
+        "names = [n for n in conversion.TEXT_MODEL_MAP if n.endswith(('CausalLM', 'LMHeadModel', 'ForConditionalGeneration'))]\n"
+        "found = {}\n"
+        "for n in names:\n"
+        "    try: found[n] = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[conversion.get_model_class(n).model_arch]\n"
+        "    except KeyError: pass\n"
+        "print(json.dumps(found))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    found = json.loads(said.splitlines()[-1])
+    assert set(found) == gguf_classes.KNOWN and {name for name, has_head in found.items() if not has_head} == gguf_classes.WITHOUT_A_HEAD
+
+
 ASK = """
 import json, sys, xllamacpp
 parameters = xllamacpp.CommonParams()
