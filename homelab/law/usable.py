@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homelab.law import gguf_classes
+from homelab.protocol import quantisation
 
 # How a model's files hold its weights. Any other word is the `quant_method` of its config.json.
 PLAIN, BNB_4BIT, BNB_8BIT, WIDENED, FOREIGN = "16 or 32 bits", "bitsandbytes in 4 bits", "bitsandbytes in 8 bits", "made 16 bits wide while read", "another quantisation"
@@ -72,15 +73,12 @@ CHECKPOINTS: dict[tuple[str, str], Base] = {
 
 def checkpoint_of(config: Mapping[str, Any]) -> tuple[str, str]:
     """(how the files hold the weights, its name for a person), of a config.json."""
-    settings = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(settings, Mapping):
+    stored = quantisation.stored_of(dict(config))
+    if stored is None:
         return PLAIN, PLAIN
-    method = str(settings.get("quant_method") or "").lower()
-    if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
-        return BNB_4BIT, BNB_4BIT
-    if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
-        return BNB_8BIT, BNB_8BIT
-    return (WIDENED if method in ("fp8", "mxfp8", "mxfp4") else FOREIGN), method.upper()[:40] or "a quantisation without a name"
+    if not stored.is_known:
+        return FOREIGN, stored.words
+    return {quantisation.NF4: BNB_4BIT, quantisation.INT8: BNB_8BIT}.get(stored.held or "", WIDENED), stored.words
 
 
 def method_of(kind: str, base: str) -> str:

@@ -53,11 +53,10 @@ def test_the_edit_of_each_refusal_is_tried(form: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("config", "form"),
     [
-        ({}, usable.PLAIN), ({"quantization_config": None}, usable.PLAIN), ({"quantization_config": {}}, usable.PLAIN), ({"quantization_config": "gptq"}, usable.PLAIN),
+        ({}, usable.PLAIN), ({"quantization_config": None}, usable.PLAIN), ({"quantization_config": "gptq"}, usable.PLAIN),
         ({"quantization_config": {"load_in_4bit": True}}, usable.BNB_4BIT), ({"quantization_config": {"_load_in_8bit": True, "quant_method": "bitsandbytes"}}, usable.BNB_8BIT),
         *(({"quantization_config": {"quant_method": name}}, usable.WIDENED) for name in ("fp8", "mxfp4")),
         *(({"quantization_config": {"quant_method": name}}, usable.FOREIGN) for name in ("gptq", "awq", "hqq", "compressed-tensors", "torchao", "x" * 10_000, None, 7)),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, usable.FOREIGN),
     ],
 )  # fmt: skip
 def test_what_a_config_says_of_its_weights(config: dict[str, Any], form: str) -> None:

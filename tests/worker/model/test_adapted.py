@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -28,12 +29,14 @@ from homelab.law.usable import (  # noqa: E402
     TIED_HEAD,
     TRANSPOSED,
 )
+from homelab.protocol import quantisation  # noqa: E402
 from homelab.worker.checkpoints import saving, weights  # noqa: E402
 from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import adapted  # noqa: E402
+from homelab.worker.model import adapted, stored_weights  # noqa: E402
 from homelab.worker.model.build import add_adapters  # noqa: E402
 from homelab.worker.runtime.recipe import Method  # noqa: E402
 from homelab.worker.tools import adapter_delta  # noqa: E402
+from tests.law.test_usable import CELLS, METHODS, QUANTISED  # noqa: E402
 
 PLAIN = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -190,6 +193,14 @@ def test_every_kind_of_the_table_was_walked() -> None:
     assert set(usable.PARTS) - seen == {usable.CONVOLUTION, usable.ATTENTION, usable.UNKNOWN}
     for kind in set(usable.PARTS) - seen:
         assert usable.PARTS[kind].merge is None
+
+
+@pytest.mark.parametrize(("form", "method"), CELLS)
+def test_a_rank_refuses_what_the_table_refuses(form: str, method: str) -> None:
+    kind, base = METHODS[method]
+    refuses = usable.CHECKPOINTS[form, method].refusal is not None
+    with pytest.raises(WorkerError, match="quantised") if refuses else contextlib.nullcontext():
+        stored_weights.refuse(quantisation.stored_of(QUANTISED[form]), kind, quantisation.of(kind, base), "org/name")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -21,6 +21,7 @@ from homelab.worker.runtime.recipe import Method, section  # noqa: E402
 from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model  # noqa: E402
 from homelab.worker.tools.merge_room import Sizes  # noqa: E402
 from tests.worker import harness  # noqa: E402
+from tests.worker.model import odd_models  # noqa: E402
 
 GB = 10**9
 
@@ -48,7 +49,8 @@ def trained(tmp_path: Path, model: Path, data: Path, request: pytest.FixtureRequ
     """A run folder whose final/ has an adapter that does something."""
     kind, base, targets, stored = [*request.param.split(), *["auto", "all-linear", ""][len(request.param.split()) - 1 :]]
     source = model if targets == "all-linear" else tied(model, tmp_path / "tied")
-    source = quantised(source, tmp_path / "stored", stored) if stored else source
+    if stored:
+        source = odd_models.in_eight_float_bits(source, tmp_path)[0] if stored == "fp8" else quantised(source, tmp_path / "stored", stored)
     chosen = targets if targets == "all-linear" else targets.split(",")
     run_dir = harness.make_run(tmp_path / "run", source, data, method__kind=kind, method__base=base, method__targets=chosen, data__eval_fraction=0.2)
     harness.make_plan(run_dir, 1, [12])
@@ -97,10 +99,15 @@ def test_what_cannot_be_merged(trained: Path, tmp_path: Path) -> None:
 
 
 ENDS = "q_proj,lm_head,embed_tokens"
+STORED = (("qlora auto", "4bit"), ("lora auto", "4bit"), ("lora 8bit", "8bit"), ("lora auto", "8bit"), ("lora auto", "fp8"))  # how the model's files have its weights
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("trained", [f"qlora auto {ENDS}", f"lora 8bit {ENDS}", f"lora auto {ENDS}", f"qlora auto {ENDS} 4bit", f"lora 8bit {ENDS} 8bit"], indirect=True)
+@pytest.mark.parametrize(
+    "trained",
+    [f"{how} {ENDS}" for how in ("qlora auto", "lora 8bit", "lora auto")] + [f"{how} {ENDS} {stored}" for how, stored in STORED],
+    indirect=True,
+)
 def test_what_the_files_have_decides_what_is_merged_onto(trained: Path) -> None:
     """Adapters on head and embeddings, which are one weight in this model, on every base; and bases whose files are quantised already."""
     run = run_model.read_run(trained)
