@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from homelab import hardware
 from homelab.config.cluster import Node
+from homelab.facts import nvidia_answer
 from homelab.facts.node import Facts
 from homelab.planning import cards
 from homelab.text.sanitize import plain_name
@@ -31,6 +32,8 @@ def gpus_of(facts: Facts) -> tuple[dict[str, str | int | float], ...]:
     for card in cards.everything(facts):
         sheet = hardware.lookup(card.name)
         memory = card.memory_total_bytes or (sheet.memory_bytes if sheet else None)
+        if memory is None and nvidia_answer.shares_memory(card, facts):
+            memory = facts.system.memory_total_bytes
         if not memory:
             return ()
         found.append({"model": cards.short(plain_name(card.name)), "vram_gb": max(1, round(gibibytes(memory)))})

@@ -59,6 +59,7 @@ class GpuFacts(WireModel):
     slowed_by: tuple[str, ...] = ()  # active reasons for lower clocks: "gpu_idle", "hw_thermal_slowdown", ...
     pcie_width: int | None = None  # lanes
     pcie_width_max: int | None = None
+    shares_memory: bool | None = None  # it computes in the machine's memory; None where the node cannot tell
     mig: bool = False
     mig_bytes: tuple[int, ...] = ()  # memory of each MIG instance
     mig_free_bytes: tuple[int | None, ...] = ()  # of the same
@@ -107,6 +108,7 @@ class NvidiaFacts(WireModel):
     """The NVIDIA cards with their driver, and what torch can do with them."""
 
     nvidia_smi: str = "missing"  # "ok", "missing", or the text of its error
+    said: tuple[str, ...] = ()  # lines that it printed beside its answer
     driver_version: str | None = None
     driver_cuda: str | None = None
     cards: tuple[GpuFacts, ...] = ()

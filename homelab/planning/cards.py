@@ -13,8 +13,10 @@ from typing import Any
 from homelab import hardware
 from homelab.config.cluster import Cluster, Gpu, Node
 from homelab.errors import InputError
+from homelab.facts import nvidia_answer
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
+from homelab.node_commands import as_root
 from homelab.planning.machines import Machines
 from homelab.planning.types import Choice, SpareCard
 from homelab.text.units import gibibytes
@@ -29,8 +31,8 @@ def chosen(node: Node, facts: Facts) -> Facts:
     indexes = {card.index for card in _meant(node.gpus, cards) if card is not None}
     used = tuple(card for card in cards if card.index in indexes)
     others = tuple(card for card in cards if card.index not in indexes)
-    hidden = {_slot(card.bus_id) for card in others if card.bus_id}
-    xids = None if facts.xid is None else tuple(xid for xid in facts.xid if _slot(xid.bus_id) not in hidden)
+    hidden = {nvidia_answer.slot(card.bus_id) for card in others if card.bus_id}
+    xids = None if facts.xid is None else tuple(xid for xid in facts.xid if nvidia_answer.slot(xid.bus_id) not in hidden)
     probe = _of_cards(facts.gpu.torch, cards, used)
     return facts.model_copy(update={"gpu": facts.gpu.model_copy(update={"cards": used, "left_out": others, "torch": probe}), "xid": xids})
 
@@ -102,7 +104,9 @@ def described(cards: Sequence[GpuFacts]) -> str:
 
 
 def choose(node: Node, facts: Facts) -> str:
-    """The edit of cluster.toml that fixes a choice of missing cards."""
+    """The edit of cluster.toml that fixes a choice of missing cards; for one that stopped answering, what brings it back."""
+    if nvidia_answer.is_a_card_lost(facts):
+        return f"a card of {node.name} does not answer its driver any more: {as_root(node, facts, 'reboot')}, then: homelab preflight --only gpu"
     return f"{edit(node, everything(facts))}, without those that are not to train"
 
 
@@ -178,11 +182,6 @@ def _of_cards(probe: dict[str, Any] | None, cards: Sequence[GpuFacts], used: Seq
     elif len(devices) == len(cards):
         devices = [device for card, device in zip(cards, devices, strict=True) if card.index in indexes]
     return {**probe, "devices": devices}
-
-
-def _slot(bus_id: str) -> str:
-    """`:01:00` of "00000000:01:00.0" and of "0000:01:00": the driver's log writes the PCI domain with fewer digits."""
-    return bus_id.partition(".")[0].lower().lstrip("0")
 
 
 def _without_size(name: str) -> str:

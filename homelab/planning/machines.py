@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError, did_you_mean
+from homelab.facts import nvidia_answer
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.machine import SystemFacts
 from homelab.facts.node import Facts
@@ -51,7 +52,8 @@ class RankSlot:
             return _host_memory(self.facts.system) if self.facts is not None else (None, 0)
         if self.facts is None:
             return int(self.node.gpus[self.local_rank].vram_gb * 2**30), 0
-        return _card_memory(self.facts.gpu.cards[self.local_rank])
+        card = self.facts.gpu.cards[self.local_rank]
+        return _host_memory(self.facts.system) if nvidia_answer.shares_memory(card, self.facts) else _card_memory(card)
 
 
 @dataclass(frozen=True)

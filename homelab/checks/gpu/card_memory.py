@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homelab import hardware
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
 from homelab.checks.machine import runs as alive
 from homelab.config.cluster import Node
+from homelab.facts import nvidia_answer
 from homelab.facts.gpu import GpuFacts, GpuHolder
 from homelab.facts.node import Facts
 from homelab.node_commands import on_node
+from homelab.planning.cards import short
 from homelab.shell import quote_words
 from homelab.text.hint import Hint, chain, homelab
 from homelab.text.units import GIB, binary_size, listed
@@ -19,7 +20,6 @@ from homelab.text.units import GIB, binary_size, listed
 FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
 DESKTOP_BYTES = GIB  # memory that a desktop session uses by itself
 DESKTOP_SHARE = 0.10
-SHARES_THE_MACHINES_MEMORY = ("GB10",)  # nvidia-smi answers [N/A] there, and that is right
 _NAMED = 3  # holders that a message names; a desktop has dozens
 
 
@@ -35,7 +35,8 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         total, used = card.memory_total_bytes, card.memory_used_bytes
         free = card.free_bytes
         if total is None or used is None or free is None:
-            yield from _unknown(node, card)
+            if not nvidia_answer.shares_memory(card, facts):
+                yield _unknown(node, card)
             continue
         if used <= max(DESKTOP_BYTES, DESKTOP_SHARE * total) and free >= FEW_FREE_BYTES:
             continue
@@ -53,13 +54,11 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, card), fix)
 
 
-def _unknown(node: Node, card: GpuFacts) -> Iterator[Problem]:
-    """A card with memory of its own that does not say how much is wrong; one that shares the machine's has none to say."""
-    data_sheet = hardware.lookup(card.name)
-    if data_sheet is not None and data_sheet.name not in SHARES_THE_MACHINES_MEMORY:
-        message = f"nvidia-smi does not say how much memory of GPU {card.index} ({data_sheet.name}) is free: whether the training fits is not known"
-        hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A, a reboot or another driver helps"
-        yield Problem("warn", message, hint)
+def _unknown(node: Node, card: GpuFacts) -> Problem:
+    """A card with memory of its own that does not say how much is wrong."""
+    message = f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: whether the training fits is not known"
+    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A, a reboot or another driver helps"
+    return Problem("warn", message, hint)
 
 
 def _holders(card: GpuFacts) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
+from homelab.facts import nvidia_answer
 from homelab.facts.node import Facts
 from homelab.node_commands import as_root, on_node
 
@@ -19,35 +21,51 @@ _INSTALL = (
 )
 
 
+# Windows has the driver; one of Linux inside of WSL hides it.
+_IN_WINDOWS = "install or renew the NVIDIA driver in Windows (none inside of WSL; one that was installed there has to go), then in PowerShell: wsl --shutdown"
+_SEAT = "if it comes back: power cables, cooling, seat of the card (switch the machine off for that)"
+
+
 @check("gpu.driver", "the NVIDIA driver is installed and answers", worst="fail", sees="gpu")
 def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """fail where nvidia-smi is missing or fails on a node that should have cards."""
-    if not node.gpus or facts.gpu.nvidia_smi == "ok" or _is_mismatch(facts):
+    """fail where nvidia-smi is missing, fails, or names a card that it cannot use, on a node that should have cards; warn for its other complaints."""
+    if not node.gpus or _is_mismatch(facts):
         return
-    answer = first_line(facts.gpu.nvidia_smi)
-    if facts.gpu.nvidia_smi == "missing":
-        if facts.amd:
-            return  # gpu.amd says what there is
+    if facts.gpu.nvidia_smi == "ok":
+        yield from (_complaint(kind, line, node, facts) for kind, line in nvidia_answer.complaints(facts))
+    elif facts.gpu.nvidia_smi != "missing":
+        lines = [line for line in facts.gpu.nvidia_smi.splitlines() if line.strip()] or [""]
+        line = next((line for line in lines if nvidia_answer.kind_of(line)), lines[0])
+        yield _complaint(nvidia_answer.kind_of(line), first_line(line), node, facts)
+    elif not facts.amd:  # gpu.amd says what there is
         yield _not_installed(node, facts)
-    elif "no devices were found" in answer.lower():
-        yield Problem(
-            "fail",
-            f"nvidia-smi: {answer}",
-            f"look whether the machine sees it: {on_node(node, 'lspci | grep -i nvidia')}",
-        )
-    elif "blocked by the operating system" in answer.lower():  # Windows decides in WSL2
-        yield Problem(
-            "fail",
-            f"nvidia-smi: {answer}",
-            "install the newest NVIDIA driver in Windows (none in WSL), then: wsl --shutdown",
-        )
-    elif "couldn't communicate" in answer.lower():
+
+
+def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
+    """What nvidia-smi said, with what mends it. A card that stopped answering is not forgotten: it is brought back."""
+    restart_it, message = restart(node, facts), f"nvidia-smi: {line}"
+    if kind == "inforom":
+        hint = "the card computes on (homelab preflight --only gpu.compute), and its own records of errors are lost: its maker can renew them"
+        return Problem("warn", message, hint)
+    if kind == "cut-off":
+        return Problem("warn", message, f"ask again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends so again, {restart_it}")
+    if kind == "permissions":
+        group = as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}") if facts.system.user else "usermod -aG video,render USER"
+        hint = f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
+        return Problem("fail", message, hint)
+    if _in_wsl(facts) or kind == "blocked":
+        return Problem("fail", message, _IN_WINDOWS)
+    if kind == "lost":
+        hint = f"{restart_it}; {_SEAT}; to see it: {on_node(node, 'journalctl -k | grep Xid')}"
+    elif kind == "no-devices":
+        hint = f"look whether the machine sees it: {on_node(node, 'lspci | grep -i nvidia')}; if it does: {restart_it}; if not: its seat, power and the firmware"
+    elif kind == "no-driver":
         load = as_root(node, facts, "modprobe nvidia")
+        message = "nvidia-smi cannot reach the driver: its kernel module is not loaded"
         hint = f"{_switched_on(node, facts)}{load} (its error says why: no module for this kernel, or Secure Boot); to install it anew: {install_driver(node, facts)}"
-        yield Problem("fail", "nvidia-smi cannot reach the driver: its kernel module is not loaded", hint)
     else:
-        restart = as_root(node, facts, "reboot")
-        yield Problem("fail", f"nvidia-smi: {answer}", f"{restart}; if that does not help: {install_driver(node, facts)}")
+        hint = f"{restart_it} (a container: start it anew); if that does not help: {install_driver(node, facts)}"
+    return Problem("fail", message, hint)
 
 
 @check("gpu.mismatch", "the running NVIDIA driver is the installed one", worst="fail", sees="gpu")
@@ -55,11 +73,20 @@ def mismatch(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where an update renewed the driver's files under its running kernel module."""
     if node.gpus and _is_mismatch(facts):
         message = "the NVIDIA driver was updated under the running one (Driver/library version mismatch): nothing can use the cards before a restart"
-        yield Problem("fail", message, as_root(node, facts, "reboot"))
+        if _in_wsl(facts):
+            message = "the NVIDIA driver of Windows and a library inside of WSL differ (Driver/library version mismatch)"
+        yield Problem("fail", message, _IN_WINDOWS if _in_wsl(facts) else restart(node, facts))
+
+
+def restart(node: Node, facts: Facts) -> str:
+    """The command that restarts the machine, and with it the driver; in words where that is Windows."""
+    return "restart Windows (in PowerShell first: wsl --shutdown)" if _in_wsl(facts) else as_root(node, facts, "reboot")
 
 
 def install_driver(node: Node, facts: Facts) -> str:
-    """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here."""
+    """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
+    if _in_wsl(facts):
+        return _IN_WINDOWS
     system = facts.system.os.lower()
     command = next((command for words, command in _INSTALL if any(word in system for word in words)), None)
     if command is None:
@@ -75,7 +102,7 @@ def first_line(text: str) -> str:
 def _not_installed(node: Node, facts: Facts) -> Problem:
     bus = facts.gpu.on_bus
     message = "nvidia-smi is not there: no NVIDIA driver is installed"
-    if bus is not None and bus.cards == 0:
+    if bus is not None and bus.cards == 0 and not _in_wsl(facts):
         # Not certain (some virtual machines show no bus of their own), so the driver's command stays the last resort.
         command = on_node(node, "lspci | grep -i nvidia")
         hint = f"is the card seated, powered and enabled in the firmware? {command}; if it is there: {install_driver(node, facts)}"
@@ -93,5 +120,9 @@ def _switched_on(node: Node, facts: Facts) -> str:
     return f"a laptop's card may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; else "
 
 
+def _in_wsl(facts: Facts) -> bool:
+    return facts.network.wsl is not None
+
+
 def _is_mismatch(facts: Facts) -> bool:
-    return "version mismatch" in facts.gpu.nvidia_smi.lower()
+    return nvidia_answer.kind_of(facts.gpu.nvidia_smi) == "mismatch"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
+from homelab.checks.gpu import driver
 from homelab.config.cluster import Node
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
@@ -78,7 +79,7 @@ def power_limit(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
 def ecc(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where results may be wrong or the card cannot repair itself; warn where a restart finishes the repair."""
     for card in _cards(node, facts):
-        restart = as_root(node, facts, "reboot")
+        restart = driver.restart(node, facts)
         if card.repair_failed:
             message = f"GPU {card.index} has bad memory that it cannot take out of use any more"
             yield Problem(
@@ -101,9 +102,10 @@ def recovery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the driver itself asks for a reset or a reboot."""
     for card in _cards(node, facts):
         if card.recovery_action:
-            command = f"nvidia-smi -i {card.index} --gpu-reset" if card.recovery_action == "Reset" else "reboot"
+            reset = f"nvidia-smi -i {card.index} --gpu-reset"
+            command = as_root(node, facts, reset) if card.recovery_action == "Reset" else driver.restart(node, facts)
             message = f"GPU {card.index}: the driver asks for: {card.recovery_action.lower()}"
-            yield Problem("fail", message, f"end what uses it, then: {as_root(node, facts, command)}")
+            yield Problem("fail", message, f"end what uses it, then: {command}")
 
 
 @check("gpu.pcie", "the cards have most of their PCIe lanes", worst="warn", sees="gpu")

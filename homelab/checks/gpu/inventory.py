@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence, answered
 from homelab.config.cluster import Node
+from homelab.facts import nvidia_answer
 from homelab.facts.node import Facts
 from homelab.node_commands import on_node
 from homelab.planning import cards
@@ -26,6 +27,8 @@ def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
         return
     if node.gpus:
         messages = cards.missing(node, facts)
+        if nvidia_answer.is_a_card_lost(facts) and len(cards.everything(facts)) < len(node.gpus):
+            return  # gpu.driver and gpu.xid say what brings it back; it is no reason to change cluster.toml
         yield from (Problem("fail", message, cards.choose(node, facts)) for message in messages)
         if not messages:
             yield from _against_belief(node, cards.chosen(node, facts))

@@ -49,6 +49,8 @@ def _add_capability(answer: JsonObject) -> None:
     for card, device in pairs:
         if device is not None:
             card.setdefault("compute_capability", "{}.{}".format(*device["capability"]))
+            if device.get("integrated") and card.get("memory_total_bytes") is None:
+                card["shares_memory"] = True
 
 
 def on_bus(folder: str) -> JsonObject | None:
@@ -85,6 +87,12 @@ def uuid_of(index):
         return None
     return uuid if uuid.startswith("GPU-") else "GPU-" + uuid
 
+def integrated(index):
+    try:  # a torch before 2.8 does not know it
+        return bool(torch.cuda.get_device_properties(index).is_integrated)
+    except Exception:
+        return False
+
 def four_bit():
     import bitsandbytes
     layer = bitsandbytes.nn.Linear4bit(64, 64, bias=False, quant_type="nf4", compute_dtype=torch.float16).to("cuda")
@@ -100,7 +108,7 @@ if answer["cuda_available"]:
     answer["arch_list"] = torch.cuda.get_arch_list()
     for index in range(torch.cuda.device_count()):
         device = {"name": torch.cuda.get_device_name(index), "uuid": uuid_of(index),
-                  "capability": list(torch.cuda.get_device_capability(index)), "bf16": False,
+                  "capability": list(torch.cuda.get_device_capability(index)), "bf16": False, "integrated": integrated(index),
                   "matmul_ok": False, "error": None, "four_bit_ok": None, "four_bit_error": None,
                   "eight_bit_ok": None, "eight_bit_error": None}
         try:

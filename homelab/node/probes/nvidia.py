@@ -9,6 +9,7 @@ a card is `reserved`, and no part of `used`. A tag that is missing, "N/A", "[N/A
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 QUERY = ("nvidia-smi", "-q", "-x")
 # The question wakes a card without persistence mode. That takes one or two seconds per card, and some machines have eight cards.
 TIMEOUT_S = 20.0
-_UNKNOWN = ("N/A", "Not Supported", "Unknown", "Insufficient Permissions", "GPU is lost")
+_UNKNOWN = ("N/A", "Not Supported", "Not Found", "Unknown", "ERR!", "Insufficient Permissions", "GPU is lost", "GPU requires reset")
+_NO_MEMORY = ("N/A", "Not Supported")  # what a card without memory of its own answers
+_CUT_OFF = "nvidia-smi -q -x ended in the middle of its answer"
+_MOST_LINES, _MOST_LETTERS = 16, 200  # of what it says beside its answer
+_TEGRA = "/proc/device-tree/compatible"
 
 
 def ask(timeout_s: float = TIMEOUT_S) -> JsonObject:
@@ -36,22 +41,29 @@ def ask(timeout_s: float = TIMEOUT_S) -> JsonObject:
         return silent(f"nvidia-smi did not answer within {timeout_s:.0f} s")
     except OSError as error:
         return silent(f"nvidia-smi could not be started: {error}")
-    if code != 0:
-        return silent((output + errors).strip()[:500] or f"nvidia-smi ended with {code}")
+    said = _beside(output) + _beside(errors)
     try:
-        return parse(output)
+        answer = parse(output)
     except ValueError:
-        state, cards = utilisation.gpus(timeout_s)
-        return dict(silent(state), cards=cards)
+        answer = None
+    if code != 0 and not (answer and answer["cards"]):  # with a damaged infoROM it answers, and ends with 14
+        return silent("\n".join(said)[:500] or f"nvidia-smi ended with {code}")
+    if answer is not None:
+        return dict(answer, said=said[:_MOST_LINES])
+    state, cards = utilisation.gpus(timeout_s)
+    versions = {key: _version(match[1]) for key, match in (("driver_version", _DRIVER.search(output)), ("driver_cuda", _CUDA.search(output))) if match}
+    return dict(silent(state), cards=cards, said=[*said, _CUT_OFF][:_MOST_LINES], **versions)
 
 
 def silent(state: str) -> JsonObject:
     """The facts where nvidia-smi gives no answer: `state` says why."""
-    return {"nvidia_smi": state, "driver_version": None, "driver_cuda": None, "cards": []}
+    return {"nvidia_smi": state, "said": [], "driver_version": None, "driver_cuda": None, "cards": []}
 
 
 def parse(text: str) -> JsonObject:
-    """{"nvidia_smi": "ok", "driver_version", "driver_cuda", "cards": [...]} of the XML. Raises ValueError.
+    """{"nvidia_smi": "ok", "said": [...], "driver_version", "driver_cuda", "cards": [...]} of the XML. Raises ValueError.
+
+    `said` are lines around it: of a card that has fallen off the bus there is one before the XML, and no <gpu> in it.
 
     `cards` are `homelab.facts.gpu.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
     """
@@ -66,10 +78,45 @@ def parse(text: str) -> JsonObject:
         raise ValueError(f"broken XML: {error}") from None
     return {
         "nvidia_smi": "ok",
-        "driver_version": _text(log, "driver_version"),
-        "driver_cuda": _text(log, "cuda_version"),
+        "said": _beside(text)[:_MOST_LINES],
+        "driver_version": _version(_text(log, "driver_version")),
+        "driver_cuda": _version(_text(log, "cuda_version")),
         "cards": [_card(index, entry) for index, entry in enumerate(log.findall("gpu"))],
     }
+
+
+_DRIVER = re.compile(r"<driver_version>([^<]*)")
+_CUDA = re.compile(r"<cuda_version>([^<]*)")
+
+
+def _beside(text: str) -> list[str]:
+    """The lines before and behind the XML."""
+    start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
+    around = text if start < 0 else text[:start] + (text[end + len("</nvidia_smi_log>") :] if end > start else "")
+    lines = (line.strip()[:_MOST_LETTERS] for line in around.splitlines())
+    return [line for line in lines if line and not line.startswith(("<?xml", "<!DOCTYPE"))]
+
+
+def _version(text: str | None) -> str | None:
+    """A version, or None for words in its place ("Not Found" where no CUDA library lies beside the driver)."""
+    return text if text and re.fullmatch(r"\d+(\.\d+)*", text.strip()) else None
+
+
+def _shares_memory(entry: Element) -> bool:
+    """Whether the card computes in the machine's memory: it has none of its own, and one address space with the processor, or it is a Jetson's."""
+    if (entry.findtext("fb_memory_usage/total") or "").strip().strip("[]") not in _NO_MEMORY:
+        return False
+    is_one_space = (_text(entry, "addressing_mode") or "").upper() == "ATS"
+    is_jetson = "(nvgpu)" in (_text(entry, "product_name") or "") or (os.path.exists(_TEGRA) and "tegra" in _device_tree())
+    return is_one_space or is_jetson
+
+
+def _device_tree() -> str:
+    try:
+        with open(_TEGRA, encoding="utf-8", errors="replace") as stream:
+            return stream.read(4096)
+    except OSError:
+        return ""
 
 
 def _card(index: int, entry: Element) -> JsonObject:
@@ -84,6 +131,7 @@ def _card(index: int, entry: Element) -> JsonObject:
         "memory_used_bytes": _bytes(entry, "fb_memory_usage/used"),
         "memory_reserved_bytes": _bytes(entry, "fb_memory_usage/reserved"),
         "memory_free_bytes": _bytes(entry, "fb_memory_usage/free"),
+        **({"shares_memory": True} if _shares_memory(entry) else {}),
         "temperature_c": _number(entry, "temperature/gpu_temp"),
         "utilization_percent": _number(entry, "utilization/gpu_util"),
         "power_w": _either(power, "power_draw", "instant_power_draw", "average_power_draw"),
