@@ -22,13 +22,16 @@ class TemplateRefusal(Exception):
     """The template does not take these messages. The text says why."""
 
 
+_PROBED: dict[tuple[str, str], Traits] = {}  # by the template and the tokens that it writes
+
+
 class Template:
     """The template of one tokenizer. `learns_answers`: it is asked for what the assistant says, and TRL's training template is taken where TRL has one."""
 
     def __init__(self, tokenizer: Any, *, learns_answers: bool) -> None:
         self._tokenizer = tokenizer
         self._learns_answers = learns_answers
-        self._traits: dict[str, Traits] = {}
+        self._tokens = repr(sorted(tokenizer.special_tokens_map.items()))
 
     def source(self, options: Mapping[str, Any]) -> str:
         """The text of the template that renders rows with these options."""
@@ -57,9 +60,10 @@ class Template:
     def traits(self, options: Mapping[str, Any]) -> Traits:
         """What this template reads, and in which shape."""
         source = self.source(options)
-        if source not in self._traits:
-            self._traits[source] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
-        return self._traits[source]
+        key = (source, self._tokens)
+        if key not in _PROBED:
+            _PROBED[key] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
+        return _PROBED[key]
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any], *, generation_prompt: bool = False) -> str:
         """The text of the messages. Raises TemplateRefusal."""

@@ -16,8 +16,10 @@ from homelab.worker.data.chat_messages import Message
 
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
 _ASKED, _SAID, _NAME, _VALUE = "probeasked", "probesaid", "probename", "probevalue"
+_RESULT = "probedresult"
 _FUNCTION = {"name": _NAME, "description": "probes", "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "c"}}, "required": ["city"]}}
 _USER, _ASSISTANT = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
+_OTHERWISE = {"developer": "system", "function": "tool", "ipython": "tool"}  # one role under a newer and an older name
 ABSENT = object()
 
 
@@ -35,6 +37,7 @@ class Traits:
 
     `calls` has the shape for tool calls inside {"function": ...} (True) and for bare ones (False), as far as they are shown; `tools` says
     the same of functions. `takes_parts`: content is a list of parts. `ends_marked`: an answer ends with a mark, and not with white space alone.
+    `roles`: those of the rows that it leaves out, with the one that it shows in their place.
     """
 
     names: frozenset[str]
@@ -43,6 +46,7 @@ class Traits:
     calls: Mapping[bool, CallShape]
     tools: frozenset[bool]
     ends_marked: bool
+    roles: Mapping[str, str]
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """The messages in the shape that the template reads."""
@@ -55,15 +59,15 @@ class Traits:
         return {**options, "tools": [_shaped(tool, self.tools) for tool in options["tools"]]}
 
     def _fit(self, message: Message) -> Message:
-        fitted = dict(message)
+        fitted = {**message, "role": self.roles.get(message["role"], message["role"])}
         if message.get("tool_calls"):
             inside = "function" in message["tool_calls"][0]
-            shape = self.calls.get(inside) or self.calls.get(not inside) or CallShape(ABSENT, False)
+            shape = self.calls.get(inside) or self.calls.get(not inside) or CallShape("", False)
             fitted["tool_calls"] = [_call(_shaped(call, frozenset(self.calls)), as_json=shape.as_json) for call in message["tool_calls"]]
             if message["content"] is None:
                 fitted["content"] = shape.content
         elif message["content"] is None:
-            fitted["content"] = ABSENT
+            fitted["content"] = ""
         if fitted["content"] is ABSENT:
             del fitted["content"]
         elif self.takes_parts and isinstance(fitted["content"], str):
@@ -80,7 +84,8 @@ def probed(source: str, render: Render) -> Traits:
     tools = frozenset(inside for inside in (True, False) if tried.shows([as_given(_USER), as_given(_ASSISTANT)], {"tools": [_inside(_FUNCTION, inside)]}, _NAME))
     calls = {inside: shape for inside in (True, False) if (shape := _call_shape(tried, as_given, inside)) is not None}
     tail = (tried([as_given(_USER), as_given(_ASSISTANT)], {}) or "").rpartition(_SAID)[2]
-    return Traits(names, variables, takes_parts, calls, tools, bool(tail.strip()))
+    roles = {role: other for role, other in _OTHERWISE.items() if not tried.shows_role(role, calls, as_given) and tried.shows_role(other, calls, as_given)}
+    return Traits(names, variables, takes_parts, calls, tools, bool(tail.strip()), roles)
 
 
 class _Tries:
@@ -100,20 +105,36 @@ class _Tries:
         text = self(messages, options)
         return text is not None and all(word in text for word in words) and "{'" not in text
 
+    def shows_role(self, role: str, calls: Mapping[bool, CallShape], as_given: Callable[[Message], Message]) -> bool:
+        """Whether a message of this role is in the text: before a question, or as the result of a call."""
+        if role in ("developer", "system"):
+            return self.shows([as_given({"role": role, "content": _RESULT}), as_given(_USER), as_given(_ASSISTANT)], {}, _RESULT)
+        called = [_call_of(shape, inside) for inside, shape in list(calls.items())[:1]] or [as_given(_ASSISTANT)]
+        return self.shows([as_given(_USER), *called, as_given(_answer(role)), as_given(_ASSISTANT)], {}, _RESULT)
+
+
+def _call_of(shape: CallShape, inside: bool) -> Message:
+    """A message that calls a function, in this shape."""
+    call = _call(_inside({"name": _NAME, "arguments": {"city": _VALUE}}, inside), as_json=shape.as_json)
+    asking: Message = {"role": "assistant", "content": shape.content, "tool_calls": [{"id": "callprobe", **call}]}
+    if shape.content is ABSENT:
+        del asking["content"]
+    return asking
+
+
+def _answer(role: str) -> Message:
+    return {"role": role, "name": _NAME, "tool_call_id": "callprobe", "content": _RESULT}
+
 
 def _call_shape(tried: _Tries, as_given: Callable[[Message], Message], inside: bool) -> CallShape | None:
     """The first shape of a tool call that the template shows, in the order in which transformers documents them."""
     for content in (ABSENT, None, ""):
         for as_json in (False, True):
-            call = _call(_inside({"name": _NAME, "arguments": {"city": _VALUE}}, inside), as_json=as_json)
-            asking: Message = {"role": "assistant", "content": content, "tool_calls": [{"id": "callprobe", **call}]}
-            if content is ABSENT:
-                del asking["content"]
-            answered = as_given({"role": "tool", "name": _NAME, "tool_call_id": "callprobe", "content": "probed"})
-            text = tried([as_given(_USER), asking, answered, as_given(_ASSISTANT)], {})
+            shape = CallShape(content, as_json)
+            text = tried([as_given(_USER), _call_of(shape, inside), as_given(_answer("tool")), as_given(_ASSISTANT)], {})
             # Not the repr of a value, and not JSON text inside of JSON text.
             if text and _NAME in text and _VALUE in text and not any(wrong in text for wrong in ("{'", '\\"city', "None")):
-                return CallShape(content, as_json)
+                return shape
     return None
 
 

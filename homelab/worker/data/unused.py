@@ -50,7 +50,7 @@ def _unread(message: Message, traits: Traits, text: str) -> set[str]:
         if not any(name in traits.names for name in spellings):
             found.add(f'"{key}" of {message["role"]} messages')
     calls = message.get("tool_calls") or ()
-    if any(call.get("function", call)["name"] not in text for call in calls):
+    if calls and (not traits.calls or any(call.get("function", call)["name"] not in text for call in calls)):
         found.add('"tool_calls"')
     words = _WORD.findall(message["content"] or "") if message["role"] != "assistant" else []
     if words and max(words, key=len) not in text:

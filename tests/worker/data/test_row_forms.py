@@ -157,6 +157,22 @@ def test_calls_reach_the_template_in_the_shape_that_it_reads(tokenizer: Any, kin
     assert "get_weather" in text and '{"city": "Rome"}' in text and "None" not in text and not any("nobody reads" in note for note in notes)
 
 
+@pytest.mark.parametrize(("role", "shown", "as_role"), [("developer", "system user assistant", "system"), ("developer", "developer user assistant", "developer"),
+    ("function", "user assistant tool", "tool"), ("ipython", "user assistant tool", "tool"), ("ipython", "user assistant ipython", "ipython")])  # fmt: skip
+def test_a_role_that_the_template_leaves_out_is_shown_under_its_other_name(tokenizer: Any, role: str, shown: str, as_role: str) -> None:
+    tokenizer = with_template(tokenizer, SHOWING.replace("in messages", f"in messages if m.role in '{shown}'.split()"))
+    said = {"role": role, "content": "sunny"}
+    (made,), notes = encode(tokenizer, [{"messages": [said, *MESSAGES] if role == "developer" else [*MESSAGES, said, MESSAGES[1]]}])
+    assert f"<|start|>{as_role}\nsunny<|end|>" in whole_text(tokenizer, made) and not any("nobody reads" in note for note in notes)
+
+
+def test_a_call_that_the_template_does_not_know_spoils_no_row_and_is_named(tokenizer: Any) -> None:
+    strict = with_template(tokenizer, tokenizer.chat_template.replace("message['content']", "'' + message['content']").replace("message.content", "'' + message.content"))
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    (made,), notes = encode(strict, [{"messages": [MESSAGES[0], call, {"role": "tool", "content": "x"}, MESSAGES[1]]}])
+    assert trained_text(strict, made) == "<|end|>two<|end|>" and any('"tool_calls" (in 1 rows)' in note for note in notes)
+
+
 def test_all_that_a_template_asks_for_reaches_it(tokenizer: Any) -> None:
     tokenizer = with_template(tokenizer, SHOWING)
     named = [{"role": "user", "name": "Ann", "content": "one"}, {"role": "assistant", "content": "two", "reasoning_content": "hm"}]

@@ -120,3 +120,35 @@ def test_every_training_template_is_trls() -> None:
         own = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
         name = training_templates.name_of(own)
         assert name == family and training_templates.load(name) == path.read_text(encoding="utf-8"), family
+
+
+@pytest.mark.parametrize("family", UNMARKED)
+def test_where_trl_has_no_training_template_every_turn_is_learned(tokenizer_of: Any, family: str) -> None:
+    """Llama 3.1, Gemma 4: found by rendering."""
+    tokenizer = tokenizer_of(family)
+    for case, words in (("three turns", ("two", "four", "seven")), ("system", ("two", "four")), ("calls", ("Rome", "it is", "bad"))):
+        row, notes = encoded(tokenizer, CASES[case])
+        learned = tokenizer.decode([token for token, counts in zip(row.tokens, row.trained, strict=True) if counts])
+        assert all(word in learned for word in words) and not any(word in learned for word in ("one", "three", "kind", "sunny")), (case, learned)
+        assert not any("rewrites" in note for note in notes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_completions_are_learned_as_trl_has_them(tokenizer_of: Any, family: str) -> None:
+    """What the assistant says in the completion, behind what the prompt and the whole have in common."""
+    tokenizer = tokenizer_of(family)
+    prompt, completion = [user("one"), says("two"), user("three")], [says("four")]
+    as_given = in_parts if family in ("idefics3", "llava_next", "smolvlm") else dict
+    ids, mask = of_trl(tokenizer, as_given({"messages": prompt + completion}))
+    template = None if family in MARKED else trl_utils.get_training_chat_template(tokenizer)
+    asked = tokenizer.apply_chat_template(as_given({"messages": prompt})["messages"], chat_template=template, add_generation_prompt=True, return_dict=True)["input_ids"]
+    common = next((place for place, (mine, its) in enumerate(zip(asked, ids, strict=False)) if mine != its), min(len(asked), len(ids)))
+    row, _ = encoded(tokenizer, {"prompt": prompt, "completion": completion})
+    assert list(row.tokens) == ids and list(row.trained) == [counts if place >= common else 0 for place, counts in enumerate(mask)]
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5"])
+def test_with_loss_on_everything_the_models_own_template_is_used(tokenizer_of: Any, family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    row, _ = encoded(tokenizer, CASES["system"], completion_only=False)
+    assert list(row.tokens) == tokenizer.apply_chat_template(CASES["system"]["messages"], return_dict=True)["input_ids"] and all(row.trained[1:])
