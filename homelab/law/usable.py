@@ -108,6 +108,7 @@ CONVOLUTION, ATTENTION = "a convolution", "torch's own attention"
 OWN_LINEAR, OWN_EMBEDDING = "a linear layer with a computation of its own", "embeddings with a computation of their own"
 UNKNOWN, FIXED_HEAD, SHARED = "a kind of layer that homelab does not know", "a head or embeddings that stay one", "a weight of several layers"
 
+ENDS = ("lm_head", "embed_tokens")  # how most models name head and embeddings
 ADDED, UNTIED = "added", "untied"  # untied: head and embeddings become two tensors, and config.json says so
 
 

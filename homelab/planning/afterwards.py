@@ -10,8 +10,6 @@ from homelab.errors import InputError
 from homelab.facts.node import Facts
 from homelab.law import usable
 
-_ENDS = ("lm_head", "embed_tokens")
-
 
 def config_of(facts: Mapping[str, Facts]) -> dict[str, Any] | None:
     """config.json of the base model, as the first node that has it says."""
@@ -37,6 +35,6 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts]) -> tuple[str, ...]:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         return ()
     targets = recipe.method.targets if recipe.method.kind != "full" and isinstance(recipe.method.targets, tuple) else ()
-    reaches = any(target.rsplit(".", 1)[-1] in _ENDS for target in targets)
+    reaches = any(target.rsplit(".", 1)[-1] in usable.ENDS for target in targets)
     refusal = usable.gguf_refusal(names[0][:80], is_untied=reaches and config.get("tie_word_embeddings") is not False)
     return () if refusal is None else (f"no GGUF file of the result: {refusal.reason}; {refusal.edit}",)

@@ -129,6 +129,7 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('kind = "lora"', 'kind = "qlora"\nbase = "8bit"', '"qlora" holds its base in 4 bits; set `kind` = "lora"'),
         ('kind = "lora"', 'kind = "full"\nbase = "8bit"', '"full" trains its weights in 32 bits; set `kind` = "lora"'),
         ('kind = "lora"', 'kind = "lora"\nbase = "8bit"\nbackend = "unsloth"', "goes without Unsloth"),
+        ('kind = "lora"', 'kind = "lora"\ntargets = ["q_proj", "lm_head"]\nbackend = "unsloth"', "which no merge puts into the base"),
         ("steps = 10", "steps = " + "9" * 401, "line 9, train.steps: this number is too large"),
         ("[model]", "[checkpoint]\nkeep = 9000000000\n[model]", "line 2, checkpoint.keep"),
         ("[model]", "[recovery]\nlog_policies = [1]\n[model]", "line 2, recovery.log_policies.#1: got 1; allowed: a section of keys"),

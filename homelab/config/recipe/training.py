@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from homelab.law.usable import ENDS
 from homelab.models import ConfigModel
 from homelab.protocol import quantisation
 
@@ -72,6 +73,9 @@ class Method(ConfigModel):
     def _unsloth_trains_adapters(self) -> Method:
         if self.backend == "unsloth" and self.kind == "full":
             raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')
+        ends = [target for target in self.targets if target.rsplit(".", 1)[-1] in ENDS] if isinstance(self.targets, tuple) else []
+        if self.backend == "unsloth" and ends:
+            raise ValueError(f'`backend` = "unsloth" trains {", ".join(ends)} whole, which no merge puts into the base: `backend` = "transformers", or leave it out of `targets`')
         return self
 
 

@@ -14,6 +14,13 @@ def save_whole(model: Any, folder: Path, **options: Any) -> None:
     model.save_pretrained(folder, **options)
 
 
+def forget_quantisation(model: Any) -> None:
+    """Let a model with plain weights not say in its config.json that they are quantised."""
+    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+
+
 def mend_generation(model: Any) -> None:
     """Published models set a temperature without sampling; transformers refuses to write that once any other setting was changed
     (generation/configuration_utils.py, save_pretrained). The numbers were meant for sampling, so it is switched on; else the defaults are written.

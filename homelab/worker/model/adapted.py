@@ -78,7 +78,13 @@ def _kind(part: Any, embeddings: Any, head: Any, *, is_tied: bool) -> str:
 
 
 def refuse_unmergeable(model: Any) -> None:
-    """Raises WorkerError for a model with adapters on what no merge can put them into afterwards."""
+    """Raises WorkerError for a model with adapters on what no merge can put them into afterwards, or with layers that are trained whole."""
+    whole = sorted({name for settings in model.peft_config.values() for name in getattr(settings, "modules_to_save", None) or ()})
+    if whole:  # Unsloth makes that of a head or embeddings in [method] targets
+        raise WorkerError(
+            f"{', '.join(whole)} would be trained whole beside the adapters, which no merge puts into the base", where="[method] targets in the recipe",
+            hint=f'[method] backend = "transformers" trains adapters on them; or leave {", ".join(whole)} out of targets', needs_launch=True,
+        )  # fmt: skip
     found = list(parts(model))
     if any(usable.PARTS[kind].merge == usable.UNTIED for _, _, kind in found) and not can_untie(base_of(model)):
         found = [(name, part, usable.FIXED_HEAD if usable.PARTS[kind].merge == usable.UNTIED else kind) for name, part, kind in found]

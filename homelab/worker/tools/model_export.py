@@ -53,6 +53,7 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     if method["kind"] == "full":
+        saving.forget_quantisation(model)  # of the files that it was trained from
         dtype = DTYPES[task.precision]
         model.load_state_dict({name: tensor.to(dtype) for name, tensor in saved.items()}, strict=False, assign=True)
         model.tie_weights()

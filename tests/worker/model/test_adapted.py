@@ -195,6 +195,24 @@ def test_every_kind_of_the_table_was_walked() -> None:
         assert usable.PARTS[kind].merge is None
 
 
+def test_layers_that_are_trained_whole_beside_adapters_are_refused(tmp_path: Path) -> None:
+    """As Unsloth makes it of a head in the targets."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(loaded(base("llama", tmp_path / "base")), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    with pytest.raises(WorkerError, match="lm_head would be trained whole") as refused:
+        adapted.refuse_unmergeable(model)
+    assert 'backend = "transformers"' in refused.value.hint
+
+
+def test_a_whole_model_does_not_say_that_it_is_quantised(tmp_path: Path) -> None:
+    model = loaded(base("llama", tmp_path / "base"))
+    model.config.quantization_config = {"quant_method": "fp8"}
+    saving.forget_quantisation(model)
+    saving.save_whole(model, tmp_path / "final")
+    assert "quantization_config" not in json.loads((tmp_path / "final/config.json").read_text())
+
+
 @pytest.mark.parametrize(("form", "method"), CELLS)
 def test_a_rank_refuses_what_the_table_refuses(form: str, method: str) -> None:
     kind, base = METHODS[method]
