@@ -44,6 +44,8 @@ def find(query: str) -> tuple[Topic, ...]:
         return (exact,)
     if name in _BY_CHECK:
         return (_BY_CHECK[name],)
+    if re.fullmatch(r"(?:runtime|value|type|attribute|key|index|os)?(?:error|exception):?", name):
+        return ()  # the name of an exception alone says nothing
     rule = _rule_of(query)
     if rule is not None and rule.id in _BY_RULE:
         return (_BY_RULE[rule.id],)

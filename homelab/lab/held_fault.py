@@ -72,7 +72,7 @@ def start(folder: Path, node: str, name: str) -> str:
 
     Raises the error of the process, of the same class, when it cannot be injected; then nothing is left of it.
     """
-    command = [sys.executable, "-m", HOLDER, str(folder), node, name]
+    command = [sys.executable, "-P", "-m", HOLDER, str(folder), node, name]
     with (folder / LOG_FILE).open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     assert process.stdout is not None

@@ -79,6 +79,12 @@ def test_what_is_printed_beside_explains_an_exception_that_says_little(rule: str
         assert found(silent).cause == rule
 
 
+def test_no_bf16_may_be_no_card_at_all() -> None:
+    said = "ValueError: Your setup doesn't support bf16/gpu."
+    assert why(["UserWarning: CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up environment", *raised(said)]).cause == "gpu-after-suspend"
+    assert why(raised(said)).cause == "no-bf16"
+
+
 def test_but_it_does_not_explain_away_what_says_enough() -> None:
     warned = "OSError: [Errno 28] No space left on device: '/tmp/x'"
     assert why([warned, *raised("torch.OutOfMemoryError: CUDA out of memory.")]).cause == "cuda-out-of-memory"
@@ -150,6 +156,8 @@ def test_a_rank_that_prepares_while_the_others_wait(bar: str) -> None:
     diagnosis = found(waits, prepares)
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.first_rank, diagnosis.topic) == ("preparing", "tower", 0, "one-rank-prepares")
     assert bar[:20] in diagnosis.because[0] and "ddp_timeout" in diagnosis.hint
+    reset = "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but"
+    assert found(node("mini", 1, raised(f"{reset} store->get('0') got error: Connection reset by peer."))).cause == "connection-lost"
     alone = found(waits)
     assert (alone.cause, alone.topic) == ("one-rank-prepares", "one-rank-prepares")
     died = node("tower", 0, [f"\r{bar}", *traceback("torch.OutOfMemoryError: CUDA out of memory.")])
@@ -184,7 +192,7 @@ def test_the_signals_of_a_missing_page_and_of_an_unknown_instruction() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ValueError: too many values to unpack (expected 2)", "AttributeError: 'Foo' object has no attribute 'bar' in this place",
+        "RuntimeError:", "OSError", "ValueError: too many values to unpack (expected 2)", "AttributeError: 'Foo' object has no attribute 'bar' in this place",
         "step 12 of 100 | loss 1.2 | 300 tokens per second", "Some weights of LlamaForCausalLM were not initialized from the model checkpoint",
         "Loading checkpoint shards: 100%|███| 2/2 [00:03<00:00]", "The tokenizer class you load from this checkpoint is not the same type",
     ],

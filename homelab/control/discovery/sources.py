@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,8 @@ from homelab.text.say import Say
 
 _TIMEOUT_S = 5.0
 _MDNS_S = 1.5  # answers of a LAN come within some milliseconds; a machine that sleeps answers by its switch or not at all
+_MDNS_ANSWER_MS = 1000  # all names are asked at once, so this is the limit of all of them
+_MOST_NAMES = 64
 _MDNS_SERVICE = "_ssh._tcp.local."
 
 
@@ -51,24 +54,31 @@ def from_mdns(note: Say) -> list[Candidate]:
     except ImportError:
         note(f"mDNS was not asked; to ask it: {package.install('zeroconf')}")
         return []
-    found: list[Candidate] = []
+    names: list[str] = []
 
     def add(zeroconf: zeroconf.Zeroconf, service_type: str, name: str, state_change: zeroconf.ServiceStateChange) -> None:
-        names.append(name)
+        if len(names) < _MOST_NAMES and name not in names and name.isprintable():  # anybody on the LAN may send any name
+            names.append(name)
 
-    names: list[str] = []
+    def asked(name: str) -> Candidate | None:
+        try:
+            answer = network.get_service_info(_MDNS_SERVICE, name, timeout=_MDNS_ANSWER_MS)
+        except (zeroconf.Error, UnicodeError, ValueError):
+            return None
+        addresses = answer.parsed_addresses(zeroconf.IPVersion.V4Only)[:1] if answer else []
+        port = answer.port if answer and answer.port != 22 else None
+        return Candidate(addresses[0], candidates.MDNS, name=name.removesuffix(f".{_MDNS_SERVICE}"), port=port) if addresses else None
+
     try:
         with zeroconf.Zeroconf(ip_version=zeroconf.IPVersion.V4Only) as network:
             browser = zeroconf.ServiceBrowser(network, _MDNS_SERVICE, handlers=[add])
             browser.join(_MDNS_S)
-            for name in dict.fromkeys(names):
-                answer = network.get_service_info(_MDNS_SERVICE, name, timeout=1000)
-                for address in answer.parsed_addresses(zeroconf.IPVersion.V4Only)[:1] if answer else ():
-                    port = answer.port if answer and answer.port != 22 else None
-                    found.append(Candidate(address, candidates.MDNS, name=name.removesuffix(f".{_MDNS_SERVICE}"), port=port))
-    except OSError as error:
-        note(f"mDNS was not asked: {error.strerror or error}")
-    return found
+            seen = tuple(names)  # of a name that nobody answers for, the others do not wait
+            with ThreadPoolExecutor(max_workers=len(seen) or 1) as pool:
+                return [found for found in pool.map(asked, seen) if found is not None]
+    except (OSError, zeroconf.Error) as error:
+        note(f"mDNS was not asked: {getattr(error, 'strerror', None) or error}")
+    return []
 
 
 def own_networks() -> list[str]:

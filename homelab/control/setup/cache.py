@@ -28,7 +28,7 @@ def made_folder() -> Path:
 def pip(arguments: Iterable[str], what: str, again: Command | None = None) -> None:
     """Run this Python's pip. `what`: what it does, for its error; `again`: the command to repeat then (`homelab setup`). Raises HomelabError with pip's own words."""
     again = again or homelab("setup")
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=PIP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ def _prepared(data: HubData, say: Say) -> ModelSource:
     """The folder ORG___NAME/CONFIGURATION/VERSION/COMMIT below the library's cache (datasets 5.2, builder.py), and where it lies there."""
     say(f"fetching hub:{data.path}, where it is not here yet")
     question = {"path": data.path, "config": data.config, "revision": data.revision, "token": hub_token.value()}
-    words = [sys.executable, "-m", "homelab.worker.tools.prepared_data"]
+    words = [sys.executable, "-P", "-m", "homelab.worker.tools.prepared_data"]
     done = subprocess.run(words, input=json.dumps(question), capture_output=True, text=True, check=False)
     if "No module named 'datasets'" in done.stderr:
         raise HomelabError(

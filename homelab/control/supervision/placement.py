@@ -104,7 +104,7 @@ def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:
     if supervisor_lock.is_held(paths):
         return
     command = [
-        sys.executable, "-m", "homelab", "supervise", paths.name,
+        sys.executable, "-P", "-m", "homelab", "supervise", paths.name,
         "--nodes", ",".join(nodes), "--cluster", str(cluster_file.resolve()), "--runs-dir", str(paths.root.parent.resolve()),
     ]  # fmt: skip
     # A node's name may hold letters that this locale has not (LC_ALL=C): as bytes, and for a Python that reads them so.

@@ -41,7 +41,7 @@ def start(paths: RunPaths, cluster_file: Path, view: TrackingView) -> None:
 
 def _start(paths: RunPaths, cluster_file: Path, tracker: str) -> None:
     command = [
-        sys.executable, "-m", "homelab", "track", paths.name, "--to", tracker, "--keep-trying",
+        sys.executable, "-P", "-m", "homelab", "track", paths.name, "--to", tracker, "--keep-trying",
         "--cluster", str(cluster_file.resolve()), "--runs-dir", str(paths.root.parent.resolve()),
     ]  # fmt: skip
     words = [word.encode("utf-8", "surrogateescape") for word in command]

@@ -25,7 +25,7 @@ class TensorBoardServer:
         words = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port), "--reload_interval", "5"]
         # A session of its own: it ends with us, and a Ctrl-C is ours alone.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", *words],
+            [sys.executable, "-P", "-m", "tensorboard.main", *words],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         self.address = ""
