@@ -77,6 +77,8 @@ class _View(RunCommand):
 
     def resumed(self, resumed: Resumed) -> None:
         """The new attempt, and the command that comes next."""
+        from homelab.runs import events
+
         plan, name, diagnosis, options = resumed.plan, resumed.paths.name, resumed.examination.diagnosis, self.command_options
         nodes = [node.name for node in plan.nodes]
         if self.as_json:
@@ -86,8 +88,11 @@ class _View(RunCommand):
                 "diagnosis": diagnosis.with_options(options).model_dump(mode="json") if diagnosis else None,
             })  # fmt: skip
             return
-        begins = f"after step {plan.resume_step}" if plan.resume_step else "at step 0"
-        self.console.print(f"attempt {plan.attempt} of [bold]{name}[/bold] goes on {begins} on {', '.join(nodes)}")
+        if resumed.is_program:
+            self.line(f"{name}: {events.resumed(plan.attempt, plan.resume_step, is_program=True).sentence}, on {', '.join(nodes)}")
+        else:
+            begins = f"after step {plan.resume_step}" if plan.resume_step else "at step 0"
+            self.console.print(f"attempt {plan.attempt} of [bold]{name}[/bold] goes on {begins} on {', '.join(nodes)}")
         for warning in plan.warnings:
             self.console.print(f"  {warning}", markup=False, highlight=False)
         self.line(f"  follow   homelab status {name}{self.options}")

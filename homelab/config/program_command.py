@@ -14,7 +14,8 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _MODULES = {"axolotl train": "axolotl.cli.train", "llamafactory-cli train": "llamafactory.launcher"}
 _OF_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 WRAPPER = "homelab_program.py"
-_SAVED = "$HOMELAB_CHECKPOINT_DIR"
+# In an argument, typed in quotes: only the node knows its folder, and what the program has saved there before.
+_SAVED, _LAST = "$HOMELAB_CHECKPOINT_DIR", "$HOMELAB_LAST_CHECKPOINT"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,13 @@ class Program:
             "import os, runpy, sys\n\nif __name__ == '__main__':\n    folder = os.path.dirname(os.path.abspath(__file__))\n    os.chdir(folder)\n"
             f"    sys.path[0] = folder{'' if self.is_module or '/' not in self.target else ' + ' + repr('/' + self.target.rpartition('/')[0])}\n"
             f"    sys.argv[0] = {self.target!r}\n"
-            # Typed in quotes: only the node knows its folder.
-            f"    sys.argv[1:] = [word.replace({_SAVED!r}, os.environ.get({_SAVED[1:]!r}, {_SAVED!r})) for word in sys.argv[1:]]\n    {run}\n"
+            f"    saved, last, words = os.environ.get({_SAVED[1:]!r}, {_SAVED!r}), os.environ.get({_LAST[1:]!r}, ''), []\n"
+            "    for word in sys.argv[1:]:\n"
+            f"        if last or {_LAST!r} not in word:\n"
+            f"            words.append(word.replace({_SAVED!r}, saved).replace({_LAST!r}, last))\n"
+            # There is none at the first start: an option that names it is left out.
+            f"        elif word == {_LAST!r} and words and words[-1].startswith('-') and '=' not in words[-1]:\n            words.pop()\n"
+            f"    sys.argv[1:] = words\n    {run}\n"
         )
 
 

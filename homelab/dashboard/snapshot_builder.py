@@ -68,7 +68,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
         attempt=attempt,
         now=observed.now,
         **_start(replies, attempt),
-        **_training(plan, attempt, lines, replies, is_running=state == "running"),
+        **_training(plan, attempt, lines, replies, is_running=state == "running", is_script=run.is_script),
         **_checkpoints(lines, replies),
         restarts=max(0, attempt - 1),
         left_out=left_out(plan),
@@ -87,14 +87,16 @@ def _start(replies: Mapping[str, Reply], attempt: int) -> dict[str, Any]:
     return {"started_at": min((moment for _, moment in started), default=None), "running_s": max(ages, default=None)}
 
 
-def _training(plan: Plan | None, attempt: int, lines: Sequence[Metric], replies: Mapping[str, Reply], *, is_running: bool) -> dict[str, Any]:
+def _training(
+    plan: Plan | None, attempt: int, lines: Sequence[Metric], replies: Mapping[str, Reply], *, is_running: bool, is_script: bool
+) -> dict[str, Any]:
     """How far the training is, how good, how fast, and each rank's part in it."""
     train = [line for line in lines if line.kind == "train"]
     history = metric_lines.loss_history(train)
     beats = [rank.heartbeat for rank in replies_of_ranks(replies, attempt).values() if rank.heartbeat]
     total = max((beat.total_steps for beat in beats if beat.total_steps), default=None)
     of_rank = metric_lines.by_rank(train, attempt)
-    step = _step(plan, of_rank, history[-1].step if history else None, beats)
+    step = _step(plan, of_rank, history[-1].step if history else None, beats, is_script=is_script)
     rates = [rate for rank_lines in of_rank.values() if (rate := step_rate.tokens_per_s(rank_lines)) is not None]
     reached, planned = step_rate.efficiency(plan, sum(rates) if rates else None)
     step_tokens = next((beat.step_tokens for beat in beats if beat.step_tokens), None)
@@ -108,9 +110,12 @@ def _training(plan: Plan | None, attempt: int, lines: Sequence[Metric], replies:
     }  # fmt: skip
 
 
-def _step(plan: Plan | None, of_rank: Mapping[int, Sequence[Metric]], newest: int | None, beats: Sequence[Heartbeat]) -> int:
-    """The step of the run. An attempt without a step yet is at its resume step: the last lines of the one before may never have come here."""
-    if plan and plan.resume_step and not of_rank:
+def _step(plan: Plan | None, of_rank: Mapping[int, Sequence[Metric]], newest: int | None, beats: Sequence[Heartbeat], *, is_script: bool) -> int:
+    """The step of the run. An attempt without a step yet is at its resume step: the last lines of the one before may never have come here.
+
+    What a program of one's own goes on from is not known.
+    """
+    if plan and plan.resume_step and not of_rank and not is_script:
         return plan.resume_step
     return newest if newest is not None else max([0, *(beat.step for beat in beats)])
 

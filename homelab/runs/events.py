@@ -20,7 +20,8 @@ Kind = Literal[
 _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "launched": ("launched",),
     "attempt-started": ("attempt {attempt} started",),
-    "attempt-resumed": ("attempt {attempt} goes on after step {step}",),
+    # What a program of one's own makes of what lies before it is not seen.
+    "attempt-resumed": ("attempt {attempt}: the program was started again; it has {saved} before it", "attempt {attempt} goes on after step {step}"),
     "attempt-not-started": ("attempt {attempt} did not start",),
     "attempt-stopped": ("attempt {attempt} was not started: the run was stopped by hand",),
     "attempt-superseded": ("attempt {attempt} was not started from here: the run has gone on elsewhere",),
@@ -83,6 +84,12 @@ class Event:
 def event(kind: Kind, attempt: int | None = None, /, **values: Any) -> Event:
     """An event of this kind."""
     return Event(kind, attempt, values)
+
+
+def resumed(attempt: int, step: int, /, *, is_program: bool, **details: Any) -> Event:
+    """The next attempt was started from the checkpoint of `step`, 0 for none. `is_program`: of one's own."""
+    saved = {"saved": f"step-{step}" if step else "no checkpoint"} if is_program else {}
+    return event("attempt-resumed", attempt, step=step, **saved, **details)
 
 
 def note(text: str, **values: Any) -> Event:

@@ -246,6 +246,7 @@ class Event(WireModel):
     nodes: tuple[Line, ...] = ()
     left_out: tuple[Line, ...] = ()
     ranks: tuple[int, ...] = ()
+    saved: Line = ""
 
 
 def event_of(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -41,11 +41,12 @@ class Halted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The new attempt."""
+    """The new attempt. `is_program`: of a program of one's own."""
 
     attempt: int
     step: int
     nodes: tuple[str, ...]
+    is_program: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from homelab.config.recipe import Checkpoint, Recovery
 from homelab.diagnose.cause import Diagnosis
+from homelab.runs import events
 from homelab.supervision import acts, restart_policy
 from homelab.supervision.observation import Examined, Failed, Followed, Halted, Observation, Resumed
 from homelab.supervision.watchdog import Verdict
@@ -174,7 +175,8 @@ def _resumed(state: State, recovering: Recovering, observation: Observation, res
     if recovering.incident.verdict is not None:
         restarts = (*restarts, restart_policy.Restart(observation.time, decision.cause, decision.node, resumed.step))
     state = replace(state, phase="resumed", attempt=resumed.attempt, restarts=restarts, refused=refused)
-    return state, acts.Report("watching", f"attempt {resumed.attempt} goes on after step {resumed.step}: {decision.because}")
+    words = events.resumed(resumed.attempt, resumed.step, is_program=resumed.is_program).sentence
+    return state, acts.Report("watching", f"{words}: {decision.because}")
 
 
 def _failed(state: State, recovering: Recovering, observation: Observation, error: Failed) -> Step:

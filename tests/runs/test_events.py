@@ -72,7 +72,7 @@ def test_why_goes_by_the_kind_and_not_by_words() -> None:
 
 
 def test_what_a_supervisor_on_a_node_has_written_down_keeps_its_kind() -> None:
-    for made in (events.state("lost", 3), event("attempt-resumed", 2, step=5, because="x", nodes=["a"], left_out=["b"])):
+    for made in (events.state("lost", 3), events.resumed(2, 5, is_program=True, because="x"), event("attempt-resumed", 2, step=5, because="x", nodes=["a"], left_out=["b"])):
         line = event_of({"time": 1.0, **made.line()})
         assert line is not None and events.read(line) == made
 
@@ -82,3 +82,14 @@ def test_a_damaged_line_is_an_event_of_no_meaning(line: dict[str, Any]) -> None:
     read: Event = events.read(line)
     assert read.attempt is None and not read.begins_an_attempt and not read.is_a_failure
     assert isinstance(events.text_of(line), str)
+
+
+@pytest.mark.parametrize(("is_program", "step", "words"), [
+    (False, 350, "attempt 2 goes on after step 350"), (False, 0, "attempt 2 goes on after step 0"),
+    (True, 350, "attempt 2: the program was started again; it has step-350 before it"), (True, 0, "attempt 2: the program was started again; it has no checkpoint before it"),
+])  # fmt: skip
+def test_of_a_program_is_said_what_is_known(is_program: bool, step: int, words: str) -> None:
+    """Whether it goes on from there is its own work."""
+    line = events.resumed(2, step, is_program=is_program, because="x", nodes=["a"]).line()
+    assert line["what"] == words and events.text_of(line) == f"{words}: because x · nodes a"
+    assert events.read({**line, "time": 1.0}).attempt == events.read({"what": words}).attempt == 2 and events.read(line).begins_an_attempt

@@ -41,12 +41,13 @@ class RecoverRequest:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The new attempt, why there is one, and what the person should know beside it."""
+    """The new attempt, why there is one, and what the person should know beside it. `is_program`: of a program of one's own."""
 
     paths: RunPaths
     plan: Plan
     examination: examine.Examination
     notes: Sequence[Hint]
+    is_program: bool = False
 
 
 class RecoverView(RunView, TrackingView, Protocol):
@@ -93,7 +94,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
             try:
                 progress.close()  # on a terminal it would take what is printed now for its own
-                view.resumed(Resumed(paths, plan, examination, notes))
+                view.resumed(Resumed(paths, plan, examination, notes, is_program=described.recipe.script is not None))
             finally:
                 exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
                 placement.leave(fleet, paths, request.cluster_file, request.nodes, view)

@@ -24,7 +24,7 @@ from homelab.errors import HomelabError, StoppedError, SupersededError, TakenErr
 from homelab.planning.types import Plan, RankPlan
 from homelab.remote.fanout import Fleet
 from homelab.runs import event_log, store
-from homelab.runs.events import Event, event
+from homelab.runs.events import Event, event, resumed
 from homelab.runs.fingerprint import as_begun
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import homelab
@@ -82,7 +82,7 @@ def resume(
         with _failure_written_down(paths, attempt):
             start.start(run.fleet, run.claim, plan, dict(described.run_json), items, run.say)
         store.set_state(paths, "running", attempt)
-        _write_events(paths, plan, examination, {node.name for node in last.nodes}, absent)
+        _write_events(paths, plan, examination, {node.name for node in last.nodes}, absent, is_program=recipe.script is not None)
         announce(plan)
     return plan
 
@@ -152,11 +152,11 @@ def _failure_written_down(paths: RunPaths, attempt: int) -> Iterator[None]:
         raise
 
 
-def _write_events(paths: RunPaths, plan: Plan, examination: Examination, before: Collection[str], absent: Mapping[str, str]) -> None:
+def _write_events(paths: RunPaths, plan: Plan, examination: Examination, before: Collection[str], absent: Mapping[str, str], *, is_program: bool) -> None:
     because = examination.diagnosis.title if examination.diagnosis else examination.because
     nodes = [node.name for node in plan.nodes]
     details: dict[str, Any] = {"because": because, "nodes": nodes, "left_out": list(plan.left_out)}
-    event_log.append(paths, event("attempt-resumed", plan.attempt, step=plan.resume_step, **details))
+    event_log.append(paths, resumed(plan.attempt, plan.resume_step, is_program=is_program, **details))
     for left_out in left_out_events(plan.attempt, before, absent):
         event_log.append(paths, left_out)
 

@@ -129,6 +129,8 @@ def watch(node_dir: str) -> None:
 def _torchrun(plan: JsonObject, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
     """Start torchrun with the paths of the run's secrets and the plan's variables. Raises OSError or ValueError."""
     environment = secret_files.environment_of(folder, {**os.environ, **plan["environment"]})
+    if program_checkpoints.is_program(folder):
+        environment[program_checkpoints.LAST] = program_checkpoints.last_path(folder)
     # Where NCCL's flight recorder writes (torch/csrc/distributed/c10d: FlightRecorder.hpp, ProcessGroupNCCL.cpp).
     environment["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(node_dir, "nccl-trace-")
     if _takes_pipes(node_dir):

@@ -1,6 +1,6 @@
 """Checkpoints of a program of one's own ([script], `homelab run`), in whatever format it writes them.
 
-    saved/checkpoint-120/, saved/step_40.pt    written by the program into HOMELAB_CHECKPOINT_DIR
+    saved/checkpoint-120/, saved/step_40.pt    written by the program into HOMELAB_CHECKPOINT_DIR; HOMELAB_LAST_CHECKPOINT is the newest at its start
     checkpoints/step-00000120/saved.tar        the newest of them in one file with a manifest, made once nothing of the run is left:
                                                it is verified, chosen and sent to other nodes as every checkpoint
 """
@@ -16,6 +16,7 @@ from homelab.protocol import files, layout, manifest
 from homelab.protocol.digest import file_sha256
 
 ARCHIVE = "saved.tar"
+LAST = "HOMELAB_LAST_CHECKPOINT"
 _KEPT = 2
 # The last number of a name is the step: checkpoint-120, epoch_3, step-40.pt. Hidden ones, and those that are being written, do not count.
 _NAME = re.compile(r"[A-Za-z][\w.-]*?(\d+)(\.[A-Za-z]\w*)?")
@@ -88,6 +89,18 @@ def newest(folder: str) -> tuple[int, str] | None:
     names = os.listdir(saved) if os.path.isdir(saved) else []
     steps = [(step, name) for name in names if (step := step_of(name)) and _is_complete(saved, name)]
     return max(steps, default=None)
+
+
+def last_path(folder: str) -> str:
+    """What the program of the run may go on from, behind `restore`; "" where it has saved nothing."""
+    last = newest(folder)
+    return os.path.join(saved_folder(folder), last[1]) if last else ""
+
+
+def is_program(folder: str) -> bool:
+    """Whether the run in `folder` is a program of one's own."""
+    recipe = (files.read_object(os.path.join(folder, layout.RUN_JSON)) or {}).get("recipe")
+    return isinstance(recipe, dict) and bool(recipe.get("script"))
 
 
 def step_of(name: str) -> int | None:

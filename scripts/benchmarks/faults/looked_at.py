@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults import deaths
-from benchmarks.faults.ground import BEGIN_S, ROWS, SeenRun
+from benchmarks.faults.ground import BEGIN_S, LIMIT_S, ROWS, SeenRun
 from benchmarks.faults.scene import Case, Scene, Unexpected
 
 from homelab.runs import store
@@ -109,7 +109,7 @@ def recut(scene: Scene) -> None:
     scene.lab.fault(scene.victim, "throttle=0.25")  # taken back by `Ground.restore`
     scene.launch("recut.toml")
     with scene.fault():
-        scene.finish()
+        scene.finish(2 * LIMIT_S)
     if not any(event.get("kind") == "recut" for event in scene.run.events()):
         raise Unexpected(f"the layers did not move in {RECUT['epochs'] * ROWS // RECUT['global_batch']} steps")
 

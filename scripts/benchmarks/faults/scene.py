@@ -122,9 +122,9 @@ class Scene:
         self.fault_at = time.time()
         yield
 
-    def finish(self) -> None:
+    def finish(self, limit_s: float = LIMIT_S) -> None:
         """Wait until the supervisor has nothing more to do."""
-        self.until(lambda: self.run.supervisor().get("doing") in ("ended", "given up"), "the supervisor's end", LIMIT_S)
+        self.until(lambda: self.run.supervisor().get("doing") in ("ended", "given up"), "the supervisor's end", limit_s)
 
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = LIMIT_S) -> None:
         """Wait. Raises Unexpected."""

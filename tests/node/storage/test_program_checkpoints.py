@@ -140,3 +140,15 @@ def test_an_archive_that_climbs_is_refused(run: Path, name: str) -> None:
     with pytest.raises(ValueError, match="unexpected entry"):
         program_checkpoints.restore(str(run), 10)
     assert visible(run) == [] and not (run / "x").exists() and not os.path.exists("/x")
+
+
+def test_a_program_is_told_the_newest_that_is_whole(run: Path) -> None:
+    assert program_checkpoints.last_path(run) == ""
+    first = trainer(run, 20)
+    trainer(run, 40, is_whole=False)
+    assert program_checkpoints.last_path(run) == str(first)
+    program_checkpoints.restore(str(run), 0)
+    assert program_checkpoints.last_path(run) == "", "it begins again"
+    assert not program_checkpoints.is_program(run)
+    files.write_json(run / "run.json", {"recipe": {"script": {"path": "train.py"}}})
+    assert program_checkpoints.is_program(run)
