@@ -21,7 +21,10 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Bring the trained adapter (or model) to this machine, with tokenizer and model card. A fetch that was cut off goes on; a second one changes nothing."""
+    """Bring the trained adapter (or model) to this machine, with tokenizer and model card; of a program of one's own, what it has saved.
+
+    A fetch that was cut off goes on; a second one changes nothing.
+    """
     from homelab.control.inspection import run_lookup
     from homelab.control.results import fetch
     from homelab.remote.fanout import Fleet
@@ -37,12 +40,18 @@ def command(
         common.print_json(done.model_dump())
         return 0
     for name in done.left_out:
-        typer.echo(f"note: {plain(name)} stays on {done.node}: only safetensors, GGUF and text are fetched", err=True)
+        why = "a link, or a name that is not usable here" if done.is_program else "only safetensors, GGUF and text are fetched"
+        typer.echo(f"note: {plain(name)} stays on {done.node}: {why}", err=True)
+    for name in done.others:
+        typer.echo(f"note: the program has saved on {name}, too; what is fetched is from {done.node}", err=True)
     what = f"checkpoint {done.step} of {done.run}" if done.step is not None else done.run
     if done.changed:
         typer.echo(f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}")
     else:
         typer.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
+    if done.is_program:
+        typer.echo("Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
+        return 0
     same = common.same_options(cluster, runs_dir)
     typer.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")
     return 0

@@ -55,6 +55,7 @@ VERBS = {
     "run-weigh": ("storage.run_folders", "weigh", ""),
     "runs": ("run.poll", "runs", ""),
     "sample-data": ("data_sample", "sample_data", "stdin"),
+    "saved-files": ("storage.results", "listed", ""),
     "send-checkpoint": ("storage.transfer", "send_checkpoint", "stdout"),
     "setup-fetch": ("setup.download", "download", ""),
     "setup-look": ("setup.installed", "look", ""),

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 class Results(TypedDict):
     """The answer of `result-look`. `merged`: folder of the adapter that was merged, or ""; `steps`: complete checkpoints; `exported`: those of them in the format of final/;
-    `profiles`: ranks whose profile is here."""
+    `profiles`: ranks whose profile is here; `saved_files`: what a program of one's own has saved here, `saved_step`: its newest checkpoint, 0 for none."""
 
     run_known: bool
     final: bool
@@ -17,6 +17,8 @@ class Results(TypedDict):
     steps: list[int]
     exported: list[int]
     profiles: list[int]
+    saved_files: int
+    saved_step: int
     memory_bytes: int
     disk_bytes: int
 

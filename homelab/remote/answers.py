@@ -30,7 +30,7 @@ from homelab.remote.bounds import (
 )
 from homelab.remote.dial_answers import Dial as Dial
 from homelab.remote.dial_answers import Dials as Dials
-from homelab.results.answers_of_nodes import ResultFiles, Results
+from homelab.results.answers_of_nodes import ResultFiles, Results, SavedFiles
 from homelab.runs.owner_reply import Owner
 from homelab.runs.poll_reply import MOST_RANKS, Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply, Tail
 
@@ -261,7 +261,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
-    "run-weigh": RunFolders, "result-files": ResultFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
+    "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
     "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-share": Shared,
     "setup-make": Made, "setup-remove": Removed,
 }  # fmt: skip

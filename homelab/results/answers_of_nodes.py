@@ -26,6 +26,8 @@ class Results(WireModel):
     steps: Steps
     exported: Steps
     profiles: Steps = ()
+    saved_files: Bytes = 0
+    saved_step: Step = 0
     memory_bytes: Bytes
     disk_bytes: Bytes
 
@@ -51,6 +53,23 @@ class ResultFile(WireModel):
         return self
 
 
+class SavedFile(ResultFile):
+    """One file of what a program of one's own has saved: of any kind, in a folder below saved/ or in none."""
+
+    @field_validator("name")
+    @classmethod
+    def _usable(cls, name: str) -> str:
+        if not result_files.is_saved_name(name):
+            raise ValueError(f"not a file below saved/: {name[:100]!r}")
+        return name
+
+    @model_validator(mode="after")
+    def _bounded(self) -> SavedFile:
+        if self.size > result_files.MOST_WEIGHT_BYTES:
+            raise ValueError(f"{self.name} has {self.size} bytes")
+        return self
+
+
 class ResultFiles(WireModel):
     """`result-files`."""
 
@@ -65,6 +84,12 @@ class ResultFiles(WireModel):
         if len({file.name.lower() for file in files}) != len(files):
             raise ValueError("two files have one name")
         return files
+
+
+class SavedFiles(ResultFiles):
+    """`result-files` of saved/."""
+
+    files: Annotated[tuple[SavedFile, ...], Field(min_length=1, max_length=result_files.MOST_FILES)]
 
 
 class Made(WireModel):

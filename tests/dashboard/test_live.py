@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from homelab.dashboard import live
 from homelab.dashboard.live import Watched, export_svg, watch
 from homelab.dashboard.snapshot import Snapshot
 from homelab.errors import UnreachableError
@@ -129,3 +130,11 @@ def test_on_a_dumb_terminal_lines_are_printed_as_in_a_pipe(monkeypatch: pytest.M
     script, screen = Script(RUNNING, RUNNING, DONE), console(terminal=True)
     watch(script.collect, screen, sleep=script.sleep)
     assert [line.split("  ")[0] for line in output(screen).splitlines()] == ["running", "done"]
+
+
+def test_the_key_q_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = console(terminal=True)
+    monkeypatch.setattr(live, "_keys_of", lambda console: 0)
+    monkeypatch.setattr(live.interactive, "watch", lambda watched, *_, **__: watched.keep(RUNNING))
+    assert watch(Script().collect, screen) == Watched(RUNNING, "left")
+    assert "The run goes on without you watching" in output(screen)

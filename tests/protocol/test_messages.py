@@ -32,7 +32,8 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers.SupervisorLook, messages.SupervisorLook), (answers.SupervisorEnded, messages.SupervisorEnded),
     (node_state.NodeState, messages.SetupState), (node_state.ModelState, messages.ModelState), (node_state.Received, messages.SetupReceived),
     (answers_of_nodes.Results, result_messages.Results), (answers_of_nodes.ResultFile, result_messages.ResultFile),
-    (answers_of_nodes.ResultFiles, result_messages.ResultFiles), (answers.RunFolders, result_messages.RunFolders), (answers.RunFolder, result_messages.RunFolder),
+    (answers_of_nodes.ResultFiles, result_messages.ResultFiles), (answers_of_nodes.SavedFiles, result_messages.ResultFiles),
+    (answers.RunFolders, result_messages.RunFolders), (answers.RunFolder, result_messages.RunFolder),
     (poll_reply.Energies, messages.Energies), (poll_reply.CardJoules, messages.CardEnergy),
     (node_state.Shared, machine_messages.SetupShared), (node_state.Made, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
 ]  # fmt: skip

@@ -10,15 +10,16 @@ from homelab.control.results import make, receive
 from homelab.control.setup.transfer_progress import TransferProgress
 from homelab.errors import HomelabError, InputError
 from homelab.models import DisplayValue
-from homelab.protocol import result_files
+from homelab.protocol import layout, result_files
 from homelab.remote.fanout import Fleet
 from homelab.results import best_copy
-from homelab.results.answers_of_nodes import ResultFiles, Results
+from homelab.results.answers_of_nodes import ResultFiles, Results, SavedFiles
 from homelab.results.best_copy import Holder
 from homelab.results.missing import left_bytes
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
+from homelab.text.units import listed
 
 _LIST_TIMEOUT_S = 3 * 3600.0  # the node reads every file once, for its digest
 
@@ -35,6 +36,9 @@ class Fetched(DisplayValue):
     changed: bool
     step: int | None = None
     left_out: tuple[str, ...] = ()
+    is_program: bool = False
+    """What a program of one's own has saved, as it is; `others`: nodes that have saved something, too."""
+    others: tuple[str, ...] = ()
 
 
 def results_of(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mapping[str, HomelabError]]:
@@ -42,8 +46,12 @@ def results_of(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Ma
     if run_folder.description_of(paths).recipe.model is None:
         raise InputError(
             "this run was trained by its own [script]: only that program knows what it has made", where=paths.name,
-            hint=Hint("look for what it has written below the run's folder on the nodes: {}", homelab("status", paths.name)),
+            hint=Hint("{} brings what it has saved", homelab("fetch", paths.name)),
         )  # fmt: skip
+    return _looked(fleet, paths)
+
+
+def _looked(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mapping[str, HomelabError]]:
     known = {node.name for node in fleet.cluster.nodes}
     names = [node.name for node in run_folder.plan_of(paths).nodes if node.name in known]
     if not names:
@@ -53,14 +61,32 @@ def results_of(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Ma
 
 
 def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
-    """Bring the trained adapter or model: final/, else the newest complete checkpoint in the same format."""
+    """Bring the trained adapter or model: final/, else the newest complete checkpoint in the same format. Of a program of one's own: what it has saved."""
     say("looking where the model is")
+    if run_folder.description_of(paths).recipe.model is None:
+        return _saved(fleet, paths, place, say)
     results, errors = results_of(fleet, paths)
     chosen = best_copy.choose(paths.name, results, errors)
     if not chosen.is_exported:
         say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
         make.make(fleet.agent(chosen.node), "model_export", {"run": paths.name, "step": chosen.step}, say)
     return bring(fleet, paths, chosen, place, say)
+
+
+def _saved(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
+    """The folder saved/ of the node that has the newest checkpoint, of several the one with the most files. Raises HomelabError where nobody has saved."""
+    results, errors = _looked(fleet, paths)
+    holders = sorted((name for name, result in results.items() if result.saved_files), key=lambda name: (-results[name].saved_step, -results[name].saved_files))
+    if not holders:
+        if errors and not results:
+            raise next(iter(errors.values()))
+        away = f"; {listed(sorted(errors))} did not answer" if errors else ""
+        raise HomelabError(
+            "the program has saved nothing into $HOMELAB_CHECKPOINT_DIR", where=f"{paths.name}, on {listed(sorted(results))}{away}",
+            hint=Hint("what it has printed: {}; what it is to keep, it saves there", homelab("logs", paths.name)),
+        )  # fmt: skip
+    done = bring(fleet, paths, Holder(node=holders[0], folder=layout.SAVED), place, say)
+    return done.model_copy(update={"is_program": True, "others": tuple(holders[1:])})
 
 
 def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
@@ -81,7 +107,8 @@ def bring(fleet: Fleet, paths: RunPaths, chosen: Holder, place: Path, say: Say) 
     agent = fleet.agent(chosen.node)
     request = {"run": paths.name, "folder": chosen.folder}
     say(f"{chosen.node}: reading the files for their digests")
-    answer = ResultFiles.model_validate(agent.ask("result-files", request, timeout_s=_LIST_TIMEOUT_S))
+    verb, shape = ("saved-files", SavedFiles) if chosen.folder == layout.SAVED else ("result-files", ResultFiles)
+    answer = shape.model_validate(agent.ask(verb, request, timeout_s=_LIST_TIMEOUT_S))
     done = Fetched(
         run=paths.name, node=chosen.node, folder=str(place), files=len(answer.files), total_bytes=sum(file.size for file in answer.files),
         fetched_bytes=0, changed=False, step=chosen.step, left_out=answer.left_out,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from homelab.errors import HomelabError, InputError
-from homelab.protocol import files
+from homelab.protocol import files, result_files
 from homelab.protocol.digest import file_sha256
 from homelab.remote.agent import Agent
 from homelab.results.answers_of_nodes import ResultFile
@@ -43,7 +43,7 @@ def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
     if not isinstance(entries, dict):
         raise InputError("there is something else at this place, which no fetch has made", where=str(place), hint="name another folder as the last argument")
     for name, sha256 in entries.items():
-        path = place / Path(name).name
+        path = place / (name if result_files.is_saved_name(name) else Path(name).name)
         if not path.is_file() or file_sha256(path) != sha256:
             raise HomelabError(
                 f"{path.name} is not what was fetched: it was edited or is damaged", where=str(path),
@@ -73,13 +73,16 @@ def look(partial: Path, wanted: Sequence[ResultFile]) -> tuple[Missing, ...]:
     sizes = {file.name: file.size for file in wanted}
     known = {f"{file.sha256}{_PART}": file.sha256 for file in wanted}
     whole, parts = {}, {}
-    for path in partial.iterdir():
-        if path.name in known:
-            parts[known[path.name]] = path.stat().st_size
-        elif path.is_file() and path.stat().st_size == sizes.get(path.name):
-            whole[path.name] = file_sha256(path)
-        else:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in sorted(partial.rglob("*"), reverse=True):  # what is in a folder before the folder
+        name = path.relative_to(partial).as_posix()
+        if name in known:
+            parts[known[name]] = path.stat().st_size
+        elif path.is_file() and not path.is_symlink() and path.stat().st_size == sizes.get(name):
+            whole[name] = file_sha256(path)
+        elif path.is_symlink() or not path.is_dir():
+            path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
     found = missing(wanted, whole, parts)
     check_room(found, shutil.disk_usage(partial).free, str(partial.parent))
     return found
@@ -111,7 +114,9 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
     if fault:
         path.unlink()
         raise HomelabError(f"{file.name} is refused: {fault}", where=f"node {agent.node.name}", hint=homelab("logs", request["run"]))
-    os.replace(path, partial / file.name)
+    with store.written(partial / file.name):
+        (partial / file.name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, partial / file.name)
 
 
 def finish(partial: Path, place: Path, wanted: Sequence[ResultFile], about: dict[str, Any]) -> None:

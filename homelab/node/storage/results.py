@@ -7,6 +7,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.node.storage import program_checkpoints
 from homelab.node.storage.digests import Kept
 from homelab.protocol import files, layout, manifest, profile_files, result_files
 from homelab.protocol.errors import Refusal
@@ -35,6 +36,8 @@ def look(request: JsonObject) -> Results:
         "steps": manifest.steps(folder),
         "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
         "profiles": _profiled(folder),
+        "saved_files": len(_saved(folder)[0]),
+        "saved_step": (program_checkpoints.newest(folder) or (0, ""))[0],
         "memory_bytes": _available_bytes(),
         "disk_bytes": state.f_bavail * state.f_frsize,
     }
@@ -43,24 +46,29 @@ def look(request: JsonObject) -> Results:
 def listed(request: JsonObject) -> ResultFiles:
     """The files of a result with size and sha256; `left_out`: names of those that are not sent. `request`: workdir, run, folder. Raises Refusal."""
     folder = _folder(request)
-    names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
-    sent = [name for name in names if result_files.is_name(name)]
+    if request["folder"] == layout.SAVED:
+        sent, left_out = _saved(os.path.dirname(folder))
+    else:
+        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+        sent = [name for name in names if result_files.is_name(name)]
+        left_out = [name for name in names if name not in sent]
     kept = Kept(request["workdir"], _DIGEST_LIMIT_S)
     parts = [{"name": name, **kept.of(os.path.join(folder, name), deep=True)} for name in sent]
     kept.save()
     return {
         "path": folder,
         "files": [{"name": part["name"], "size": part["size_bytes"], "sha256": part["sha256"]} for part in parts],
-        "left_out": [name for name in names if name not in sent],
+        "left_out": left_out,
     }
 
 
 def send_part(request: JsonObject, stream: BinaryIO) -> None:
     """Write `count` bytes of a file from `offset` on to `stream`. `request`: also workdir, run, folder, name. Raises ValueError for another name."""
-    if not result_files.is_name(request["name"]):
-        raise ValueError(f"not a file of a result: {request['name']!r}")
+    folder, name = _folder(request), request["name"]
+    if not result_files.may_leave(request["folder"], name) or (request["folder"] == layout.SAVED and not _is_plain(folder, name)):
+        raise ValueError(f"not a file of a result: {name!r}")
     left = int(request["count"])
-    with open(os.path.join(_folder(request), request["name"]), "rb") as source:
+    with open(os.path.join(folder, name), "rb") as source:
         source.seek(int(request["offset"]))
         while left > 0:
             block = source.read(min(_BLOCK_BYTES, left))
@@ -75,6 +83,26 @@ def _folder(request: JsonObject) -> str:
     if not os.path.isdir(folder):
         raise Refusal("this result is not on this node", where=folder, hint="`homelab status` shows which nodes took part")
     return folder
+
+
+def _saved(folder: str) -> tuple[list[str], list[str]]:
+    """The files below saved/ of a run's folder that may be fetched, and those that may not: links, and odd names. What is hidden is no result."""
+    root = os.path.join(folder, layout.SAVED)
+    sent: list[str] = []
+    left_out: list[str] = []
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in sorted([*links, *(name for name in names if not name.startswith("."))]):
+            inside = os.path.relpath(os.path.join(place, name), root)
+            (sent if result_files.is_saved_name(inside) and _is_plain(root, inside) else left_out).append(inside)
+    return sent, left_out
+
+
+def _is_plain(root: str, inside: str) -> bool:
+    """Whether this is a file of its own below `root`: no link leads to it."""
+    path = os.path.join(os.path.realpath(root), inside)
+    return os.path.isfile(path) and os.path.realpath(path) == path
 
 
 def _is_whole(folder: str) -> bool:

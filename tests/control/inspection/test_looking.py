@@ -17,6 +17,8 @@ from homelab.control.inspection import logs, monitor, run_lookup
 from homelab.control.recovery import recover_run
 from homelab.control.stopping import failed_attempt, orphans
 from homelab.control.tracking.metrics_source import MetricsSource
+from homelab.dashboard import live
+from homelab.dashboard.live import Watched
 from homelab.errors import InputError
 from homelab.runs import event_log, process_owner, store, supervisor_lock
 from homelab.runs.paths import RunPaths
@@ -225,3 +227,9 @@ def test_who_waits_ends_the_rest_of_a_failed_attempt_only_where_no_supervisor_wa
     assert failed_attempt.end_rest(fleet, paths) == []
     assert sorted({verb for _, verb in fleet.asked if verb in ("claim", "stop")}) == verbs
     assert not [line for line in event_log.lines(paths) if line["event"] == "stopped"], "nobody has stopped it by hand"
+
+
+@pytest.mark.parametrize(("watched", "code"), [("left", 0), ("interrupted", 130)])
+def test_who_leaves_with_a_key_has_interrupted_nothing(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, watched: Any, code: int) -> None:
+    monkeypatch.setattr(live, "watch", lambda *_, **__: Watched(None, watched))
+    assert monitor.until_end(fleet, paths, console=Console(file=io.StringIO()), options=lambda verb: "") == code

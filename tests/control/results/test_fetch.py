@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from homelab.control.results import fetch, receive
 from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.node.storage import results
 from homelab.results.best_copy import Holder
 from homelab.runs.paths import RunPaths
 from tests.fakes import FakeFleet
@@ -143,8 +145,11 @@ def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(fleet: Fake
         bring(fleet, tmp_path / "x")
     assert "tower did not answer" in refused.value.where
     monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
-    with pytest.raises(InputError, match=r"\[script\]"):
+    with pytest.raises(HomelabError, match="has saved nothing") as unsaved:
         bring(fleet, tmp_path / "x")
+    assert "tower did not answer" in unsaved.value.where
+    with pytest.raises(InputError, match=r"\[script\]"):
+        fetch.merged(fleet, RunPaths(tmp_path / RUN), tmp_path / "x", lambda text: None)
 
 
 KILLED = """
@@ -172,3 +177,62 @@ def test_killed_with_9_in_the_middle(fleet: FakeFleet, tmp_path: Path) -> None:
     assert child.wait() == -signal.SIGKILL and not place.exists()
     done = fetch.bring(fleet, RunPaths(tmp_path / RUN), Holder(node="tower", folder="final"), place, lambda text: None)
     assert (place / "adapter_model.safetensors").read_bytes() == WEIGHTS and done.fetched_bytes < done.total_bytes - 20_000
+
+
+SAVED = {"state.json": b"{}", "checkpoint-40/model.safetensors": WEIGHTS, "checkpoint-40/trainer_state.json": b"{}", "checkpoint-40/deep/er/rng.pth": b"pickle"} | {
+    "step-40.pt": b"pt"
+}  # fmt: skip
+
+
+@pytest.fixture
+def program(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
+    """laptop has what a program has saved; tower has less of it."""
+    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
+    for node, names in (("laptop", SAVED), ("tower", {"state.json": b"{}"})):
+        for name, content in names.items():
+            path = tmp_path / node / "runs" / RUN / "saved" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return fleet
+
+
+def test_what_a_program_has_saved_comes_as_it_is(program: FakeFleet, tmp_path: Path) -> None:
+    saved = tmp_path / "laptop/runs" / RUN / "saved"
+    (saved / ".unused-checkpoint-60").mkdir()
+    (saved / ".unused-checkpoint-60/x").write_text("hidden")
+    (saved / "key").symlink_to("/etc/passwd")
+    (saved / "etc").symlink_to("/etc")
+    place = tmp_path / "here/x"
+    done = bring(program, place)
+    assert {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != receive.RECORD} == SAVED
+    assert (done.node, done.is_program, done.others, done.left_out) == ("laptop", True, ("tower",), ("etc", "key"))
+    again = bring(program, place)
+    assert not again.changed and [path.name for path in place.parent.iterdir()] == ["x"]
+    (place / "checkpoint-40/deep/er/rng.pth").write_bytes(b"mine")
+    with pytest.raises(HomelabError, match=r"rng\.pth is not what was fetched"):
+        bring(program, place)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../x", ".hidden/x", "a//x", "key", "etc/passwd", ""])
+def test_no_file_outside_of_it_leaves_a_node(program: FakeFleet, tmp_path: Path, name: str) -> None:
+    saved = tmp_path / "laptop/runs" / RUN / "saved"
+    (saved / "key").symlink_to("/etc/passwd")
+    (saved / "etc").symlink_to("/etc")
+    request = {"workdir": str(tmp_path / "laptop"), "run": RUN, "folder": "saved", "name": name, "offset": 0, "count": 10}
+    with pytest.raises(ValueError, match="not a file of a result"):
+        results.send_part(request, io.BytesIO())
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../x", "a\\x/..", "a/.x"])
+def test_no_node_writes_outside_of_the_folder(program: FakeFleet, tmp_path: Path, name: str) -> None:
+    program.answer("saved-files", {"path": "/x", "files": [{"name": name, "size": 1, "sha256": "0" * 64}], "left_out": []}, ["laptop"])
+    with pytest.raises(HomelabError, match=r"."):
+        bring(program, tmp_path / "here/x")
+    assert not list((tmp_path / "here").rglob("x")) if (tmp_path / "here").exists() else True
+
+
+def test_a_program_that_has_saved_nothing(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
+    with pytest.raises(HomelabError, match="has saved nothing") as caught:
+        bring(fleet, tmp_path / "here/x")
+    assert "homelab logs" in caught.value.hint
