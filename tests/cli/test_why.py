@@ -79,7 +79,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     on = desk.homelab("why", run).stdout
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on
     assert f"What its ranks printed: homelab logs {run} --attempt 1\n" in on
-    assert re.search(r"since then\n  \d\d:\d\d:\d\d  attempt 2 goes on after step 0: .*nodes node1, node2", on), on
+    assert re.search(r"since then\n  \d\d:\d\d:\d\d  attempt 2: the program was started again; it has no checkpoint before it: .*nodes node1, node2", on), on
     assert on.rstrip().endswith(f"Next: homelab status {run}")
 
     # The nodes alone know it, too: nothing is kept, and the newest attempt of their answers is another one.
