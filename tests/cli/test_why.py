@@ -87,7 +87,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     asked = desk.json("why", run, "--attempt", "1")
     assert (asked["attempt"], asked["newest_attempt"], asked["source"]) == (1, 2, "nodes")
     assert {**asked["diagnosis"], "because": 0} == {**found["diagnosis"], "because": 0}
-    assert "attempt 2 goes on" in asked["since"][0]["text"]
+    assert "attempt 2: the program was started again" in asked["since"][0]["text"]
 
     well = desk.homelab("why", run, "--attempt", "2").stdout
     assert f"{run} did not fail: it is " in well and well.rstrip().endswith(f"Next: homelab status {run}")
