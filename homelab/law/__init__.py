@@ -9,5 +9,6 @@ randomness but the seeded order. They import the standard library only and run o
     learning_rate        the learning rate of a global batch
     checkpoint_interval  after which steps a checkpoint is due
     padding              whether a model's config allows rows without padding
+    model_chance         which numbers of a model's config.json are rates of dropout or noise
     wire_bytes           how much of a gradient goes over the wire
 """

@@ -16,6 +16,8 @@ _LAW = ("model", "data", "method", "train", "script")
 # Keys of config.json that say how the file came to be, not what the model is.
 _HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 _LONGEST = 40
+# Of [method]: what a key says that runs of older versions do not have.
+_AS_BEFORE = (("base", "auto"), ("model_dropout", False))
 
 
 def as_begun(recipe: Recipe, plan: Plan) -> Recipe:
@@ -34,7 +36,7 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """
     law: dict[str, Any] = {name: described["recipe"].get(name) for name in _LAW}
     if law["method"]:
-        law["method"] = {key: value for key, value in law["method"].items() if key != "backend" and (key, value) != ("base", "auto")}
+        law["method"] = {key: value for key, value in law["method"].items() if key != "backend" and (key, value) not in _AS_BEFORE}
     if law["data"]:
         law["data"] = {key: value for key, value in law["data"].items() if (key, value) != ("columns", None)}
     if law["train"]:

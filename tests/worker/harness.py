@@ -36,7 +36,9 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
             "train": "chats.jsonl", "eval": None, "eval_fraction": 0.0, "format": "auto", "completion_only": True,
             "packing": False, "split": "train", "text_column": "text",
         },
-        "method": {"kind": "full", "rank": 4, "alpha": 8, "dropout": 0.0, "targets": "all-linear", "backend": "auto", "base": "auto"},
+        "method": {
+            "kind": "full", "rank": 4, "alpha": 8, "dropout": 0.0, "targets": "all-linear", "backend": "auto", "base": "auto", "model_dropout": False,
+        },
         "train": {
             "global_batch": 12, "epochs": 2, "steps": None, "learning_rate": 1e-3, "warmup_steps": 1, "schedule": "cosine",
             "seq_len": 256, "seed": 42, "weight_decay": 0.01, "max_grad_norm": 0.5, "optimizer": "adamw", "precision": "fp32",

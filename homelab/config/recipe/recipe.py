@@ -68,6 +68,8 @@ class TrainRecipe(RunSections):
             del law["method"]["base"]
         if self.data.columns is None:
             del law["data"]["columns"]
+        if not self.method.model_dropout:
+            del law["method"]["model_dropout"]
         if self.train.chooses_by_evaluation:
             law["eval_every_steps"] = self.tracking.eval_every_steps
         else:  # as in the hashes of runs before these keys existed

@@ -37,7 +37,8 @@ class Model(ConfigModel):
 class Method(ConfigModel):
     """What is trainable: NF4 base with adapters (qlora), 16-bit or 32-bit base with adapters (lora), or everything (full).
 
-    `base`: lora's frozen weights are held in the training precision ("auto"), or in 8 bits.
+    `base`: lora's frozen weights are held in the training precision ("auto"), or in 8 bits. `model_dropout` keeps the dropout that the model's own
+    config.json has; `dropout` is that of the adapters.
     """
 
     kind: MethodKind
@@ -45,6 +46,7 @@ class Method(ConfigModel):
     rank: int = Field(default=16, ge=1, le=1024)
     alpha: float = Field(default=32, gt=0)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    model_dropout: bool = False
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     backend: Literal["auto", "transformers", "unsloth"] = "auto"
 

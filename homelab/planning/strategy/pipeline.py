@@ -98,6 +98,8 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
     if recipe.method.kind != "full" and recipe.method.dropout > 0:
         return "draws dropout stage by stage, which would be another training", "[method] dropout = 0 (another training, too), or another strategy"
+    if recipe.method.model_dropout:
+        return "would draw the model's own dropout stage by stage, which is another training", "leave [method] model_dropout out, or another strategy"
     if recipe.method.kind == "full" and shape.tied_embeddings:
         return "cannot train embeddings that are the head too: they are on the first stage and on the last", 'kind = "lora", or strategy = "zero3"'
     outside = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]

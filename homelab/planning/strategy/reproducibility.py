@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from homelab.facts.node import Facts
+from homelab.law import model_chance
 from homelab.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.types import NodeGain
@@ -35,6 +36,7 @@ def warnings_of(job: Job) -> list[str]:
             f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches{on_cards}; with dropout 0 the curve is"
             " the same to the last digits"
         )
+    warnings += _model_chance(job)
     narrow = recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
     if recipe.parallel.compress == "powersgd" and narrow:
         warnings.append(
@@ -58,6 +60,29 @@ def warnings_of(job: Job) -> list[str]:
             " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
         )
     return warnings
+
+
+def _model_chance(job: TrainingJob) -> list[str]:
+    """What the model's own config.json has of dropout and noise, off or kept."""
+    rates = model_rates(job)
+    listed = ", ".join(f"{name} = {rate:g}" for name, rate in sorted(rates.items()))
+    if job.recipe.method.model_dropout:
+        return [
+            f"law: [method] model_dropout = true keeps what the model's config.json has of dropout and noise ({listed or 'what its class takes by itself'}):"
+            " it draws differently when rows move to other micro-batches"
+        ]
+    if not rates:
+        return []
+    return [
+        f"law: {listed} of the model's config.json {'is' if len(rates) == 1 else 'are'} off, so that the curve is the same on any cluster;"
+        " [method] model_dropout = true keeps them"
+    ]
+
+
+def model_rates(job: Job) -> dict[str, float]:
+    """The rates of dropout and noise in the model's config.json, as far as a node has it."""
+    configs = [facts.model.config for facts in job.machines.facts.values() if facts.model and facts.model.config]
+    return model_chance.rates(configs[0]) if configs else {}
 
 
 def date_warnings(job: Job, moment: datetime | None) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 _HOW = ("fused", "foreach", "capturable")  # of torch's optimizers: which kernels a step uses
 _PAGED_ELEMENTS = 100_000  # of a parameter whose state is paged: get_state_buffer
@@ -32,8 +33,7 @@ def load_own(optimizer: Any, state: dict[str, Any], device: torch.device) -> Non
     """Load what is this rank's of a state that was read from a file (its tensors are pages of it)."""
     for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
         then.update({name: now[name] for name in _HOW if name in now})
-    for values in state["state"].values():
-        values.update({name: value.clone() for name, value in values.items() if isinstance(value, torch.Tensor)})
+    state = {**state, "state": tree_map_only(torch.Tensor, torch.clone, state["state"])}
     if device.type == "cuda" and getattr(optimizer, "is_paged", False):
         load_paged(optimizer, state)
         return

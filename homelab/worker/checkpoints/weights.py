@@ -62,6 +62,11 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
+def frozen(model: Any) -> dict[str, torch.Tensor]:
+    """The weights that are not trained, by name."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if not weight.requires_grad}
+
+
 def copy_of(state: dict[str, Any]) -> dict[str, Any]:
     """The same content in host memory, which no later step touches."""
     if torch.cuda.is_available():
@@ -147,7 +152,8 @@ def load_adapter(model: Any, folder: Path) -> Any:
 def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
     """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
 
-    `tensors` are the whole weights that were trained, after `step`; the model itself may hold only shards of them.
+    `tensors` are the whole weights that were trained, after `step`, and beside them all others of a whole model; the model itself may hold only
+    shards of them.
 
     Raises WorkerError when the disk does not take it.
     """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
-import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,11 @@ from homelab.worker.model import (
     base_kind,
     fused_loss,
     grouped_queries,
+    inspection,
+    model_dropout,
     quantised_cache,
     stored_weights,
+    trained_weights,
 )
 from homelab.worker.runtime.recipe import Method
 from homelab.worker.runtime.task import Task
@@ -72,14 +74,18 @@ def load_model(task: Task, path: str, note: Note) -> Any:
     if method.backend == "unsloth":
         from homelab.worker.model import unsloth
 
-        return _told(unsloth.load(task, path, note), task, note)
+        model = unsloth.load(task, path, note)
+        model_dropout.settle(model, task, note)
+        return _told(model, task, note)
     model = _load_base(task, path, note)
+    model_dropout.settle(model, task, note)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
     if train.fused_loss and (task.stage is None or task.stage.is_last):
         _fuse_loss(model, task, note)
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
+    trained_weights.freeze_unreached(model, note)
     return _told(model, task, note)
 
 
@@ -257,11 +263,13 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     linear = adapter_targets.linear_modules(model)
+    outside = inspection.outside_language(model)
     config = LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
         target_modules=adapter_targets.resolved(model, method.targets),
+        exclude_modules=rf"({'|'.join(map(re.escape, outside))})(\..*)?" if outside else None,
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -274,18 +282,5 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
     for parameter in adapted.parameters():
         assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
     adapted_parts.refuse_unmergeable(adapted)
-    start_adapters(adapted, seed)
+    trained_weights.start_adapters(adapted, seed)
     return adapted
-
-
-@torch.no_grad()
-def start_adapters(model: Any, seed: int) -> None:
-    """What each adapter starts from depends on the seed and its own name, as PEFT draws it (tuners/lora/layer.py, reset_lora_parameters): a stage
-    that holds some of the layers starts from the same numbers as the whole model.
-    """
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and ".lora_A." in name:
-            digest = hashlib.sha256(f"homelab adapter {seed} {name}".encode()).digest()
-            drawn = torch.empty(parameter.shape, dtype=torch.float32)
-            torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
-            parameter.copy_(drawn)

@@ -12,10 +12,11 @@ an adapter on the head; here the head is called as a module, on any device, and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -167,21 +168,60 @@ def _softcap(model: Any) -> float | None:
     return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
 
+# What else models multiply or divide their logits by: Cohere, Granite, Falcon H1, and others after them.
+_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+_SPREAD = 4.0  # standard deviation of the logits in the check: a scale of 1.05 moves the loss by more than its limit
+
+
+def scale_of(model: Any) -> str | None:
+    """The key of the model's configuration by which it scales its logits after the head, with its value; None for a model that does not."""
+    for config in (model.config.get_text_config(), model.config):
+        for key in _SCALES:
+            value = getattr(config, key, None)
+            if isinstance(value, int | float) and value != 1:
+                return f"{key} = {value:g}"
+    return None
+
+
 @torch.no_grad()
 def check(model: Any, original: Callable[..., Any]) -> None:
-    """Compare the loss of a few tokens with that of the forward that `install` has replaced.
+    """Compare the loss of a few tokens with that of the forward that `install` has replaced, as they are and with the last hidden states enlarged: the
+    logits of a random or an untrained model are near zero, where no scale shows.
 
     A model may do more between its head and its loss than is known here (scale its logits, add another loss). Raises WorkerError.
     """
+    if scale := scale_of(model):
+        raise _other_kind(model, f"{scale} in its config.json scales the logits")
     was_training = model.training
     model.eval()
-    tokens = torch.arange(1, 9, device=next(model.parameters()).device).unsqueeze(0)
-    fused, plain = (float(forward(input_ids=tokens, labels=tokens).loss) for forward in (model.forward, original))
+    device = next(model.parameters()).device
+    tokens = torch.arange(1, 9, device=device).unsqueeze(0)
+    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    spread = float(model.get_output_embeddings()(hidden).float().std())
+    factor = _SPREAD / spread if 0 < spread < _SPREAD else 1.0
+    for times in (1.0, factor):
+        with _enlarged(model.base_model, times):
+            fused, plain = (float(forward(input_ids=tokens, labels=tokens).loss) for forward in (model.forward, original))
+        if abs(fused - plain) > 1e-3 * abs(plain):
+            model.train(was_training)
+            raise _other_kind(model, f"it is {plain:.5g} for a few tokens, where the fused loss is {fused:.5g}")
     model.train(was_training)
-    if abs(fused - plain) > 1e-3 * abs(plain):
-        raise WorkerError(
-            f"{type(model).__name__} has a loss of its own kind: {plain:.5g} for a few tokens, where the fused loss is {fused:.5g}",
-            where=_WHERE,
-            hint="set [train] fused_loss = false",
-            needs_launch=True,
-        )
+
+
+@contextlib.contextmanager
+def _enlarged(decoder: Any, times: float) -> Iterator[None]:
+    """While this lasts, the decoder's last hidden states are so many times as large."""
+
+    def enlarge(_module: Any, _inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state * times
+        return output
+
+    handle = decoder.register_forward_hook(enlarge)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _other_kind(model: Any, why: str) -> WorkerError:
+    return WorkerError(f"{type(model).__name__} has a loss of its own kind: {why}", where=_WHERE, hint="set [train] fused_loss = false", needs_launch=True)

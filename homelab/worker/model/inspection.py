@@ -16,10 +16,8 @@ from typing import Any
 import numpy
 import torch
 
-# In names of transformers' configurations and modules: attention_dropout, resid_pdrop, layerdrop, drop_prob, router_jitter_noise, moe_jitter_eps.
-_CHANCE = re.compile(r"drop|jitter|noise")
-# Of parts that no causal language model computes: heads that classify, GPT-2's summary.
-_NEVER_READ = re.compile(r"^(classifier|summary|cls|pooler|seq_classif|qa|token_classif)")
+from homelab.law import model_chance
+
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|modules_to_save)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -64,7 +62,7 @@ def chance(model: Any) -> tuple[Chance, ...]:
     """Every source of chance that a training pass may draw from: dropout modules, rates that modules keep as numbers, rates in the configuration."""
     found: dict[tuple[str, float, bool], int] = {}
     for place, amount, _ in sources(model):
-        key = (pattern(place), amount, _ADAPTER.search(f".{place}.") is not None)
+        key = (pattern(place), amount, is_adapter(place))
         found[key] = found.get(key, 0) + 1
     return tuple(Chance(place, amount, count, is_adapter) for (place, amount, is_adapter), count in sorted(found.items()))
 
@@ -77,17 +75,13 @@ def sources(model: Any) -> Iterator[tuple[str, float, Callable[[float], None]]]:
         if f"{name}.".startswith(towers):
             continue
         for key, value in vars(part).items():
-            is_rate = key == "p" if isinstance(part, torch.nn.modules.dropout._DropoutNd) else _CHANCE.search(key)
-            if is_rate and _is_rate(value):
+            name_of_rate = "dropout" if key == "p" and isinstance(part, torch.nn.modules.dropout._DropoutNd) else key
+            if model_chance.is_rate(name_of_rate, value):
                 yield f"{name}.{key}" if name else key, float(value), functools.partial(setattr, part, key)
     for holder in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
         for name, value in vars(holder).items():
-            if _CHANCE.search(name) and not _NEVER_READ.match(name) and _is_rate(value):
+            if model_chance.is_rate(name, value) and model_chance.is_read(name):
                 yield f"config.json.{name}", float(value), functools.partial(setattr, holder, name)
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _prefix(model: Any) -> str:
@@ -99,6 +93,11 @@ def _prefix(model: Any) -> str:
 def base_of(model: Any) -> Any:
     """The causal LM, without the adapters' wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a module or parameter of this name belongs to the adapters."""
+    return _ADAPTER.search(f".{name}.") is not None
 
 
 def pattern(name: str) -> str:

@@ -80,6 +80,35 @@ def group_numbers(optimizer: Any, stages: Sequence[int]) -> list[list[list[int]]
     return numbers_of([[int(count) for count in counts[rank]] for rank in stages])
 
 
+def flat(state: dict[int, dict[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, type]]:
+    """The state of an optimizer as tensors by `number/name`, or `number/name/name` where an optimizer nests its own (bitsandbytes: states, maps and
+    scales of 8 bits); and the types of those that are plain numbers, by what comes after `number/`."""
+    tensors: dict[str, torch.Tensor] = {}
+    kinds: dict[str, type] = {}
+    waiting: list[tuple[str, Any]] = [(f"{number}/{name}", value) for number, values in state.items() for name, value in values.items()]
+    for place, value in waiting:
+        if isinstance(value, dict):
+            waiting += [(f"{place}/{name}", inner) for name, inner in value.items()]
+        elif isinstance(value, torch.Tensor):
+            tensors[place] = value
+        else:
+            tensors[place], kinds[place.partition("/")[2]] = torch.tensor(value), type(value)
+    return tensors, kinds
+
+
+def nested(tensors: dict[str, torch.Tensor], kinds: dict[str, type]) -> dict[int, dict[str, Any]]:
+    """What `flat` was given."""
+    state: dict[int, dict[str, Any]] = {}
+    for place, tensor in tensors.items():
+        number, _, names = place.partition("/")
+        *outer, last = names.split("/")
+        values = state.setdefault(int(number), {})
+        for name in outer:
+            values = values.setdefault(name, {})
+        values[last] = kinds[names](tensor.item()) if names in kinds else tensor
+    return state
+
+
 def whole_optimizer(optimizer: Any, stages: Sequence[int], device: torch.device, *, is_kept: bool) -> dict[str, Any]:
     """The state_dict that an optimizer of the whole model would have. Collective."""
     own = optimizer.state_dict()
@@ -87,16 +116,8 @@ def whole_optimizer(optimizer: Any, stages: Sequence[int], device: torch.device,
     own_numbers = list(itertools.chain.from_iterable(numbers[stages.index(dist.get_rank())]))
     in_order = list(itertools.chain.from_iterable(group["params"] for group in own["param_groups"]))
     whole_of = dict(zip(in_order, own_numbers, strict=True))
-    tensors = {
-        f"{whole_of[index]}/{name}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
-        for index, values in own["state"].items() for name, value in values.items()
-    }  # fmt: skip
-    kinds = {name: type(value) for values in own["state"].values() for name, value in values.items() if not isinstance(value, torch.Tensor)}
-    whole = gathered(tensors, device, is_kept=is_kept)
-    state: dict[int, dict[str, Any]] = {}
-    for key, tensor in whole.items():
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = kinds[name](tensor.item()) if name in kinds else tensor
+    tensors, kinds = flat({whole_of[index]: values for index, values in own["state"].items()})
+    state = nested(gathered(tensors, device, is_kept=is_kept), kinds)
     by_group = [list(itertools.chain.from_iterable(stage[group] for stage in numbers)) for group in range(len(own["param_groups"]))]
     groups = [{**group, "params": params} for group, params in zip(own["param_groups"], by_group, strict=True)]
     return {**own, "state": dict(sorted(state.items())), "param_groups": groups}

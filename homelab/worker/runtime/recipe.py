@@ -37,6 +37,7 @@ class Method:
     targets: str | list[str] = "all-linear"
     backend: str = "auto"
     base: str = "auto"  # of lora: in the training precision, or 8bit
+    model_dropout: bool = True  # of the model's own config.json; runs of older versions, which do not say, trained with it
 
     @property
     def quantisation(self) -> str | None:

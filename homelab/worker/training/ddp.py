@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,8 @@ class Replicas:
     def state(self, trainer: Any) -> dict[str, Any]:
         return {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
 
-    def whole_weights(self, model: Any) -> dict[str, Any]:
-        return weights.trained(model)
+    def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = weights.trained) -> dict[str, Any]:
+        return part(model)
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:
         weights.load_weights(model, checkpoint)

@@ -116,8 +116,8 @@ class Stages:
         }
         return state if is_kept else {}
 
-    def whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
-        return stages_state.gathered(weights.trained(model), self._device, is_kept=self._task.is_keeper)
+    def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = weights.trained) -> dict[str, torch.Tensor]:
+        return stages_state.gathered(part(model), self._device, is_kept=self._task.is_keeper)
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:
         weights.fill(weights.trained(model), checkpoint / weights.WEIGHTS, is_part=True)

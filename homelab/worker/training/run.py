@@ -278,7 +278,7 @@ class Run:
 
     def _finish(self, trainer: ShareTrainer) -> None:
         """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
-        from homelab.worker.checkpoints.weights import write_final
+        from homelab.worker.checkpoints.weights import frozen, write_final
         from homelab.worker.runtime import process_group
 
         self.recorder.heartbeat(phases.SAVING)
@@ -287,9 +287,10 @@ class Run:
         if self.tensorboard:
             self.tensorboard.close()
         tensors = trainer.strategy.whole_weights(trainer.model)
+        rest = trainer.strategy.whole_weights(trainer.model, frozen) if self.task.method.kind == "full" else {}
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
             self.best.load(tensors)
-            write_final(trainer.model, tensors, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
+            write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
         process_group.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall

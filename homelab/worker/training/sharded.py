@@ -12,7 +12,7 @@ Torch's `fully_shard` does it, called here and not through accelerate, which wra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,8 @@ class Shards:
         whole: dict[str, Any] = whole_state.gathered(own, is_kept=is_kept)
         return whole if is_kept else {}
 
-    def whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = whole_state.gathered(weights.trained(model), is_kept=self._task.is_keeper)
+    def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = weights.trained) -> dict[str, torch.Tensor]:
+        whole: dict[str, torch.Tensor] = whole_state.gathered(part(model), is_kept=self._task.is_keeper)
         return whole
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:

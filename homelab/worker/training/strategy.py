@@ -78,8 +78,8 @@ class Strategy(Protocol):
         """Weights and optimizer as the first rank of a node saves them: file name -> content. Collective; on other ranks it may be empty."""
         ...
 
-    def whole_weights(self, model: Any) -> dict[str, Any]:
-        """The whole weights that are trained, by name. Collective; of use on the first rank of a node alone."""
+    def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = ...) -> dict[str, Any]:
+        """The whole weights that are trained, or what `part` names of the model, by name. Collective; of use on the first rank of a node alone."""
         ...
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -156,7 +158,7 @@ class ShareTrainer(Trainer):
         summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
         last = len(inputs.micro_batches) - 1
         for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
-            torch.manual_seed(seed)
+            _seed(seed)
             sync = contextlib.nullcontext() if index == last else self.strategy.without_reduction(self.accelerator, model)
             with self.clock.one_pass(), sync:
                 loss = super().training_step(model, batch, num_items_in_batch)
@@ -270,6 +272,13 @@ class _Steps(TrainerCallback):
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.step_done()
         self.trainer.hooks.after_step(self.trainer)
+
+
+def _seed(seed: int) -> None:
+    """Every stream that a model may draw from."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _single(items: list[StepItem]) -> StepItem:

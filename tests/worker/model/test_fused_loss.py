@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from homelab.worker.model import fused_loss  # noqa: E402
 from homelab.worker.model.build import add_adapters, enable_checkpointing  # noqa: E402
 from homelab.worker.runtime.recipe import Method  # noqa: E402
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart  # noqa: E402
+from tests.worker.model import tiny_models  # noqa: E402
 
 VOCABULARY, ROWS, LENGTH = 97, 3, 21
 
@@ -245,3 +247,45 @@ def test_a_rank_without_any_label_has_a_loss_and_a_gradient_of_zero() -> None:
     output.loss.backward()
     assert float(output.loss) == 0
     assert all(not p.grad.any() for p in model.parameters() if p.requires_grad)
+
+
+SCALES = {"cohere": ("logit_scale", 0.0625), "granite": ("logits_scaling", 8.0), "falcon_h1": ("lm_head_multiplier", 2.0)}
+
+
+@pytest.mark.parametrize("kind", ["cohere", "granite"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_that_scales_its_logits_is_seen_by_its_config(kind: str, seed: int) -> None:
+    model = tiny_models.build(kind, initializer_range=0.002 * (seed + 1))
+    key, value = SCALES[kind]
+
+    assert fused_loss.scale_of(model) == f"{key} = {value:g}"
+    with pytest.raises(WorkerError, match=key):
+        fused_loss.check(model, fused_loss.install(model))
+
+
+@pytest.mark.parametrize("scale", [0.8, 0.97, 1.03, 1.25, 4.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_scale_that_no_key_names_is_seen_for_any_weights(scale: float, seed: int) -> None:
+    """The logits of a random model are near zero: its loss is that of a guess, whatever the scale."""
+    torch.manual_seed(seed)
+    model = tiny_models.build("llama", initializer_range=0.005)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.005, generator=torch.Generator().manual_seed(seed))
+    plain = type(model).forward
+
+    def forward(self: Any, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+        output = plain(self, *args, **kwargs)
+        output.logits = output.logits * scale
+        output.loss = None if labels is None else torch.nn.functional.cross_entropy(output.logits[0, :-1], labels[0, 1:])
+        return output
+
+    original = fused_loss.install(model)
+    assert callable(original)
+    with pytest.raises(WorkerError, match="own kind"):
+        fused_loss.check(model, functools.partial(forward, model))
+    fused_loss.check(model, original)
+
+
+@pytest.mark.parametrize("kind", sorted({*tiny_models.CONFIGS} - set(SCALES) - {"opt"}))
+def test_models_without_a_scale_take_the_fused_loss(kind: str) -> None:
+    model = tiny_models.build(kind)
+    fused_loss.check(model, fused_loss.install(model, chunk=3))
