@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from homelab.errors import InputError
 from homelab.law.stage import has_experts, why_mixtures_stay_whole
 from homelab.planning.job import Job, TrainingJob
@@ -15,6 +17,7 @@ from homelab.planning.types import Choice, RankPlan, TimeEstimate
 
 _WHERE = "recipe, [parallel] strategy"
 _NO_LAYERS = ("lm_head", "embed_tokens")
+_NUMBER = re.compile(r"(^|\.)\d+(\.|$)")  # of a layer
 
 
 class Pipeline(Strategy):
@@ -105,6 +108,11 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
     outside = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
     if outside:
         return f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it", '[method] targets = "all-linear", or another strategy'
+    some = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if _NUMBER.search(name)]
+    if some:
+        return f"has something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} in some layers alone", (
+            'name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'
+        )
     return None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import inspection
 
 if TYPE_CHECKING:
     from homelab.worker.data.encoding import Row
@@ -36,11 +37,15 @@ def of(model: Any) -> Limits:
 
 
 def _positions(model: Any) -> Iterable[int]:
-    for name, part in model.named_modules():
+    towers = tuple(f"{place}." for place in inspection.outside_language(model))  # a text takes no place in a picture
+    base = inspection.base_of(model)
+    for name, part in base.named_modules():
+        if name.startswith(towers):
+            continue
         if isinstance(part, torch.nn.Embedding) and _TABLE.search(name) and not hasattr(part, "make_weights"):
             yield part.num_embeddings - int(getattr(part, "offset", 0))
-    for name, buffer in model.named_buffers():
-        if _TABLE.search(name) and buffer.dim() == 2 and "sin" not in name:
+    for name, buffer in base.named_buffers():
+        if not name.startswith(towers) and _TABLE.search(name) and buffer.dim() == 2 and "sin" not in name:
             yield int(buffer.shape[0])
     for _, part in model.named_modules():
         if isinstance(table := getattr(part, "pos_encoding", None), torch.Tensor):  # CTRL

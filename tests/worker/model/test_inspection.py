@@ -98,3 +98,10 @@ def test_tied_weights_and_what_the_adapters_reach():
     assert found.tied == (("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight"),)
     assert found.adapted == {"model.layers.*.mlp.down_proj": 2, "model.layers.*.self_attn.q_proj": 2}
     assert found.trained == 2 * 2 * 2 * (32 + 32)
+
+
+@pytest.mark.parametrize("adapters", [None, ["q_proj"]])
+def test_a_text_takes_no_place_in_a_picture(adapters: list[str] | None):
+    from homelab.worker.model import row_limits
+
+    assert row_limits.of(tiny_models.build("gemma3", adapters=adapters)).positions is None
