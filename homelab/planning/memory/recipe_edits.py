@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _GB = 1e9
 _MOST_EDITS = 4
+_SHARDED = ("zero2", "zero3", "fsdp", "hsdp")  # they refuse 8-bit states, whose blocks shards would cut elsewhere
 _NOTHING = "take a smaller model, or add a machine with more memory"
 
 
@@ -157,9 +158,10 @@ def _candidates(recipe: TrainRecipe, scenario: MemoryScenario) -> Iterator[Edit]
         yield Edit("train", "gradient_checkpointing", True, False, False)
     if not train.fused_loss:
         yield Edit("train", "fused_loss", True, False, False)
-    if train.optimizer == "adamw":
+    is_sharded = recipe.parallel.strategy in _SHARDED or scenario.division.parts > 1
+    if train.optimizer == "adamw" and not is_sharded:
         yield Edit("train", "optimizer", "adamw_8bit", "adamw", True)
-    if train.optimizer != "paged_adamw_8bit" and scenario.device == "cuda" and scenario.pages:
+    if train.optimizer != "paged_adamw_8bit" and not is_sharded and scenario.device == "cuda" and scenario.pages:
         yield Edit("train", "optimizer", "paged_adamw_8bit", train.optimizer, True)
     if method.kind == "lora":
         yield Edit("method", "base", *(("8bit", "auto") if method.base == "auto" else ("auto", "8bit")), True)
