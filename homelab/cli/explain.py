@@ -30,6 +30,8 @@ def command(
     from homelab.diagnose import topic_index
 
     query = " ".join(topic or []).strip()
+    if query.lower() == "law":
+        return _law(as_json)
     topics = topic_index.find(query) if query else topic_index.TOPICS
     if query and not topics:
         raise _unknown(query)
@@ -45,6 +47,27 @@ def command(
         console.print(f'{len(topics)} topics speak of "{query}":', markup=False, highlight=False)
     console.print(_list(topics))
     console.print(f"\nMore of one: homelab explain {topics[0].id}", markup=False, highlight=False)
+    return 0
+
+
+def _law(as_json: bool) -> int:
+    """What may decide a training beside its recipe, and what holds each."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from homelab.law.influences import INFLUENCES
+
+    if as_json:
+        common.print_json({"law": [asdict(influence) for influence in INFLUENCES]})
+        return 0
+    table = Table("beside the recipe", "what holds it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for influence in INFLUENCES:
+        table.add_row(influence.name, influence.holds)
+    console = Console()
+    console.print("A recipe alone decides the training; the cluster only decides who computes what.\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from homelab.law import influences
 from homelab.text import secrets
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,7 +43,7 @@ _TAKEN = (
 )  # fmt: skip
 # On one node alone it would be another training there; of the built-in worker [train] says it.
 _OF_THE_LAW = (
-    r"PYTHON(?:HASHSEED|OPTIMIZE)|ACCELERATE_\w+|FSDP_\w+|UNSLOTH_\w+|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    influences.CHANGES_NUMBERS,
     "it changes what is computed, and a recipe alone decides the training: [train] has precision, seed and optimizer",
 )
 # Each NCCL rank reads these for itself: where they differ the ranks wait for each other, or fail (NCCL guide, environment variables).

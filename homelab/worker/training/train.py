@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import MutableMapping
 
+from homelab.law import influences
 from homelab.protocol import phases
 from homelab.protocol.errors import EXIT_FAILED
 from homelab.worker.errors import WorkerError, first_words
@@ -22,6 +24,7 @@ def main() -> int:
     """Entry of `python -m homelab.worker`. Returns 0 when the run is done, 1 when training went wrong, 2 for wrong input."""
     try:
         os.environ.update(scheduled.variables(os.environ))
+        dropped = without_odd_variables(os.environ)
         task = load_task(os.environ)
     except WorkerError as error:
         print(error.text, file=sys.stderr, flush=True)
@@ -31,6 +34,8 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         recorder.heartbeat(phases.STARTING)
+        if dropped:
+            recorder.note(f"law: this node sets {', '.join(dropped)}, which changes what is computed: not used")
         eight_bit = task.train.optimizer != "adamw"
         by_unsloth = task.method.backend == "unsloth"  # which imports both by itself
         imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, datasets=by_unsloth)
@@ -47,3 +52,14 @@ def main() -> int:
         traceback.print_exc()
         return EXIT_FAILED
     return 0
+
+
+def without_odd_variables(environment: MutableMapping[str, str]) -> list[str]:
+    """Take out what the node itself sets and what would make its ranks compute something else than the others'; the names of these variables.
+
+    A plan never sets one of them: files that name one are refused. Before torch is imported.
+    """
+    odd = influences.of_a_node(environment)
+    for name in odd:
+        del environment[name]
+    return odd
