@@ -87,6 +87,8 @@ def _boot_id() -> str:
 @functools.cache
 def _session_uuid() -> str:
     """The name that macOS gives a boot (sysctl(8), kern.bootsessionuuid)."""
+    if sys.platform != "darwin":
+        return ""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

@@ -22,7 +22,6 @@ from homelab.text import own_machine
 from homelab.text.say import Say
 
 _OPEN_S = 20.0
-_INTERFACES = Path("/sys/class/net")
 
 
 @contextlib.contextmanager
@@ -52,13 +51,13 @@ def _addresses(stream: Stream, files: dict[str, dict[str, str]]) -> dict[str, st
     return {}
 
 
-def is_on_wifi(host: str, interfaces: Path = _INTERFACES) -> bool:
+def is_on_wifi(host: str, interfaces: Path | None = None) -> bool:
     """Whether this machine reaches a host by Wi-Fi: the interface that has its own address there is a wireless one."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # no packet is sent
             own = probe.getsockname()[0]
-        wireless = _wireless(interfaces) if own_machine.is_linux() else _airports(_hardware_ports())
+        wireless = _wireless(interfaces or Path("/sys/class/net")) if own_machine.is_linux() else _airports(_hardware_ports())
         return any(own == one.address for name, ones in psutil.net_if_addrs().items() if name in wireless for one in ones)
     except OSError:
         return False
@@ -69,6 +68,8 @@ def _wireless(interfaces: Path) -> list[str]:
 
 
 def _hardware_ports() -> str:
+    if own_machine.is_linux():
+        return ""
     try:
         return subprocess.run(["networksetup", "-listallhardwareports"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout
     except (OSError, subprocess.TimeoutExpired):
