@@ -92,6 +92,7 @@ def without_sshd(commands: list[str]) -> list[str]:
 
 NETCAT = """
 import os, socket, sys, threading
+open(__file__ + ".passed", "w").close()
 wire = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 def back():
     while block := wire.recv(65536):
@@ -120,6 +121,8 @@ def test_a_proxy_command_is_obeyed_with_its_tokens_and_its_shell(places: Places,
     alias = f"  HostKeyAlias [127.0.0.1]:{places.ports['end']}\n"
     places.config.write_text(places.block("through", "through", trust) + places.block("behind", "end", f"{alias}  ProxyCommand {command}\n"))
     assert place_of(places.cluster("behind")) == "end"
+    has_passed = "Accepted publickey" in (places.folder / "through" / "log").read_text() or Path(f"{netcat}.passed").exists()
+    assert has_passed, "the server is reached without it, too"
 
 
 def test_a_proxy_that_hangs_is_ended_with_all_that_it_started(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
