@@ -51,6 +51,7 @@ SHARED_NAMES = {
     "gguf": "a model as one GGUF file",
     "merge": "the adapter put into its base",
     "model": "the base model as files",
+    "model_build": "the base model without its weights, before a launch",
     "network": "the network of a node",
     "ownership": "who may end a run",
     "packet_loss": "packets that are lost between two nodes",

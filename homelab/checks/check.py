@@ -23,7 +23,7 @@ from homelab.facts.node import Facts
 from homelab.text.hint import NO_COMMAND, Command, Hint
 
 # What a check looks at: a probe of the node by its name, or one of the other sources of `Evidence`.
-SOURCES = frozenset(Facts.model_fields) - {"node", "broken"} | {"login", "dials", "collective", "sample", "plan"}
+SOURCES = frozenset(Facts.model_fields) - {"node", "broken"} | {"login", "dials", "collective", "sample", "build", "plan"}
 
 
 class Problem(NamedTuple):

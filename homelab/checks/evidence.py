@@ -11,6 +11,7 @@ from homelab.config.recipe import Recipe
 from homelab.errors import HomelabError
 from homelab.facts.collective_test import CollectiveResult
 from homelab.facts.data_sample import SampleResult
+from homelab.facts.model_build import BuildResult
 from homelab.facts.node import Facts
 from homelab.planning.types import Plan
 from homelab.text.hint import NO_COMMAND, Command
@@ -104,6 +105,7 @@ class Evidence:
     data: Mapping[str, str] = field(default_factory=dict)
     collective: CollectiveResult | None = None  # the collective smoke test; None: not run
     sample: SampleResult | None = None  # of the training data; None: not looked at
+    build: BuildResult | None = None  # the base model without its weights; None: not built
     plan: Plan | None = None
     refused: HomelabError | None = None  # why there is no plan, when one was tried
 

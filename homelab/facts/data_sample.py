@@ -29,7 +29,8 @@ class FileSample(WireModel):
     Of the rows read, `tokens_sampled` were tokenized, spread evenly; 0 where there was no tokenizer. `rows_longer` of those have more
     than seq_len tokens, `rows_silent` have no token that carries loss, of `rows_mute` only the end of the turn carries loss (the first
     of them is at `mute_at`), `kept_tokens` is the sum of what is left of them. `longest_tokens` is the longest of all rows of the file,
-    estimated from its size where it is too long to be tokenized; its place is `longest_at`. `revision` is the commit of a data set of the hub.
+    estimated from its size where it is too long to be tokenized; its place is `longest_at`. `largest_id` is the largest token id
+    of the rows that were tokenized. `revision` is the commit of a data set of the hub.
     `read_as` is the form in words, `unused` says what of the rows nobody reads.
     """
 
@@ -51,6 +52,7 @@ class FileSample(WireModel):
     longest_at: Words = ""
     median_tokens: Count = 0
     kept_tokens: Count = 0
+    largest_id: Count = 0
 
 
 class SampleResult(WireModel):
@@ -64,3 +66,9 @@ class SampleResult(WireModel):
     tokenizer: BadRow | None = None
     files: dict[str, FileSample] = {}
     seconds: float = 0.0
+
+
+class SampleOfData(WireModel):
+    """`sample-data`: None where nothing is kept and nothing was to be read."""
+
+    sample: SampleResult | None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Verb -> (module, function, stream of its body). Modules are imported when they are needed: an answer costs milliseconds.
 VERBS = {
+    "build-model": ("model_build", "build", ""),
     "chat": ("worker_programs", "chat", ""),
     "checkpoints": ("storage.transfer", "checkpoints", ""),
     "claim": ("run.claims", "claim", ""),

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from homelab.facts.data_sample import SampleResult
+from homelab.facts.data_sample import SampleOfData
+from homelab.facts.model_build import BuildAnswer
 from homelab.facts.network import PacketSent
 from homelab.facts.node import Facts
 from homelab.models import WireModel
@@ -198,12 +199,6 @@ class CollectiveLook(WireModel):
     log: Log
 
 
-class SampleOfData(WireModel):
-    """`sample-data`: None where nothing is kept and nothing was to be read."""
-
-    sample: SampleResult | None
-
-
 class Manifest(WireModel):
     """`manifest`."""
 
@@ -258,7 +253,7 @@ class SupervisorEnded(WireModel):
 
 SHAPES: dict[str, type[BaseModel]] = {
     "facts": Facts, "wake": PacketSent, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks,
-    "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData,
+    "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData, "build-model": BuildAnswer,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,

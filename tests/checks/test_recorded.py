@@ -19,6 +19,7 @@ from homelab.checks.evidence import Evidence, Finding, Link
 from homelab.errors import UnreachableError
 from homelab.facts.collective_test import CollectiveResult
 from homelab.facts.data_sample import SampleResult
+from homelab.facts.model_build import BuildResult
 from homelab.node.probes import amd, nvidia, xid
 from homelab.node.system import firewall
 from tests.checks import healthy
@@ -123,6 +124,7 @@ def built(case: Case) -> Evidence:
 # Fields of Evidence that are no mapping by node: how a table becomes one.
 BUILDERS: dict[str, Callable[[Any], Any]] = {
     "sample": SampleResult.model_validate,
+    "build": BuildResult.model_validate,
     "plan": healthy.plan,
     "collective": TypeAdapter(CollectiveResult).validate_python,
     "lan": lambda table: {name: tuple(place) for name, place in table.items()},

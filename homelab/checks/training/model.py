@@ -35,6 +35,8 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("warn", "this node was not asked for the model", on_node(node, "true"))
     elif facts.model.found:
         return
+    elif facts.model.instead:
+        yield Problem("fail", f"{model.name}: {facts.model.problem}", _in_its_place(facts.model))
     elif not model.is_folder:
         problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
         if facts.model.damaged:
@@ -54,6 +56,16 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
                 "{} sends it to the nodes, if this machine has the folder; is the path right? edit the recipe: [model] name = a folder, or a hub id like org/name", _SEND
             )
             yield Problem("fail", problem, hint)
+
+
+def _in_its_place(model: ModelFacts) -> str:
+    """The edit for a folder or a repository that holds something else than a base model."""
+    if model.instead == "adapters":
+        whole = f'"{model.base}"' if model.base else "the model that they were trained on"
+        return Hint("edit the recipe: [model] name = {}; to go on from these adapters, put them into their model first ({}), and name the result", whole, homelab("merge RUN"))
+    if model.instead == "gguf":
+        return Hint("edit the recipe: [model] name = the 16-bit model that it was made from (its page on the hub names it); {} makes a GGUF of the result", homelab("gguf RUN"))
+    return "edit the recipe: [model] name = the same model in the form of transformers (config.json and *.safetensors; its name often ends in -hf)"
 
 
 @check("model.hub", "a base model that has to be downloaded can be", worst="fail", sees="model")
@@ -273,6 +285,8 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
         return "not looked at"
     kind = (facts.model.config or {}).get("model_type")
     size = decimal_size(facts.model.size_bytes) if facts.model.size_bytes is not None else "size not known"
-    return f"{kind}, {size}" if isinstance(kind, str) else size
+    built = evidence.build
+    trained = f", trains {built.trained:,} of {built.total:,} weights" if built is not None and built.trained else ""
+    return f"{kind}, {size}{trained}" if isinstance(kind, str) else size
 
 

@@ -15,7 +15,7 @@ from homelab.checks.machine import runs
 from homelab.config.recipe import Recipe
 from homelab.control.launch import planner
 from homelab.control.launch.inputs import RecipeInput
-from homelab.control.preflight import collective_test, data_sample, gather
+from homelab.control.preflight import collective_test, data_sample, gather, model_build
 from homelab.errors import HomelabError, InputError
 from homelab.facts.network import PortFacts
 from homelab.planning.types import Plan
@@ -47,15 +47,20 @@ def look(
     port = recipe.parallel.port if recipe else DEFAULT_PORT
     evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=test_collective == "always")
     evidence = _with_free_port(fleet, evidence)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sample") as pool:
-        # The tokenizer takes seconds on one node while the dials keep all wires busy.
-        sampled = None
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="sample") as pool:
+        # The tokenizer and the build take seconds on one node each while the dials keep all wires busy.
+        sampled = built = None
         if recipe is not None and evidence.facts and any(check.id not in skip for check in registry.CHECKS if check.sees == "sample"):
             sampled = pool.submit(data_sample.look, fleet, evidence, recipe, items)
+        if recipe is not None and evidence.facts and any(check.id not in skip for check in registry.CHECKS if check.sees == "build"):
+            built = pool.submit(model_build.look, fleet, evidence, recipe)
         evidence = gather.with_links(fleet, evidence, say=say)
         if sampled is not None:
             say("reading a sample of the data")
             evidence = replace(evidence, sample=sampled.result())
+        if built is not None:
+            say("building the model without its weights")
+            evidence = replace(evidence, build=built.result())
     plan, refused = None, None
     if recipe is not None and evidence.facts:
         try:

@@ -66,7 +66,10 @@ def _model_folder(folder: str, request: JsonObject) -> JsonObject:
         weights = _weights(folder, names)
     except OSError:
         weights = []
-    if answer["config"] is None:
+    other = _instead(folder, names)
+    if other:
+        answer.update(other)
+    elif answer["config"] is None:
         answer["problem"] = "config.json is missing or broken: this is not a model folder"
     elif not any(name in names for name in _WEIGHTS):
         answer["problem"] = f"no weights ({' or '.join(_WEIGHTS[:2])})"
@@ -81,6 +84,23 @@ def _model_folder(folder: str, request: JsonObject) -> JsonObject:
     except OSError as error:
         answer["found"], answer["problem"] = False, f"a file cannot be read: {error}"
     return answer
+
+
+def _instead(folder: str, names: list[str]) -> JsonObject:
+    """What the folder holds in the place of a base model; nothing where it may be one."""
+    if "adapter_config.json" in names:
+        settings = files.read_json(os.path.join(folder, "adapter_config.json"))
+        base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+        base = base[:200] if isinstance(base, str) else ""
+        whose = f": they belong to {base}" if base else ""
+        return {"instead": "adapters", "base": base, "problem": f"it holds adapters (adapter_config.json), and no model by itself{whose}"}
+    if any(name in names for name in _WEIGHTS):
+        return {}
+    if any(name.endswith(".gguf") for name in names):
+        return {"instead": "gguf", "problem": "it holds GGUF files, which llama.cpp answers with and nobody trains"}
+    if "params.json" in names or any(name.startswith("consolidated.") for name in names):
+        return {"instead": "original", "problem": "it holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read"}
+    return {}
 
 
 def _inside(folder: str, names: list[str], weights: list[str], request: JsonObject) -> JsonObject:

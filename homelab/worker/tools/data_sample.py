@@ -150,6 +150,7 @@ def _of_rows(
         "rows_longer": sum(length > seq_len for length in lengths),
         "rows_silent": sum(not any(row.trained[:seq_len]) for row in encoded),
         "longest_tokens": max(lengths),
+        "largest_id": max(max(row.tokens) for row in encoded),
         "median_tokens": round(statistics.median(lengths)),
         "kept_tokens": sum(min(length, seq_len) for length in lengths),
         "rows_mute": len(mute),

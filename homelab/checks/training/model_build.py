@@ -1,0 +1,92 @@
+"""model: the base model as one node built it without its weights: it can be trained in the recipe's way, and reads the recipe's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from homelab.checks.check import Problem, check
+from homelab.checks.evidence import Evidence, Level
+from homelab.config.recipe import TrainRecipe
+from homelab.facts.model_build import BuildResult
+from homelab.text.hint import Hint, homelab
+from homelab.text.units import decimal_size
+
+
+@check("model.kind", "the base model is a causal language model that the installed transformers builds", worst="fail", sees="build", after="model.files")
+def kind(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail for a type that transformers does not know, code of its own, an encoder, a config.json that contradicts itself; warn where nobody could build it."""
+    if evidence.build is not None and evidence.build.refused:
+        hint = Hint("{} tries it with a real step; to go on without this look: {}", homelab("plan RECIPE"), homelab("preflight --skip model.kind"))
+        yield evidence.build.node, Problem("warn", f"not built without its weights: {evidence.build.refused}", hint)
+    yield from _found(evidence, "kind")
+
+
+@check("model.stored", "the method goes with how the weights are stored (GPTQ, AWQ, FP8, bitsandbytes)", worst="fail", sees="build")
+def stored(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where a checkpoint is quantised already in a way that the method cannot train; warn where a quantised base leaves experts in 16 bits."""
+    yield from _found(evidence, "stored")
+    built = evidence.build
+    if built is not None and built.loose_experts_bytes:
+        message = (
+            f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): a quantised base narrows linear layers alone, "
+            "and these are fused into larger tensors"
+        )
+        yield built.node, Problem("warn", message, Hint("{} says whether they fit; a dense model of that size is held in 4 bits whole", homelab("plan RECIPE")))
+
+
+@check("model.weights", "the files have the weights that config.json describes, with a language head", worst="fail", sees="build")
+def weights(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where the weights have other sizes, or the head is missing and would start as random numbers."""
+    yield from _found(evidence, "weights")
+
+
+@check("model.adapters", "the adapters of [method] targets have layers to go on", worst="fail", sees="build")
+def adapters(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where PEFT cannot put the adapters on this model."""
+    yield from _found(evidence, "adapters")
+
+
+@check("model.gradient", "every weight to train gets a gradient from a text", worst="warn", sees="build")
+def gradient(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """warn where weights that are to be trained cannot be reached by a text (towers for images and sounds)."""
+    yield from _found(evidence, "gradient")
+
+
+@check("model.ids", "the embedding has a row for every token that the data holds", worst="fail", sees="build")
+def ids(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where the data holds a token that the embedding lacks; warn where the tokenizer alone has one."""
+    built = evidence.build
+    if built is None or built.embedding_rows is None or built.largest_id is None or built.largest_id < built.embedding_rows:
+        return
+    named = ", ".join(f"{text!r} ({number})" for number, text in built.beyond.items())
+    seen = f"the tokenizer has {named}, and the embedding has the ids 0 to {built.embedding_rows - 1} alone"
+    widen = (
+        "is the tokenizer this model's own? Copy the folder again. If tokens were added to it, widen the model: "
+        "model.resize_token_embeddings(len(tokenizer)), save both, and name that folder"
+    )
+    largest = max((file.largest_id for file in evidence.sample.files.values()), default=0) if evidence.sample is not None else 0
+    if largest >= built.embedding_rows:
+        yield built.node, Problem("fail", f"{seen}; the data holds such a token ({largest})", widen)
+    else:
+        yield built.node, Problem("warn", f"{seen}: a row with such a token would end the run (none of the sampled rows has one)", widen)
+
+
+@check("model.positions", "seq_len is within the absolute positions of the model", worst="fail", sees="build")
+def positions(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where the data has a row that is longer than the model has positions; warn where seq_len allows one."""
+    built = evidence.build
+    if built is None or built.positions is None or not isinstance(evidence.recipe, TrainRecipe) or evidence.recipe.train.seq_len <= built.positions:
+        return
+    seq_len = evidence.recipe.train.seq_len
+    longest = max((min(file.longest_tokens, seq_len) for file in evidence.sample.files.values()), default=0) if evidence.sample is not None else 0
+    level: Level = "fail" if longest > built.positions else "warn"
+    message = f"seq_len is {seq_len}, and the model has {built.positions} positions" + (f"; the data has a row of {longest} tokens" if level == "fail" else "")
+    yield built.node, Problem(level, message, f"edit the recipe: [train] seq_len = {built.positions} or less")
+
+
+def _found(evidence: Evidence, topic: str) -> Iterator[tuple[str, Problem]]:
+    built: BuildResult | None = evidence.build
+    for finding in built.findings if built is not None else ():
+        if finding.topic == topic:
+            where = f" ({finding.where})" if finding.where and finding.where not in finding.message else ""
+            yield built.node if built is not None else "", Problem(finding.level, f"{finding.message}{where}", Hint.said(finding.hint))

@@ -1,0 +1,53 @@
+"""The base model as one node built it without its weights (`homelab.worker.tools.model_build`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from homelab.models import WireModel
+from homelab.text.sanitize import plain_lines
+
+Count = Annotated[int, Field(ge=0)]
+Words = Annotated[str, Field(max_length=2000), AfterValidator(plain_lines)]  # a node's, and from a model's files: they reach a terminal
+
+
+class BuildFinding(WireModel):
+    """One thing that a person should know before a launch. `topic` is the check that it belongs to."""
+
+    topic: Literal["kind", "stored", "weights", "adapters", "gradient"]
+    level: Literal["warn", "fail"]
+    message: Words
+    where: Words = ""
+    hint: Words = ""
+
+
+class BuildResult(WireModel):
+    """What `homelab.control.preflight.model_build.look` brings back. `refused` says why no node could build it.
+
+    `trained` and `total` are numbers of weights (0: it could not be built), `adapted` the modules with adapters and how many, `largest_id` the
+    largest id of the tokenizer, `beyond` the first tokens (id: text) that the embedding with `embedding_rows` lacks, `positions` the most tokens of
+    a row (None: any), `loose_experts_bytes` what a quantised base leaves in 16 bits (None: it is not quantised).
+    """
+
+    node: str = ""
+    refused: Words | None = None
+    findings: Annotated[tuple[BuildFinding, ...], Field(max_length=50)] = ()
+    trained: Count = 0
+    total: Count = 0
+    adapted: Annotated[dict[Words, Count], Field(max_length=100)] = {}
+    chance: Annotated[tuple[Words, ...], Field(max_length=100)] = ()
+    tied: bool = False
+    embedding_rows: Count | None = None
+    positions: Count | None = None
+    largest_id: Count | None = None
+    beyond: Annotated[dict[Words, Words], Field(max_length=20)] = {}
+    loose_experts_bytes: Count | None = None
+    seconds: float = 0.0
+
+
+class BuildAnswer(WireModel):
+    """`build-model`."""
+
+    built: BuildResult
