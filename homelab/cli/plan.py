@@ -13,8 +13,10 @@ from homelab.cli import common
 if TYPE_CHECKING:
     from homelab.config.cluster import Cluster
     from homelab.config.recipe import Recipe
+    from homelab.errors import InputError
     from homelab.planning.inputs import PlanInputs
     from homelab.planning.types import Plan
+    from homelab.planning.verdict import Verdict
 
 
 def command(
@@ -44,6 +46,7 @@ def command(
     from homelab.config.load import load_recipe
     from homelab.control.launch import planner
     from homelab.errors import InputError
+    from homelab.planning import verdict
 
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
@@ -52,7 +55,7 @@ def command(
     counts = _counts(what_if_nodes)
     training = load_recipe(recipe)
     machines = (common.described_cluster if offline else common.load_cluster)(cluster, nodes)
-    inputs, notes = _gathered(for_recipe(machines, training), training, recipe, offline, as_json)
+    inputs, notes, blocked = _gathered(for_recipe(machines, training), training, recipe, offline, as_json)
 
     def make(of: PlanInputs) -> Plan:
         plan = planner.settled(of, launcher)[1]
@@ -69,15 +72,17 @@ def command(
     plan = make(inputs)
     if dry_run and not offline:
         plan = _tried(plan, inputs, as_json)
+    judged = verdict.of(plan, inputs.recipe, blocked, offline=offline)
     if as_json:
         common.print_json(plan.model_dump(mode="json") | ({"document": plan.document.model_dump()} if plan.document else {}))
-    else:
-        _print(plan, recipe, common.same_options(cluster), why)
-    return 0
+        return judged.exit_code
+    _print(plan, judged, recipe, common.same_options(cluster), why)
+    return judged.exit_code
 
 
-def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool) -> tuple[PlanInputs, list[str]]:
-    """What the plan is made from, from the nodes or (offline) from cluster.toml alone, and what a person should know of it."""
+def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool) -> tuple[PlanInputs, list[str], InputError | None]:
+    """What the plan is made from, from the nodes or (offline) from cluster.toml alone, what a person should know of it, and what of the recipe's
+    files cannot be read here."""
     from homelab.control.launch import inputs, planner
     from homelab.control.preflight import gather
     from homelab.errors import InputError
@@ -85,28 +90,32 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, a
 
     if offline:
         try:
-            return planner.inputs_of(cluster, {}, training, inputs.of_recipe(training, recipe), recipe.stem), []
+            return planner.inputs_of(cluster, {}, training, inputs.of_recipe(training, recipe), recipe.stem), [], None
         except InputError as error:  # only the number of rows is missed
-            return planner.inputs_of(cluster, {}, training, [], recipe.stem), [f"{error.message}: {error.where}"]
+            return planner.inputs_of(cluster, {}, training, [], recipe.stem), [f"{error.message}: {error.where}"], error
     items = inputs.of_recipe(training, recipe)
     with Fleet(cluster) as fleet, common.progress(as_json) as say:
         evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
-    return planner.inputs_from(evidence, training, items, recipe.stem), notes
+    return planner.inputs_from(evidence, training, items, recipe.stem), notes, None
 
 
 def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
     """The plan with its memory as a dry run on a node finds it."""
+    from dataclasses import replace
+
     from homelab.control.preflight import memory_dry_run
+    from homelab.planning import cards, machines
     from homelab.remote.fanout import Fleet
 
     with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
-        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say)
+        slots = machines.choose(replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))).slots
+        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots})
 
 
-def _print(plan: Plan, recipe: Path, options: str, why: bool) -> None:
+def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:
     from rich.console import Console
 
     from homelab.planning.render import plan_table
@@ -118,7 +127,11 @@ def _print(plan: Plan, recipe: Path, options: str, why: bool) -> None:
         console.print(f"\n{plan.document.file_name}, which starts it on all nodes", style="bold", markup=False, highlight=False)
         console.print(plan.document.text, soft_wrap=True, markup=False, highlight=False, emoji=False)
         return
-    console.print(f"Next: homelab launch {file_word(str(recipe))}{options}", soft_wrap=True, markup=False, highlight=False)
+    if not judged.runs:
+        word, style = ("It cannot run", "red") if judged.runs is False else ("It may run", "yellow")
+        console.print(f"{word}: {judged.seen}\nFirst: {judged.edit}", style=style, markup=False, highlight=False)
+    verb, _, option = judged.command.partition(" ")
+    console.print(f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
@@ -21,7 +22,7 @@ class PlanInputs:
     `facts` may be empty (offline): cluster.toml is believed then. `code` and `script` are the shipped code and a [script]'s file, `files`
     everything that is shipped, as paths below a node's work folder; without `script` the recipe's own path is taken. `data` has the size
     of the data that does not lie on the nodes, by role, `throughputs` bytes per second from node to node, where measured. `moment`: when the run
-    was launched, UTC, where that is known.
+    was launched, UTC, where that is known. `config`: config.json of the model, where this machine has its folder.
     """
 
     cluster: Cluster
@@ -37,3 +38,4 @@ class PlanInputs:
     data: Mapping[str, DataFile] = field(default_factory=dict)
     throughputs: Throughputs = field(default_factory=dict)
     moment: datetime | None = None
+    config: Mapping[str, Any] | None = None

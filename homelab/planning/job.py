@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.facts.node import Facts
+from homelab.planning import stored_base
 from homelab.planning.inputs import PlanInputs, Throughputs
 from homelab.planning.machines import Machines
 from homelab.planning.memory import architecture, division
@@ -51,14 +53,13 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     """The job of these inputs on these machines."""
     if not isinstance(inputs.recipe, TrainRecipe):
         return Job(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step)
-    shape = shape_of(inputs.recipe.model.name, machines.facts)
+    shape = shape_of(inputs.recipe.model.name, machines.facts, inputs.config)
     work = workload.estimate(inputs.recipe, machines, precision, shape, inputs.data)
-    return TrainingJob(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step, shape, work)
+    held = stored_base.as_held(inputs.recipe, stored_base.config_of(machines.facts, inputs.config))
+    return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work)
 
 
-def shape_of(name: str, facts: Mapping[str, Facts]) -> Architecture | None:
-    """The model's shape: from its config.json as a node has it, else from the table of known names."""
-    for node in facts.values():
-        if node.model and node.model.config:
-            return architecture.from_config(node.model.config)
-    return architecture.known(name)
+def shape_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Architecture | None:
+    """The model's shape: from its config.json as a node has it, else as this machine has it, else from the table of known names."""
+    config = stored_base.config_of(facts, local)
+    return architecture.known(name) if config is None else architecture.from_config(config)

@@ -27,6 +27,7 @@ def inputs_of(cluster: Cluster, facts: Mapping[str, Facts], recipe: Recipe, item
     return PlanInputs(
         cluster, recipe, facts, run, recipe.parallel.port, code=_below_workdir(ship.code_dir), script=shipped.get("script"),
         files=tuple(shipped.values()), data=inputs.files_of(items),
+        config=inputs.local_config(recipe),
     )  # fmt: skip
 
 

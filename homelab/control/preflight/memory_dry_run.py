@@ -9,6 +9,7 @@ from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.errors import HomelabError
 from homelab.facts.node import Facts
+from homelab.planning import stored_base
 from homelab.planning.job import shape_of
 from homelab.planning.memory import dry_run
 from homelab.planning.types import Plan
@@ -17,13 +18,18 @@ from homelab.remote.fanout import Fleet
 TIME_LIMIT_S = 60.0
 
 
-def improve(fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts], say: Callable[[str], None]) -> Plan:
-    """The plan with its memory as a dry run found it. Where none can be made, the plan as it is, with a warning when one was tried."""
+def improve(
+    fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts], say: Callable[[str], None], *, free: Mapping[int, tuple[int | None, int]] | None = None
+) -> Plan:  # fmt: skip
+    """The plan with its memory as a dry run found it. Where none can be made, the plan as it is, with a warning when one was tried.
+
+    `free`: for a model whose shape the planner does not know, rank -> (memory of its card or machine, what of it is not free), in bytes.
+    """
     if not isinstance(recipe, TrainRecipe):
         return plan
     shape, node = shape_of(recipe.model.name, facts), dry_run.able(facts, recipe)
     situations = dry_run.situations(plan, recipe)
-    if shape is None or node is None or not situations:
+    if node is None or not situations:
         return plan
     say(f"dry run of a training step on {node}")
     model = facts[node].model
@@ -40,6 +46,9 @@ def improve(fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts]
     try:
         answer = fleet.agent(node).ask("dry-run", request, timeout_s=TIME_LIMIT_S + 20)
     except HomelabError as error:
-        text = f"no dry run on {node}, the memory is estimated by formulas: {error.message}"
+        text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so nobody knows the memory'}: {error.message}"
         return plan.model_copy(update={"warnings": (*plan.warnings, text)})
-    return dry_run.applied(plan, recipe, shape, node, situations, answer["results"])
+    held = stored_base.as_held(recipe, model.config)
+    if shape is None:
+        return dry_run.without_shape(plan, held, node, situations, answer["results"], free or {})
+    return dry_run.applied(plan, held, shape, node, situations, answer["results"])

@@ -230,6 +230,11 @@ def known(name: str) -> Architecture | None:
     return _KNOWN_LOWER.get(name.lower())
 
 
+def near(name: str) -> str:
+    """" Did you mean ...?" with a name that is known here and much like this one; or nothing."""
+    return did_you_mean(name, _KNOWN) if "/" in name else ""
+
+
 def adapted_linears(
     architecture: Architecture, targets: Literal["all-linear"] | Sequence[str]
 ) -> tuple[tuple[Linear, int], ...]:

@@ -35,7 +35,7 @@ class DryRunCase:
 
 def situations(plan: Plan, recipe: TrainRecipe) -> tuple[DryRunCase, ...]:
     """The different situations of the plan's ranks, the rank with the least room left first, at most four. None for stages: a dry run is of a whole model."""
-    ranks = [rank for rank in plan.ranks if rank.memory is not None and rank.stage is None]
+    ranks = [rank for rank in plan.ranks if rank.stage is None]
     ranks.sort(key=lambda rank: _headroom(rank.memory))
     return tuple(dict.fromkeys(wanted_of(plan, recipe, rank) for rank in ranks))[:_MOST]
 
@@ -91,6 +91,33 @@ def applied(
         and after.memory.available_bytes
     ]
     return plan.model_copy(update={"ranks": ranks, "warnings": (*plan.warnings, *warnings)})
+
+
+def without_shape(
+    plan: Plan, recipe: TrainRecipe, node: str, cases: Sequence[DryRunCase], results: Sequence[Mapping[str, Any]], free: Mapping[int, tuple[int | None, int]]
+) -> Plan:  # fmt: skip
+    """The plan of a model that no formula knows: a rank has the memory of its own dry run, beside what torch does not see. `free`: rank -> (its
+    memory, what of it others hold). A strategy that divides the model needs less, and is left without an estimate."""
+    results_of = dict(zip(cases, results, strict=False))
+    if plan.strategy != "ddp" or not results_of:
+        return plan
+    ranks, warnings = [], []
+    for rank in plan.ranks:
+        result = results_of.get(wanted_of(plan, recipe, rank))
+        if result is not None:
+            available, held_bytes = free.get(rank.rank, (None, 0))
+            sizes = {name: int(size) for name, size in result["items"].items() if size} | rank_memory.beside(plan.device, plan.world_size, result["items"])
+            items = tuple(MemoryItem(name=name, size_bytes=size) for name, size in {**sizes, memory_items.HELD: held_bytes}.items() if size)
+            run = DryRun(node=node, peak_bytes=result["peak_bytes"], at=result["at"], seconds=result["seconds"], analytic_bytes=result["peak_bytes"])
+            rank = rank.model_copy(update={"memory": MemoryEstimate(items=items, available_bytes=available, dry_run=run)})
+        if rank.memory is not None and rank.memory.fits is False and rank.memory.available_bytes:
+            lacking = (rank.memory.total_bytes - rank.memory.available_bytes) / _GB
+            warnings.append(f"rank {rank.rank} on {rank.node} does not fit by the dry run: {lacking:.1f} GB too little")
+        ranks.append(rank)
+    trained = next(iter(results))["items"].get(memory_items.ADAPTERS, 0) // rank_memory.TRAINED_BYTES
+    weights = f", which trains {trained:,} weights" if trained else ""
+    note = [f"the planner knows no formulas for this model: its memory is that of a dry run on {node}{weights}; its time is not known"]
+    return plan.model_copy(update={"ranks": tuple(ranks), "warnings": (*plan.warnings, *note, *warnings)})
 
 
 def _rank(

@@ -131,13 +131,7 @@ def estimate(architecture: Architecture, method: Method, train: Train, setup: Ra
         sizes = division.divided(sizes, architecture, method, setup.precision, trainable_parameters(architecture, method), setup.division)
     elif setup.world_size > 1:  # DDP makes its buckets anew before the second step, in the order of the gradients, while it still has the old ones
         sizes[EXCHANGED] = max(0, sizes[GRADIENTS] - sum(sizes.get(name, 0) for name in MOVING))
-    if setup.device == "cuda":
-        sizes[WORKSPACES] = WORKSPACE_BYTES
-        sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes[name] for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP)))
-        sizes[CONTEXT] = CONTEXT_BYTES
-        sizes[COMMUNICATOR] = COMMUNICATOR_BYTES if setup.world_size > 1 else 0
-    else:
-        sizes[PROCESS] = PROCESS_BYTES
+    sizes |= beside(setup.device, setup.world_size, sizes)
     sizes[HELD] = setup.held_by_others_bytes
     unknown = setup.measured.keys() - sizes.keys()
     assert not unknown, f"no such item: {unknown}"
@@ -174,6 +168,16 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     }
     step = _step_bytes(architecture, method, train, device, precision)
     return sizes | {STEP: max(0, step - sum(sizes.get(name, 0) for name in MOVING))}
+
+
+def beside(device: str, world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What is there beside the items that a dry run sees (`sizes`), in bytes: of a card or of a process."""
+    if device != "cuda":
+        return {PROCESS: PROCESS_BYTES}
+    return {
+        WORKSPACES: WORKSPACE_BYTES, CONTEXT: CONTEXT_BYTES, COMMUNICATOR: COMMUNICATOR_BYTES if world_size > 1 else 0,
+        ALLOCATOR: round(ALLOCATOR_FRACTION * sum(sizes.get(name, 0) for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP))),
+    }  # fmt: skip
 
 
 def largest_micro_batch(

@@ -110,11 +110,12 @@ def as_json(side: Plan | DoesNotFit) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 40 ms, 1.3 s, 12 min, 3.4 h, 2.1 days."""
+    """Seconds as people say them: 40 ms, 1.3 s, 12 min, 3.4 h, 2.1 days, 7 years."""
     for limit, scale, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 86_400:.3g} days"
+    days = seconds / 86_400
+    return f"{days:.3g} days" if days < 730 else f"{days / 365.25:,.0f} years"
 
 
 def rate(tokens_per_s: float) -> str:
