@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def quote_path(path: str) -> str:
@@ -23,6 +23,17 @@ def file_word(path: str) -> str:
 def quote_words(words: Iterable[str]) -> str:
     """An argument list as shell text."""
     return " ".join(shlex.quote(word) for word in words)
+
+
+def quote_torchrun(words: Sequence[str]) -> str:
+    """A torchrun command as text for a shell of the node.
+
+    A `~/` of the program and of torchrun's own folder, which a plan without machines has, is the home of whoever types it. The other words
+    are the person's, and arrive as they are.
+    """
+    text = " ".join((quote_path(words[0]), *(shlex.quote(word) for word in words[1:])))
+    log = next((word for word in words if word.startswith("--log-dir=~/")), "")
+    return text.replace(shlex.quote(log), "--log-dir=" + quote_path(log.removeprefix("--log-dir=")), 1) if log else text
 
 
 def in_sh(script: str) -> str:

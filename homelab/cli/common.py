@@ -201,5 +201,9 @@ def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]
             if "cluster" in options:
                 error.hint = with_options(error.hint, options_of(options["cluster"], options.get("runs_dir")))
             raise
+        except KeyboardInterrupt as stopped:
+            for text in stopped.args[:1]:  # what goes on without this command; typer makes a plain exit code of the interrupt
+                typer.echo(with_options(text, options_of(options["cluster"])) if "cluster" in options else text, err=True)
+            raise
 
     return run

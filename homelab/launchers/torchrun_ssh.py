@@ -6,7 +6,7 @@ import shlex
 
 from homelab.launchers.base import Launcher, NodeCommand, environment_of, program_of
 from homelab.planning.types import LaunchSpec, NodePlan, Placement
-from homelab.shell import quote_path, quote_words
+from homelab.shell import quote_path, quote_torchrun
 from homelab.text.secrets import masked
 
 RENDEZVOUS_TIMEOUT_S = 300
@@ -51,4 +51,4 @@ def _torchrun(spec: LaunchSpec, placement: Placement, node: NodePlan) -> tuple[s
 def by_hand(node: NodePlan, ssh_target: str) -> str:
     """What a person would type on this node instead of the agent's start; secrets masked."""
     exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(masked(node.environment).items()))
-    return f"# node {node.name} ({ssh_target})\ncd {quote_path(node.run_dir)} && env {exports} \\\n  {quote_words(node.command)}\n"
+    return f"# node {node.name} ({ssh_target})\ncd {quote_path(node.run_dir)} && env {exports} \\\n  {quote_torchrun(node.command)}\n"

@@ -17,7 +17,7 @@ from homelab.errors import InputError
 from homelab.launchers import torchrun_ssh
 from homelab.planning.render import plan_table
 from homelab.planning.types import Plan
-from homelab.shell import in_sh, quote_path, quote_words
+from homelab.shell import in_sh, quote_path, quote_torchrun, quote_words
 from tests import builders
 from tests.checks import healthy
 
@@ -218,3 +218,22 @@ def test_what_a_person_runs_by_hand_is_what_was_planned(tmp_path: Path) -> None:
     done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, cwd="/", check=True)
     assert json.loads(done.stdout) == [ODD, str(tmp_path), {"A": "it's $(touch pwned)\nx", "HF_TOKEN": "***"}]
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_of_a_plan_without_machines_runs_in_the_home_of_whoever_types_it(tmp_path: Path) -> None:
+    """`plan --offline` knows no home: what it prints has `~/` in it, which quotes would make a name of a folder."""
+    home = tmp_path / "my home"
+    python = home / ".homelab/env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    made = make(healthy.cpu())
+    node = made.nodes[0].model_copy(update={
+        "run_dir": "~/homelab/runs/a", "environment": {},
+        "command": ("~/.homelab/env/bin/python", "-m", "torch.distributed.run", "--log-dir=~/homelab/runs/a b/logs", "--rdzv-conf=timeout=60", "x=~/y", "~user/z"),
+    })  # fmt: skip
+    (home / "homelab/runs/a").mkdir(parents=True)
+    said = ["-m", "torch.distributed.run", f"--log-dir={home}/homelab/runs/a b/logs", "--rdzv-conf=timeout=60", "x=~/y", "~user/z"]
+    for text in (torchrun_ssh.by_hand(node, "me@host"), quote_torchrun(node.command)):
+        done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, cwd=tmp_path, check=True)
+        assert done.stdout.splitlines() == said

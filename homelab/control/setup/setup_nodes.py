@@ -77,14 +77,23 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
         )  # fmt: skip
 
     firsts = [next(name for name in platforms if platforms[name] == platform) for platform in supplies] if how.between_nodes else []
-    done, failed = on_all(firsts, one, stop=fleet.give_up_all)
-    with ExitStack() as shares:
-        for name in firsts:
-            if name in done:
-                shares.enter_context(supplies[platforms[name]].shared_by(fleet.agent(name)))
-        others, not_brought = on_all([name for name in platforms if name not in firsts], one, stop=fleet.give_up_all)
+    try:
+        done, failed = on_all(firsts, one, stop=fleet.give_up_all)
+        with ExitStack() as shares:
+            for name in firsts:
+                if name in done:
+                    shares.enter_context(supplies[platforms[name]].shared_by(fleet.agent(name)))
+            others, not_brought = on_all([name for name in platforms if name not in firsts], one, stop=fleet.give_up_all)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_left_behind(sorted(progress.installing))) from None
     done |= others | by_hand
     return {name: done[name] for name in names if name in done}, errors | failed | not_brought
+
+
+def _left_behind(installing: list[str]) -> Hint:
+    if not installing:
+        return Hint("What has arrived stays on the nodes. To go on: {}", homelab("setup"))
+    return Hint("{} finishes the installation that has begun. To go on after it: {}; to remove it: {}", listed(installing), homelab("setup"), homelab("teardown"))
 
 
 def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
@@ -149,10 +158,12 @@ def _bring(
         supply.bring(agent, part, state.partial.get(part.name, 0), lambda count: progress.add(name, count), refused)
     request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest, "is_closed": lock.is_closed}
     progress.end(name, f"installing {len(lock.packages)} packages")
+    progress.installing.add(name)
     made = when_free(
         lambda: agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S),
         lambda: progress.end(name, "waiting for another setup that works on this node"),
     )
+    progress.installing.discard(name)
     if made["packages"] != lock.versions:
         raise HomelabError(
             "the environment does not hold what was installed", where=f"node {name}",

@@ -19,6 +19,8 @@ class TransferProgress:
         self._lock = threading.Lock()
         self._nodes: dict[str, TransferState] = {}
         self._said_s = 0.0
+        self.installing: set[str] = set()
+        """Nodes that install now. They go on if this process ends: half an installation helps nobody."""
 
     def begin(self, node: str, total_bytes: int) -> None:
         """So many bytes go to this node."""

@@ -13,7 +13,7 @@ from homelab.planning.cards import short
 from homelab.planning.render import time_table
 from homelab.planning.types import MemoryEstimate, Plan, RankPlan
 from homelab.protocol.memory_items import HELD
-from homelab.shell import quote_words
+from homelab.shell import quote_torchrun
 from homelab.text.secrets import masked
 from homelab.text.units import gigabytes, megabytes
 
@@ -41,7 +41,7 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
         if why:
             environment = " ".join(f"{key}={value}" for key, value in sorted(masked(node.environment).items()))
             parts.append(Padding(Text(environment, style="dim"), (0, 0, 0, 2)))
-        parts.append(Padding(Text(quote_words(node.command), overflow="fold"), (0, 0, 0, 2)))
+        parts.append(Padding(Text(quote_torchrun(node.command), overflow="fold"), (0, 0, 0, 2)))
     parts += [
         Text(),
         _choices(plan) if why else Text("The reason of each choice: homelab plan RECIPE --why", style="dim"),
