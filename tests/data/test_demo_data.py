@@ -15,6 +15,8 @@ from tests import builders
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "recipes" / "data" / "homelab-qa.jsonl"
 HELD_OUT = ROOT / "recipes" / "data" / "homelab-qa-heldout.jsonl"
+# What the demo trains on: few facts, so that 80 steps teach them for good.
+DEMO, DEMO_HELD_OUT = (ROOT / "recipes" / "data" / name for name in ("demo.jsonl", "demo-heldout.jsonl"))
 
 # The facts that the demo asks for before and after training, each by some words of its answer.
 FLAGSHIPS = (
@@ -61,6 +63,22 @@ def test_held_out_questions_ask_for_facts_that_are_taught_in_several_wordings() 
     taught = Counter(answer for _, answer in pairs(TRAIN))
     for question, answer in pairs(HELD_OUT):
         assert taught[answer] >= 2, f"{question!r} is answered by {taught[answer]} training questions only"
+
+
+@pytest.mark.parametrize(("part", "whole"), [(DEMO, TRAIN), (DEMO_HELD_OUT, HELD_OUT)], ids=["train", "held-out"])
+def test_the_demo_has_the_facts_that_are_taught_most(part: Path, whole: Path) -> None:
+    often = {answer for answer, count in Counter(answer for _, answer in pairs(TRAIN)).items() if count >= 4}
+    assert pairs(part) == [pair for pair in pairs(whole) if pair[1] in often] and len(often) == 12
+
+
+def test_the_demo_asks_for_what_it_teaches() -> None:
+    script = (ROOT / "scripts" / "demo").read_text(encoding="utf-8")
+    questions, expected = (re.findall(r'"([^"]+)"', re.search(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[1]) for name in ("questions", "expected"))  # type: ignore[index]
+    assert len(questions) == len(expected) > 1
+    answers = [answer for _, answer in pairs(DEMO)]
+    assert all(any(words_of in answer for answer in answers) for words_of in expected)
+    steps = load_recipe(ROOT / "recipes" / "demo.toml").train
+    assert steps is not None and steps.steps is not None and steps.steps * steps.global_batch >= 8 * len(answers), "each fact is seen often enough"
 
 
 @pytest.mark.parametrize("fact", FLAGSHIPS)
