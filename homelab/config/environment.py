@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from homelab.config import typed_secrets
 from homelab.law import influences
 from homelab.text import secrets
 
@@ -58,10 +59,7 @@ def refusal(name: str) -> str | None:
     if not _NAME.fullmatch(name):
         return "a variable's name has letters of the alphabet, digits and '_', and begins with no digit"
     if secrets.names_a_secret(name):
-        return (
-            "a secret does not belong into a file that is kept with each run: log in on the node (hf auth login, wandb login), or export "
-            "HF_TOKEN where you type homelab launch, and the ranks get it"
-        )
+        return f"a secret does not belong into a file that is kept with each run: {typed_secrets.HELP}"
     return next((why for names, why in _TAKEN if re.fullmatch(names, name)), None)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from homelab.config import typed_secrets
 from homelab.config.cluster import Cluster, Node, Notify, Price, Wire
 from homelab.config.lines import key_lines, line_of
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
@@ -62,14 +63,14 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
 
 
-_LARGEST = 2**63 - 1  # TOML's own
-_MOST_SHOWN = 200
+_LARGEST, _MOST_SHOWN = 2**63 - 1, 200  # the largest number is TOML's own
 _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
     text, data = read(path, "recipe", "list the recipes with: ls recipes/")
+    raise_faults(path, text, typed_secrets.faults(data))  # first: other faults show the value
     try:
         return parse_recipe(data)
     except ValidationError as error:
@@ -266,9 +267,8 @@ def raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
         if entry not in numbered:
             numbered.append(entry)
     numbered.sort()
-    count = len(numbered)
     raise InputError(
-        f"{count} fault{'s' if count > 1 else ''}:\n" + "\n".join(f"  {message}" for _, message in numbered),
+        f"{len(numbered)} fault{'s' if len(numbered) > 1 else ''}:\n" + "\n".join(f"  {message}" for _, message in numbered),
         where=str(path),
         hint=f"edit {shlex.quote(str(path))}, then run the command again",
     )

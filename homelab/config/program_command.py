@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from homelab.config import typed_secrets
 from homelab.errors import InputError
 from homelab.text.hint import Hint, homelab
 
@@ -67,6 +68,11 @@ def parsed(words: Sequence[str]) -> Program:
     """
     where, first, rest = "the command behind --", words[0] if words else "", tuple(words[1:])
     name = first.rpartition("/")[2]
+    if what := typed_secrets.found(words):
+        raise InputError(
+            f"the command holds a secret ({what}): it would be kept with the run, and every user of a node would see it", where=where,
+            hint=f"leave it out; give it in the environment: export HF_TOKEN=..., or another secret to the node itself: {typed_secrets.HELP}",
+        )  # fmt: skip
     if not words:
         raise InputError("there is no command", where=where, hint=homelab("run -- python train.py"))
     if _PYTHON.fullmatch(name) or name == "torchrun" or (name == "accelerate" and rest[:1] == ("launch",)):
