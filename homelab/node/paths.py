@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from homelab.protocol import files, layout
@@ -16,6 +18,22 @@ _whole: dict[str, tuple[int, int, int]] = {}  # folder of an attempt -> what its
 def expand(path: str) -> str:
     """`~/x` below this user's home; other paths as they are."""
     return os.path.expanduser(path)
+
+
+def keep_private(workdir: str, *, make: bool = False) -> None:
+    """Let nobody else into the folders of runs and data, nor into the workdir where it is homelab's own, whatever umask made them.
+
+    `make`: the folders that are not there yet, too. A home, a disk's top and a folder of everybody (the sticky bit of /tmp) stay as they are.
+    """
+    root = expand(workdir)
+    for folder in (root, os.path.join(root, layout.RUNS), os.path.join(root, layout.DATA)):
+        with contextlib.suppress(OSError):  # a disk that keeps no modes; what is wrong with it is said by who writes there
+            if make:
+                os.makedirs(folder, 0o700, exist_ok=True)
+            state = os.stat(folder)
+            is_everybodys = folder == root and (state.st_mode & stat.S_ISVTX or os.path.ismount(root) or os.path.realpath(root) == os.path.realpath(expand("~")))
+            if state.st_uid == os.geteuid() and state.st_mode & 0o077 and not is_everybodys:
+                os.chmod(folder, 0o700)
 
 
 def run_dir(workdir: str, run: str) -> str:

@@ -78,6 +78,8 @@ VERBS = {
     "wake": ("network.wake", "wake", ""),
 }
 
+_WRITERS = ("start", "receive-file", "receive-checkpoint")
+
 
 class _Covered:
     """Standard output without the secrets of the runs that live here; bytes that are sent (`buffer`) are files, word for word."""
@@ -129,6 +131,10 @@ def call(verb: str, request: JsonObject, stdin: BinaryIO, stdout: BinaryIO) -> A
     if verb not in VERBS:
         raise ValueError(f"this agent does not know {verb!r}")
     module, function, stream = VERBS[verb]
+    if "workdir" in request:
+        from homelab.node import paths
+
+        paths.keep_private(request["workdir"], make=verb in _WRITERS)
     answers = getattr(importlib.import_module(f"homelab.node.{module}"), function)
     return answers(request, stdin if stream == "stdin" else stdout) if stream else answers(request)
 

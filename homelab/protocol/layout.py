@@ -35,6 +35,7 @@ SUPERVISOR_LOCK = "supervisor.lock"
 SUPERVISOR_LOG = "supervisor.log"
 EVENTS_JSONL = "events.jsonl"
 RUNS = "runs"
+DATA = "data"
 SPEEDS = "speeds"
 CODE = "code"
 ATTEMPTS = "attempts"
@@ -111,7 +112,7 @@ def data_file(entry: Mapping[str, Any]) -> str:
     for value in (str(entry["sha256"]), digest):
         if not _SHA256.fullmatch(value):
             raise ValueError(f"not a sha256: {value!r}")
-    return f"data/{digest[:16]}/{place_inside(entry)}"
+    return f"{DATA}/{digest[:16]}/{place_inside(entry)}"
 
 
 def place_inside(entry: Mapping[str, Any]) -> str:

@@ -61,6 +61,9 @@ def write_text(path: Path, text: str) -> None:
     text = text if path.name in _WORD_FOR_WORD else secrets.hide(text)
     with written(path):
         is_new = not path.parent.exists()
+        if path.name == _OF_A_RUN:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            keep_private(path.parent)
         try:
             # A file name may hold bytes that are no UTF-8; in JSON the escape of such a character is the character.
             files.write_atomic(path, text.encode("utf-8", "backslashreplace"), 0o666)
@@ -206,14 +209,23 @@ def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
     while True:
         name = new_name(label, now, taken)
         with written(folder / name):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             try:
-                os.mkdir(folder / name)
+                os.mkdir(folder / name, 0o700)
                 return name
             except FileExistsError:
                 taken = taken | {name}
             except FileNotFoundError:  # another process has just released the only name in it
                 continue
+
+
+def keep_private(folder: Path) -> None:
+    """Let nobody else into a run's folder, whatever umask made it: it holds a person's data, program and answers."""
+    with contextlib.suppress(OSError):  # of another user, or on a disk that keeps no modes
+        state = os.stat(folder)
+        if state.st_uid == os.geteuid() and state.st_mode & 0o077:
+            os.chmod(folder, 0o700)
 
 
 def give_back(folder: Path, name: str) -> None:
@@ -236,6 +248,7 @@ def runs_in(folder: Path) -> list[RunPaths]:
         paths = RunPaths(folder / name)
         # A folder of another user that cannot be read is not a run of this user.
         if layout.is_usable(name) and os.path.isfile(paths.run_json):
+            keep_private(paths.root)
             runs.append((os.path.getmtime(paths.run_json), name, paths))
     return [paths for _, _, paths in sorted(runs, key=lambda entry: entry[:2], reverse=True)]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homelab.config.program_command import WRAPPER, Program
+from homelab.control.launch import links
 from homelab.control.launch.script_imports import MOST_BYTES, MOST_FILES
 from homelab.errors import InputError
 from homelab.text.units import megabytes
@@ -28,6 +29,8 @@ def recipe_of(program: Program, folder: Path) -> Iterator[Path]:
     if not program.is_module and not (folder / program.target).is_file():
         raise InputError("this program is not there", where=str(folder / program.target), hint=f"ls {shlex.quote(str(folder))}")
     names = files(folder)
+    for name in names:
+        links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
     _refuse_too_much(names, folder)
     with tempfile.TemporaryDirectory(prefix="homelab-run-") as temporary:
         place = Path(temporary)
@@ -51,12 +54,17 @@ def files(folder: Path) -> list[str]:
     else:
         names = []
         for root, folders, found in os.walk(folder):
+            names += [os.path.relpath(os.path.join(root, name), folder) for name in folders if os.path.islink(os.path.join(root, name)) and name not in _LEFT_OUT]
             folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
             names += [os.path.relpath(os.path.join(root, name), folder) for name in sorted(found) if not name.startswith(".")]
             if len(names) > 20 * MOST_FILES:
                 break
     # The recipe's files are sent by their folders, so that hidden ones stay here.
-    return sorted(name for name in names if (folder / name).is_file() and not any(part.startswith(".") for part in Path(name).parts))
+    shown = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
+    for name in shown:
+        if os.path.islink(folder / name) and not os.path.isfile(folder / name):
+            links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
+    return sorted(name for name in shown if (folder / name).is_file())
 
 
 def _refuse_too_much(names: Sequence[str], folder: Path) -> None:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from homelab.control.launch import links
 from homelab.errors import InputError
 from homelab.text.units import megabytes
 
@@ -27,6 +28,7 @@ def beside(script: Path, named: Sequence[str], recipe_path: Path) -> dict[str, P
     files: dict[str, Path] = {}
     for name in named:
         for file in _named(name, root, recipe_path):
+            links.refuse_leaving(file, root, f"{recipe_path}, key script.files: {file}")
             files[file.relative_to(root).as_posix()] = file
     waiting = [script, *(file for file in files.values() if file.suffix == ".py")]
     while waiting:
@@ -35,6 +37,7 @@ def beside(script: Path, named: Sequence[str], recipe_path: Path) -> dict[str, P
             for other in _module(module, root, file):
                 inside = other.relative_to(root).as_posix()
                 if other != script and inside not in files:
+                    links.refuse_leaving(other, root, f"{recipe_path}, [script]: {other}, which {file.name} imports")
                     files[inside] = other
                     waiting.append(other)
     files.pop(script.name, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from homelab.config.recipe import Model
 from homelab.control import hub_token, package
+from homelab.control.launch import links
 from homelab.errors import HomelabError, InputError
 from homelab.protocol.digest import file_sha256
 from homelab.provision import model_files
@@ -16,6 +17,7 @@ from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
+_OF_THE_CACHE = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ def of_recipe(model: Model, say: Say) -> ModelSource:
         )  # fmt: skip
     say(f"reading {model.name}")
     names = model_files.needed(path.name for path in folder.iterdir() if path.is_file())
+    for path in (folder / name for name in names if model.is_folder):
+        # The hub's cache is made of links by design, and weights lie on larger disks.
+        if not _OF_THE_CACHE.fullmatch(path.resolve().name) and path.suffix != ".safetensors":
+            links.refuse_leaving(path, folder, f"{path}, which would be sent to the nodes as a part of the model")
     return ModelSource(model.name, commit, {part_of(folder / name): folder / name for name in names}, model.name)
 
 

@@ -248,6 +248,6 @@ def _folder_of(paths: RunPaths) -> dict[str, bytes]:
     content_of = {}
     for file in sorted(paths.root.rglob("*")):
         name = str(file.relative_to(paths.root))
-        if file.is_file() and name not in (*_NOT_SENT, *shipped) and not name.startswith(_NOT_SENT_FOLDER) and ".partial." not in name:
+        if file.is_file() and not file.is_symlink() and name not in (*_NOT_SENT, *shipped) and not name.startswith(_NOT_SENT_FOLDER) and ".partial." not in name:
             content_of[f"runs/{paths.name}/{name}"] = file.read_bytes()
     return content_of

@@ -48,7 +48,7 @@ def receive_file(request: JsonObject, stream: BinaryIO) -> JsonObject:
     partial = files.partial_name(path)
     digest = hashlib.sha256()
     try:
-        with open(partial, "wb") as out:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
             for block in blocks(stream, request.get("size")):
                 digest.update(block)
                 out.write(block)
