@@ -26,6 +26,9 @@ def command(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")
     ] = False,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="Go on with this strategy, and all later attempts too: the curve stays.", show_default=False)
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Let the nodes run a run that another machine has launched, unasked.")] = False,
     wait: common.WaitOption = False,
     supervise: common.SuperviseOption = "here",
@@ -36,13 +39,15 @@ def command(
 ) -> int:
     """Find the cause of a failure, replan on the nodes that are well, and start the next attempt."""
     from homelab.checks import registry
+    from homelab.control.recovery import strategy_change
     from homelab.control.recovery.recover_run import RecoverRequest, recover_run
     from homelab.remote.fanout import Fleet
 
+    strategy_change.refuse_unknown(strategy, run)
     view = _View(cluster, runs_dir, as_json, yes)
     names = [node.name for node in common.load_cluster(cluster, nodes).nodes]
     request = RecoverRequest(
-        run, names, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), from_scratch
+        run, names, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), from_scratch, strategy
     )
     with Fleet(common.load_cluster(cluster)) as fleet:
         paths = recover_run(fleet, request, view)
@@ -83,7 +88,7 @@ class _View(RunCommand):
         nodes = [node.name for node in plan.nodes]
         if self.as_json:
             self.json({
-                "run": name, "attempt": plan.attempt, "resume_step": plan.resume_step, "nodes": nodes,
+                "run": name, "attempt": plan.attempt, "resume_step": plan.resume_step, "strategy": plan.strategy, "nodes": nodes,
                 "left_out": list(plan.left_out), "notes": [note.with_options(options) for note in resumed.notes], "warnings": list(plan.warnings),
                 "diagnosis": diagnosis.with_options(options).model_dump(mode="json") if diagnosis else None,
             })  # fmt: skip
@@ -93,6 +98,8 @@ class _View(RunCommand):
         else:
             begins = f"after step {plan.resume_step}" if plan.resume_step else "at step 0"
             self.console.print(f"attempt {plan.attempt} of [bold]{name}[/bold] goes on {begins} on {', '.join(nodes)}")
+        if resumed.strategy:
+            self.line(f"  {resumed.strategy}")
         for warning in plan.warnings:
             self.console.print(f"  {warning}", markup=False, highlight=False)
         self.line(f"  follow   homelab status {name}{self.options}")

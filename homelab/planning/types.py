@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from homelab.config.recipe.parallel import StrategyName
 from homelab.law.speed import Speed
 from homelab.models import DisplayValue, Value
 
@@ -234,6 +235,8 @@ class Plan(Value):
     device: str  # cuda | cpu
     precision: str  # bf16 | fp16 | fp32
     strategy: str  # of homelab.planning.strategy.registry
+    strategy_by_hand: StrategyName | None = None
+    """What a person named at a recovery in place of the recipe's (`homelab recover --strategy`): later attempts keep it. None: the recipe's counts."""
     head: str
     master_address: str
     master_port: int

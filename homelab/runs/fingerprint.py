@@ -20,9 +20,12 @@ _LONGEST = 40
 _AS_BEFORE = (("base", "auto"), ("model_dropout", False))
 
 
-def as_begun(recipe: Recipe, plan: Plan) -> Recipe:
+def as_begun(recipe: Recipe, plan: Plan, strategy: str | None = None) -> Recipe:
     """The recipe with what "auto" came to in `plan`, an earlier attempt's, where it decides what is computed: other nodes make no other
-    training of it."""
+    training of it. `strategy`: that a person names for the next attempt; else the one that was named for `plan`. It is no part of the law."""
+    strategy = strategy or plan.strategy_by_hand
+    if strategy is not None:
+        recipe = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"strategy": strategy})})
     if recipe.train is None or recipe.train.precision != "auto":
         return recipe
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": plan.precision})})

@@ -21,13 +21,16 @@ def _is_strategy(name: str) -> str:
     return name
 
 
+StrategyName = Annotated[str, AfterValidator(_is_strategy)]
+
+
 class Parallel(ConfigModel):
     """How the work is spread. None of it changes the training, but `compress`, which rounds gradients on the wire; the plan says so.
 
     `bucket_mb`: with ddp, megabytes (2^20 bytes) of gradient that are reduced together; "auto" is torch's 25, after a first one of 1.
     """
 
-    strategy: Annotated[str, AfterValidator(_is_strategy)] = "auto"
+    strategy: StrategyName = "auto"
     shares: Literal["auto", "equal"] | dict[str, int] = "auto"
     micro_batch: Literal["auto"] | int = "auto"
     compress: Literal["none", "bf16", "powersgd"] = "none"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from homelab.control import claims
 from homelab.control.inspection import adoption, run_folder, run_lookup, run_owner
-from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards
+from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards, strategy_change
 from homelab.control.supervision import remote_supervisor
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
 from homelab.control.tracking import forwarder_start
@@ -27,7 +27,7 @@ from homelab.text.hint import Hint, homelab
 class RecoverRequest:
     """What the person asked for. `name` of the run, None for the one that lives or the newest; `nodes`: that may go on with it.
 
-    `skip`: checks that do not count.
+    `skip`: checks that do not count; `strategy`: to go on with, None for the one of before.
     """
 
     name: str | None
@@ -37,6 +37,7 @@ class RecoverRequest:
     skip: Collection[str]
     supervise: Where
     from_scratch: bool = False
+    strategy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Resumed:
     examination: examine.Examination
     notes: Sequence[Hint]
     is_program: bool = False
+    strategy: str = ""
+    """What became of the strategy, where the person named one."""
 
 
 class RecoverView(RunView, TrackingView, Protocol):
@@ -78,6 +81,9 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             names = [node.name for node in fleet.cluster.nodes]
             claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand"))
             examination = examine.examine(fleet, paths, say)
+            if request.strategy is not None:
+                well = fleet.only([name for name in request.nodes if name not in examination.unreachable])
+                strategy_change.refuse_impossible(well, paths, request.strategy, request.skip, say)
         notes = resume_guards.changed_here(described.run_json)
         view.examined(examination, notes)
         program = adoption.to_ask(paths)
@@ -94,7 +100,8 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
             try:
                 progress.close()  # on a terminal it would take what is printed now for its own
-                view.resumed(Resumed(paths, plan, examination, notes, is_program=described.recipe.script is not None))
+                said = strategy_change.sentence(last, plan) if request.strategy else ""
+                view.resumed(Resumed(paths, plan, examination, notes, is_program=described.recipe.script is not None, strategy=said))
             finally:
                 exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
                 placement.leave(fleet, paths, request.cluster_file, request.nodes, view)
@@ -104,7 +111,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         head = last.head if last.head in halted.names else halted.names[0]
         addresses = {node.name: node.lan_address for node in last.nodes}
         with placement.prepare(fleet, remote_supervisor.SupervisorRequest(paths.name, head, request.nodes, addresses, halted.unreachable), say):
-            resume.resume(run, examination, halted, resume.NextAttempt(request.nodes, request.skip), announce=leave)
+            resume.resume(run, examination, halted, resume.NextAttempt(request.nodes, request.skip, strategy=request.strategy), announce=leave)
         return paths
 
 

@@ -17,7 +17,7 @@ from homelab.control.inspection import adoption, run_folder
 from homelab.control.launch import planner, start
 from homelab.control.launch.inputs import RecipeInput
 from homelab.control.preflight import gather
-from homelab.control.recovery import checkpoint_transfer, preconditions, resume_guards, run_inputs
+from homelab.control.recovery import checkpoint_transfer, preconditions, resume_guards, run_inputs, strategy_change
 from homelab.control.recovery.examine import Examination
 from homelab.control.recovery.halt import UNNAMED, Halted
 from homelab.errors import HomelabError, StoppedError, SupersededError, TakenError
@@ -36,13 +36,14 @@ class NextAttempt:
     """What is asked of the next attempt.
 
     `nodes`: that may take part; `why_not`: why others, which answer, may not. `skip`: checks that do not count. `halvings`: node -> how
-    often its micro-batch is halved.
+    often its micro-batch is halved. `strategy`: that a person names in place of the one of before.
     """
 
     nodes: Collection[str]
     skip: Collection[str]
     why_not: str = UNNAMED
     halvings: Mapping[str, int] = field(default_factory=dict)
+    strategy: str | None = None
 
 
 def resume(
@@ -57,7 +58,7 @@ def resume(
     paths, last = run.paths, run_folder.plan_of(run.paths)
     adoption.refuse_unasked(paths)
     described = run_folder.description_of(paths)
-    recipe = as_begun(described.recipe, last)
+    recipe = as_begun(described.recipe, last, next_attempt.strategy)
     items = run_inputs.inputs_of(paths, described.run_json)
     names = [name for name in halted.names if name in next_attempt.nodes]
     port = _fresh_port(run.fleet, names, recipe.parallel.port, last.master_port)
@@ -75,13 +76,15 @@ def resume(
     if plan.resume_step:
         checkpoint_transfer.bring(run.fleet, paths, halted.resume_point, in_plan, run.say, to_all=recipe.script is not None)
     notes = start.ship_material(run.fleet, in_plan, items, run.say)
-    plan = plan.model_copy(update={"warnings": (*plan.warnings, *notes)})
+    plan = plan.model_copy(update={"warnings": (*plan.warnings, *notes), "strategy_by_hand": last.strategy_by_hand})
     with signals.held():
-        start.keep(paths, run.fleet, plan)
+        start.keep(paths, run.fleet, plan)  # with the name of before: later attempts keep the new one if this one starts
+        plan = strategy_change.named(plan, next_attempt.strategy)
         store.set_state(paths, "starting", attempt)
         with _failure_written_down(paths, attempt):
             start.start(run.fleet, run.claim, plan, dict(described.run_json), items, run.say)
         store.set_state(paths, "running", attempt)
+        strategy_change.keep(paths, last, plan, next_attempt.strategy)
         _write_events(paths, plan, examination, {node.name for node in last.nodes}, absent, is_program=recipe.script is not None)
         announce(plan)
     return plan
