@@ -76,7 +76,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
         events=event_rows(observed.events, lines),
         notes=(*map(Hint.said, dict.fromkeys(notes)), *_not_asked(state, run.name, unreachable)),
         next_commands=next_commands(state, run.name, is_script=run.is_script),
-        supervisor=run.owner.doing,
+        supervisor="" if state == "done" else run.owner.doing,  # who leaves a run that is done is no news
     )
 
 
