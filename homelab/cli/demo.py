@@ -9,7 +9,7 @@ import typer
 
 from homelab.cli import common
 
-NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboard")
+NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboard", "trl")
 
 
 def command(

@@ -113,8 +113,22 @@ def test_rows_and_masks_are_those_of_trl(tokenizer_of: Any, family: str, case: s
     assert own.loss_tokens or not any(mask)
 
 
+def test_a_chat_without_trl_is_refused_and_no_guess_is_made(tokenizer_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tokens are learned must not depend on whether a package happens to be there. A template with marks of its own needs none."""
+    tokenizer, marked = tokenizer_of("qwen3"), tokenizer_of("qwen3")
+    marked.chat_template = (FOLDER / "qwen3_training.jinja").read_text(encoding="utf-8")
+    for cached in (training_templates._folder, training_templates._names):
+        cached.cache_clear()
+    monkeypatch.setattr(training_templates.importlib.util, "find_spec", lambda name: None)
+    try:
+        with pytest.raises(WorkerError, match="the package trl is not installed"):
+            encoded(tokenizer, CASES["three turns"])
+        assert encoded(marked, CASES["three turns"])[0].loss_tokens
+    finally:
+        training_templates._folder.cache_clear()
+
+
 def test_every_training_template_is_trls() -> None:
-    """A new TRL that trains otherwise is seen here."""
     for path in sorted(FOLDER.glob("*_training.jinja")):
         family = path.stem.removesuffix("_training")
         own = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
