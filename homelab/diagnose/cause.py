@@ -234,8 +234,6 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
 
 def _template(first: Suspect, file: Shipped | None) -> str:
     """The rule's own hint; for an exception that no rule knows by where it was raised, and by what had called that."""
-    if first.rule is endings.WORKER_ERROR:
-        return endings.UNFORESEEN_HINT
     if first.rule is not endings.PYTHON_ERROR:
         return first.rule.hint
     if traces.is_of_a_library(first.where):

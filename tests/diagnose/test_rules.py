@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 import tomllib
 from pathlib import Path
@@ -83,6 +84,32 @@ def test_titles_and_hints_name_only_what_is_known(rule: Rule) -> None:
         assert names <= set(known)
     assert "ssh" not in rule.hint.replace("ssh-", ""), "{on_node:COMMAND} knows the port, the key and the known hosts"
     assert rule.hint.strip() and rule.title.strip()
+
+
+# The place where the failure was seen, with the word that leads to it; and the command that starts once more.
+POINTER = re.compile(r"(?:\b(?:see|in|at|read|look at|called from)\s+)?\{(?:where|raised_at|logs|message)\}")
+AGAIN = re.compile(r"\{(?:recover|launch|status)\}")
+COMMAND_OR_EDIT = re.compile(r"\{on_node:|\{way\}|\bhomelab [a-z]|\bsudo |--\w|\w = \S")
+ACTION = re.compile(r"\b(?:accept|correct|give|install|leave|let|load|lower|name|put|remove|restart|take|use)\b")
+TEMPLATES = {rule.id: (rule.hint, rule.retryable) for rule in (*RULES, *ENDINGS)} | {
+    name: (text, False) for name, text in vars(endings).items() if name.endswith("_HINT")
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_hint_says_what_to_do_and_not_only_where_the_failure_was_seen(name: str) -> None:
+    hint, is_retryable = TEMPLATES[name]
+    beside = AGAIN.sub("", POINTER.sub("", hint))
+    does = COMMAND_OR_EDIT.search(beside) or ACTION.search(beside)
+    assert does or (is_retryable and "{recover}" in hint), f"only a pointer: {hint}"
+    assert AGAIN.search(hint) or "homelab preflight" in hint, f"and then? {hint}"
+
+
+@pytest.mark.parametrize("hint", ["see {where}", "its log may say more: {logs}", "look at {logs}; then: {recover}", "the data is wrong; see {where}", "at {where}"])
+def test_a_pointer_alone_is_none(hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TEMPLATES, "pointer", (hint, False))
+    with pytest.raises(AssertionError, match="only a pointer"):
+        test_a_hint_says_what_to_do_and_not_only_where_the_failure_was_seen("pointer")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
