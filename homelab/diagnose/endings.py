@@ -36,7 +36,10 @@ OF_SIGNAL = {4: ILLEGAL_INSTRUCTION, 5: ABORTED, 6: ABORTED, 7: BUS_ERROR, 8: CR
 # No rule knows the exception. It was raised in the file that the recipe names: the run keeps the copy that it was launched with.
 SCRIPT_ERROR_HINT = "correct {where}, then: {launch} (a changed script is a new training)"
 # No line of the person's own is in the traceback.
-LIBRARY_ERROR_HINT = "an installed package raised it, at {where}: does it go with what it was asked for? homelab preflight --only python.same compares the packages of the nodes. The whole traceback: {logs}; then: {recover}"
+LIBRARY_ERROR_HINT = (
+    "an installed package raised it, at {where}: does it go with what it was asked for? homelab preflight --only python.same compares the packages of the"
+    " nodes. The whole traceback: {logs}; then: {recover}"
+)
 # A line of the person's own has called what raised it: either may be wrong, and nobody can tell which.
 CALLED_ERROR_HINT = (
     "an installed package raised it, at {raised_at}, called from {where}: no rule knows which of the two is wrong. {node} may lack something, or the call"
