@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import homelab
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,15 +47,15 @@ def command(
             common.print_json({"cells": [{"strategy": cell.strategy, "nodes": cell.nodes, "variation": cell.variation} for cell in cells], "repeats": loaded.repeats})
             return 0
         for cell in cells:
-            typer.echo(cell.label)
-        typer.echo(f"{len(cells)} cells, {loaded.repeats} runs each of {loaded.steps} steps\nNext: {again}")
+            terminal.echo(cell.label)
+        terminal.echo(f"{len(cells)} cells, {loaded.repeats} runs each of {loaded.steps} steps\nNext: {again}")
         return 0
     run = SuiteRun(loaded, cells, contents, (suite.parent / loaded.recipe).resolve().parent, machines, cluster, folder)
     files = {name: path.read_text(encoding="utf-8") for name, path in ((suite.name, suite), (Path(loaded.recipe).name, suite.parent / loaded.recipe))}
 
     def written(result: Result | None = None) -> None:
         if result is not None and not as_json:
-            typer.echo(_line(result), err=True)
+            terminal.echo(_line(result), err=True)
         _write(run, suite.stem, files, again)
 
     with folder.held():
@@ -65,13 +65,13 @@ def command(
     if as_json:
         common.print_json({"folder": str(folder.root), "cells": [cell.model_dump(mode="json") | {"spread": cell.spread} for cell in cells_now]})
     else:
-        from rich.console import Console
+        from homelab.cli.clean_console import CleanConsole
 
-        Console().print(table.table(cells_now), soft_wrap=True)
+        CleanConsole().print(table.table(cells_now), soft_wrap=True)
         for line in table.reasons(cells_now):
-            typer.echo(f"- {line}")
-        typer.echo(f"wrote {folder.csv}, {folder.page}, {folder.charts}/{drawn}")
-        typer.echo(f"Next: xdg-open {shlex.quote(str(folder.page))} (or open it in any browser)")
+            terminal.echo(f"- {line}")
+        terminal.echo(f"wrote {folder.csv}, {folder.page}, {folder.charts}/{drawn}")
+        terminal.echo(f"Next: xdg-open {shlex.quote(str(folder.page))} (or open it in any browser)")
     return 0 if all(cell.tokens_per_s is not None for cell in cells_now) else 1
 
 
@@ -114,7 +114,7 @@ def _charts(run: SuiteRun) -> str:
 
         drawn = svg_to_bytes
     except ImportError:
-        typer.echo(f"note: the charts are SVG alone; for PNG: {package.install('resvg-py')}", err=True)
+        terminal.echo(f"note: the charts are SVG alone; for PNG: {package.install('resvg-py')}", err=True)
     run.folder.charts.mkdir(exist_ok=True)
     for curve in charts.curves(run.summary()):
         file = run.folder.charts / f"{curve.name.lower().replace(' ', '-')}.svg"

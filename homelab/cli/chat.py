@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
-from homelab.text.sanitize import plain
+from homelab.cli import common, terminal
 
 
 def command(
@@ -54,6 +53,6 @@ def command(
         return 0
     for model, answer in answers.items():
         for note in answer.notes:  # the answers alone go to stdout
-            typer.echo(f"note: {plain(note)}", err=True)
-        typer.echo((conversation.TITLES[model] if compare else "") + answer.text)
+            terminal.echo(f"note: {note}", err=True)
+        terminal.echo((conversation.TITLES[model] if compare else "") + answer.text)
     return 0

@@ -7,7 +7,7 @@ import importlib
 import typer
 
 import homelab
-from homelab.cli import common, examples, lab
+from homelab.cli import common, examples, lab, terminal
 
 app = typer.Typer(
     name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -20,7 +20,7 @@ app = typer.Typer(
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     """One trainer out of the unequal GPUs on a home network."""
     if version:
-        typer.echo(f"homelab {homelab.__version__}")
+        terminal.echo(f"homelab {homelab.__version__}")
         raise typer.Exit
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from homelab.cli import completion
+from homelab.cli import completion, terminal
 from homelab.text.hint import Hint, Options, for_recipe, homelab, with_options
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def raise_first(errors: Iterable[HomelabError]) -> None:
     """Raise the first of the errors of several nodes, after a line on stderr for each of the others."""
     listed = list(errors)
     for other in listed[1:]:
-        typer.echo(f"{other.where}: {other.message}", err=True)
+        terminal.echo(f"{other.where}: {other.message}", err=True)
     if listed:
         raise listed[0]
 
@@ -127,7 +126,7 @@ def print_json(value: Any) -> None:
 
     if store.UNTOLD and isinstance(value, dict):
         value = {**value, "warnings": [error.as_dict() for error in store.UNTOLD.values()]}
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    terminal.document(value)
 
 
 @contextmanager
@@ -136,12 +135,14 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     if quiet or os.environ.get("HOMELAB_QUIET"):
         yield lambda text: None
     elif sys.stderr.isatty():
-        from rich.console import Console
+        from rich.text import Text
 
-        with Console(stderr=True).status("starting") as status:
-            yield lambda text: status.update(text)
+        from homelab.cli.clean_console import CleanConsole
+
+        with CleanConsole(stderr=True).status("starting") as status:
+            yield lambda text: status.update(Text(text))  # a plain text is markup there, whatever the console says
     else:
-        yield lambda text: (sys.stderr.write(f". {text}\n"), sys.stderr.flush(), None)[2]
+        yield lambda text: terminal.echo(f". {text}", err=True)
 
 
 def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
@@ -203,7 +204,7 @@ def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]
             raise
         except KeyboardInterrupt as stopped:
             for text in stopped.args[:1]:  # what goes on without this command; typer makes a plain exit code of the interrupt
-                typer.echo(with_options(text, options_of(options["cluster"])) if "cluster" in options else text, err=True)
+                terminal.echo(with_options(text, options_of(options["cluster"])) if "cluster" in options else text, err=True)
             raise
 
     return run

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,12 +43,12 @@ def command(
     if as_json:
         common.print_json({"runs": [one.model_dump(mode="json") for one in compared]})
         return 0
-    from rich.console import Console
+    from homelab.cli.clean_console import CleanConsole
 
-    Console().print(side_by_side_table.table(compared, loaded.energy), soft_wrap=True)
+    CleanConsole().print(side_by_side_table.table(compared, loaded.energy), soft_wrap=True)
     for line in side_by_side_table.sentences(compared):
-        typer.echo(f"- {line}")
-    typer.echo(f"Next: {homelab('report', sides[0].run)}")
+        terminal.echo(f"- {line}")
+    terminal.echo(f"Next: {homelab('report', sides[0].run)}")
     return 0
 
 

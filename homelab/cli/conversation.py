@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
+from homelab.cli import terminal
 
 if TYPE_CHECKING:
     from homelab.control.inspection.conversation import Conversation, Message
@@ -20,15 +20,15 @@ def hold(conversation: Conversation, models: list[str], max_new_tokens: int) -> 
     """Until the questions end. Each model has the conversation with its own answers."""
     is_terminal = sys.stdin.isatty()
     for note in conversation.notes:
-        typer.echo(f"note: {note}", err=True)
+        terminal.echo(f"note: {note}", err=True)
     if is_terminal:
-        typer.echo(f"{conversation.run} on {conversation.node}. {_HELP}.", err=True)
+        terminal.echo(f"{conversation.run} on {conversation.node}. {_HELP}.", err=True)
     histories: dict[str, list[Message]] = {model: [] for model in models}
     for question in _questions(is_terminal):
         if question == "/new":
             histories = {model: [] for model in models}
         elif question.startswith("/"):
-            typer.echo(f"no such command: {question}. {_HELP}", err=True)
+            terminal.echo(f"no such command: {question}. {_HELP}", err=True)
         else:
             for model, history in histories.items():
                 _ask(conversation, model, history, question, max_new_tokens, title=TITLES[model] if len(models) > 1 else "")
@@ -43,7 +43,7 @@ def _questions(is_terminal: bool) -> Iterator[str]:
             line = input("> " if is_terminal else "").strip()
         except EOFError:
             if is_terminal:
-                typer.echo("")
+                terminal.echo("")
             return
         if line in ("/quit", "/exit"):
             return
@@ -57,22 +57,20 @@ def _ask(conversation: Conversation, model: str, history: list[Message], questio
 
     history.append({"role": "user", "content": question})
     pieces: list[str] = []
-    sys.stdout.write(title)
+    terminal.piece(title)
     try:
         for piece in conversation.answer(history, model=model, max_new_tokens=max_new_tokens):
             pieces.append(piece)
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            terminal.piece(piece)
     except KeyboardInterrupt:
         conversation.stop()
-        sys.stdout.write(" ...")
+        terminal.piece(" ...")
     except UnreachableError:
         raise
     except HomelabError as error:
         history.pop()
-        sys.stdout.write("\n")
-        typer.echo(f"error: {error.message}\nwhere: {error.where}\nfix:   {error.hint}", err=True)
+        terminal.echo()
+        terminal.three_parts("error", error.message, error.where, error.hint)
         return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    terminal.echo()
     history.append({"role": "assistant", "content": "".join(pieces).strip()})

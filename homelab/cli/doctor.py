@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 
 def command(
@@ -54,8 +54,8 @@ def command(
         common.print_json(masked)
     else:
         for line in _lines(masked):
-            typer.echo(line)
-        typer.echo(f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}")
+            terminal.echo(line)
+        terminal.echo(f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}")
     return error.exit_code if error else 0
 
 

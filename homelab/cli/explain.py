@@ -25,8 +25,7 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """What is seen, why, what to do, and which checks find it. Exit code 2 for a topic that is not known."""
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.diagnose import topic_index
 
     query = " ".join(topic or []).strip()
@@ -38,7 +37,7 @@ def command(
     if as_json:
         common.print_json({"topics": [_document(entry) for entry in topics]})
         return 0
-    console = Console()
+    console = CleanConsole()
     if len(topics) == 1:
         console.print(_page(topics[0], console.width), soft_wrap=True)
         console.print(f"\nNext: {_next_command(topics[0])}", markup=False, highlight=False, soft_wrap=True)
@@ -54,9 +53,9 @@ def _law(as_json: bool) -> int:
     """What may decide a training beside its recipe, and what holds each."""
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table
 
+    from homelab.cli.clean_console import CleanConsole
     from homelab.law.influences import INFLUENCES
 
     if as_json:
@@ -65,7 +64,7 @@ def _law(as_json: bool) -> int:
     table = Table("beside the recipe", "what holds it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for influence in INFLUENCES:
         table.add_row(influence.name, influence.holds)
-    console = Console()
+    console = CleanConsole()
     console.print("A recipe alone decides the training; the cluster only decides who computes what.\n", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     return 0

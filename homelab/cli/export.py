@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from homelab.config.recipe import TrainRecipe
@@ -68,10 +68,10 @@ def command(
         common.print_json({"folder": str(folder), "file": str(file), "run": run, "to": to, "at": place, **figures, "notes": list(job.notes)})
         return 0
     for text in job.notes:
-        typer.echo(f"note: {text}")
-    typer.echo(f"wrote {folder}: {run} for {to}, {job.shape}; the model comes to {place}/runs/{run}/final")
+        terminal.echo(f"note: {text}")
+    terminal.echo(f"wrote {folder}: {run} for {to}, {job.shape}; the model comes to {place}/runs/{run}/final")
     there = "" if place == str(folder) else f" (first copy the folder's content to {place} of the job's machines)"
-    typer.echo(f"Next: cd {shlex.quote(str(folder))} && {scheduler.start}{there}")
+    terminal.echo(f"Next: cd {shlex.quote(str(folder))} && {scheduler.start}{there}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 FolderArgument = Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN.", show_default=False)]
 
@@ -41,17 +41,17 @@ def command(
         return 0
     for name in done.left_out:
         why = "a link, or a name that is not usable here" if done.is_program else "only safetensors, GGUF and text are fetched"
-        typer.echo(f"note: {plain(name)} stays on {done.node}: {why}", err=True)
+        terminal.echo(f"note: {plain(name)} stays on {done.node}: {why}", err=True)
     for name in done.others:
-        typer.echo(f"note: the program has saved on {name}, too; what is fetched is from {done.node}", err=True)
+        terminal.echo(f"note: the program has saved on {name}, too; what is fetched is from {done.node}", err=True)
     what = f"checkpoint {done.step} of {done.run}" if done.step is not None else done.run
     if done.changed:
-        typer.echo(f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}")
+        terminal.echo(f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}")
     else:
-        typer.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
+        terminal.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
     if done.is_program:
-        typer.echo("Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
+        terminal.echo("Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
         return 0
     same = common.same_options(cluster, runs_dir)
-    typer.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")
+    terminal.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")
     return 0

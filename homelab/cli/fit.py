@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from homelab.cli import terminal
 
 if TYPE_CHECKING:
     from homelab.config.recipe import TrainRecipe
@@ -71,17 +71,17 @@ def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
     from homelab.text import units
 
     if not ways:
-        typer.echo("Every rank fits: nothing was changed, nothing was written.")
+        terminal.echo("Every rank fits: nothing was changed, nothing was written.")
         return
-    typer.echo(f"Written: {file}")
+    terminal.echo(f"Written: {file}")
     for edit in ways[0].edits:
-        typer.echo(f"  {edit}{'  (alters the training)' if edit.alters_training else ''}")
-    typer.echo(f"  saves {units.gigabytes(ways[0].gain_bytes)} GB on the rank that lacks most")
+        terminal.echo(f"  {edit}{'  (alters the training)' if edit.alters_training else ''}")
+    terminal.echo(f"  saves {units.gigabytes(ways[0].gain_bytes)} GB on the rank that lacks most")
     if len(ways) > 1:
-        typer.echo("Instead of that:")
+        terminal.echo("Instead of that:")
         for way in ways[1:_SHOWN]:
-            typer.echo(f"  {way}")
-    typer.echo(f"Next: homelab plan {file_word(str(file))}{options}")
+            terminal.echo(f"  {way}")
+    terminal.echo(f"Next: homelab plan {file_word(str(file))}{options}")
 
 
 def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:

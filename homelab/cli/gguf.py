@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 from homelab.protocol.result_files import QUANTISATIONS
 
 
@@ -46,11 +46,11 @@ def command(
         common.print_json(done.model_dump())
         return 0
     file = shlex.quote(str(place / f"{paths.name}-{quantise}.gguf"))
-    typer.echo(f"{'made' if done.changed else 'nothing was changed:'} {file}, {decimal_size(done.total_bytes)}, made on {done.node}")
+    terminal.echo(f"{'made' if done.changed else 'nothing was changed:'} {file}, {decimal_size(done.total_bytes)}, made on {done.node}")
     name = shlex.quote(paths.name.lower())
-    typer.echo(f"Ollama:     ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))} && ollama run {name}")
-    typer.echo(f"llama.cpp:  llama-cli -m {file}")
+    terminal.echo(f"Ollama:     ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))} && ollama run {name}")
+    terminal.echo(f"llama.cpp:  llama-cli -m {file}")
     same = common.same_options(cluster, runs_dir)
-    typer.echo(f"vLLM:       homelab fetch --merged {shlex.quote(paths.name)}{same} && vllm serve {shlex.quote(f'models/{paths.name}-merged')}")
-    typer.echo(f"Next: ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))}")
+    terminal.echo(f"vLLM:       homelab fetch --merged {shlex.quote(paths.name)}{same} && vllm serve {shlex.quote(f'models/{paths.name}-merged')}")
+    terminal.echo(f"Next: ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))}")
     return 0

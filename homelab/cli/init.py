@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def command(
 
     def say(text: str) -> None:
         if not as_json:
-            typer.echo(f". {text}", err=True)  # plain lines: a spinner would run over the questions
+            terminal.echo(f". {text}", err=True)  # plain lines: a spinner would run over the questions
 
     notes: list[str] = []
     questions = InitQuestions(yes, user, network, this_machine)
@@ -56,16 +56,16 @@ def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
         facts = outcome.facts.get(node.name)
         has = ", ".join(cards.short(card.name) for card in cards.everything(facts)) if facts else ""
         state = "new" if node.name in outcome.added else f"updated: {', '.join(outcome.updated[node.name])}" if node.name in outcome.updated else "unchanged"
-        typer.echo(f"{node.name}  {node.host}  {has}{', ' if has else ''}{proposal.about(facts) if facts else 'not asked'}  ({state})")
+        terminal.echo(f"{node.name}  {node.host}  {has}{', ' if has else ''}{proposal.about(facts) if facts else 'not asked'}  ({state})")
     for host, other in outcome.same.items():
         notes.append(f"{host} is {other} under another name")
     for note in notes:
-        typer.echo(f"note: {note}")
+        terminal.echo(f"note: {note}")
     for name, error in outcome.left_out.items():
-        typer.echo(f"{name}: {error.message}\n  where: {error.where}\n  fix:   {error.hint}", err=True)
-    typer.echo(f"{'wrote' if outcome.is_written else 'nothing to change in'} {cluster}")
+        terminal.echo(f"{name}: {error.message}\n  where: {error.where}\n  fix:   {error.hint}", err=True)
+    terminal.echo(f"{'wrote' if outcome.is_written else 'nothing to change in'} {cluster}")
     is_bare = any(not facts.python.packages.get("torch") for facts in outcome.facts.values())
-    typer.echo(f"Next: homelab {'setup' if is_bare else 'preflight'}" + common.same_options(cluster))
+    terminal.echo(f"Next: homelab {'setup' if is_bare else 'preflight'}" + common.same_options(cluster))
 
 
 def _document(outcome: Outcome, cluster: Path, notes: list[str]) -> dict[str, Any]:

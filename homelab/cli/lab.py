@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from homelab.cli import common, examples
+from homelab.cli import common, examples, terminal
 
 if TYPE_CHECKING:
     from homelab.lab.lab_state import BackendName
@@ -43,11 +43,10 @@ def up(
     """Start a lab and write its cluster.toml."""
     import shlex
 
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.lab.lab import Lab
 
-    console = Console(stderr=True, highlight=False)
+    console = CleanConsole(stderr=True, highlight=False)
     lab = Lab.up(
         folder, nodes, backend=cast("BackendName | None", backend), cpu=_numbers(cpu, "--cpu", "cores") if cpu is not None else None,
         memory=_numbers(memory, "--memory", "GB") if memory is not None else None, rate=rate, python=python,
@@ -56,9 +55,9 @@ def up(
         tell=lambda line: console.print(line, markup=False, soft_wrap=True),
     )  # fmt: skip
     for node in lab.nodes:
-        typer.echo(f"{node.name:12} {node.user}@{node.host}:{node.port}")
-    typer.echo(f"lab {lab.state.id} is up ({lab.state.backend}); its cluster file: {lab.cluster_file}")
-    typer.echo(f"Next: export HOMELAB_CLUSTER={shlex.quote(str(lab.cluster_file))} && homelab preflight")
+        terminal.echo(f"{node.name:12} {node.user}@{node.host}:{node.port}")
+    terminal.echo(f"lab {lab.state.id} is up ({lab.state.backend}); its cluster file: {lab.cluster_file}")
+    terminal.echo(f"Next: export HOMELAB_CLUSTER={shlex.quote(str(lab.cluster_file))} && homelab preflight")
 
 
 @app.command(epilog=examples.epilog("lab down"))
@@ -69,26 +68,25 @@ def down(
     from homelab.lab.lab import Lab
 
     teardown = Lab.open(folder).down(keep_files=keep_files)
-    typer.echo(f"lab {teardown.lab} is down; verified that none of its {', '.join(teardown.verified)} are left")
+    terminal.echo(f"lab {teardown.lab} is down; verified that none of its {', '.join(teardown.verified)} are left")
     if not teardown.folder_removed:
-        typer.echo(f"kept: {folder}")
+        terminal.echo(f"kept: {folder}")
 
 
 @app.command(epilog=examples.epilog("lab status"))
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """Show the state of the nodes, as the machine reports it."""
-    import json
     import shlex
 
     from rich import box
-    from rich.console import Console
     from rich.table import Column, Table
 
+    from homelab.cli.clean_console import CleanConsole
     from homelab.lab.lab import Lab
 
     lab_status = Lab.open(folder).status()
     if as_json:
-        typer.echo(json.dumps(lab_status, indent=2))
+        terminal.document(lab_status)
         return
     rate = f", {lab_status['rate']}" if lab_status["rate"] else ""
     title = f"lab {lab_status['lab']} ({lab_status['backend']}, {lab_status['network']}{rate})"
@@ -105,11 +103,11 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
             str(node["processes"]),
             ", ".join(node["runs"]) or "-",
         )
-    Console(highlight=False).print(table)
+    CleanConsole(highlight=False).print(table)
     if active_fault := lab_status["fault"]:
-        typer.echo(f"{active_fault['node']} has {active_fault['name']}. Undo: {active_fault['undo']}")
+        terminal.echo(f"{active_fault['node']} has {active_fault['name']}. Undo: {active_fault['undo']}")
     if lab_status["note"]:
-        typer.echo(f"not running: {lab_status['note']}. Take it down: homelab lab down {shlex.quote(lab_status['folder'])}")
+        terminal.echo(f"not running: {lab_status['note']}. Take it down: homelab lab down {shlex.quote(lab_status['folder'])}")
 
 
 # The names of homelab.lab.faults.FAULTS, spelled out: importing the lab for its help would make every --help slow.
@@ -133,37 +131,36 @@ def fault(
     lab = Lab.open(folder)
     if undo:
         fault_injection.undo(lab, node, fault_name)
-        typer.echo(f"{node}: {fault_name} undone")
+        terminal.echo(f"{node}: {fault_name} undone")
         return
     next_lines = fault_injection.inject(lab, node, fault_name)
-    typer.echo(f"{node}: {fault_name} done")
+    terminal.echo(f"{node}: {fault_name} done")
     for line in next_lines:
-        typer.echo(line)
+        terminal.echo(line)
 
 
 @app.command(epilog=examples.epilog("lab faults"))
 def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """List every fault: what it does, and which check of preflight finds it."""
-    import json
 
     from rich import box
-    from rich.console import Console
     from rich.table import Column, Table
 
+    from homelab.cli.clean_console import CleanConsole
     from homelab.lab import fault_injection
 
     entries = fault_injection.entries()
     if as_json:
-        typer.echo(json.dumps({"faults": entries}, indent=2))
+        terminal.document({"faults": entries})
         return
     columns = Column("fault", no_wrap=True), Column("what happens", overflow="fold"), Column("found by", overflow="fold"), Column("needs")
     table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for entry in entries:
         needs = ", ".join("root" if need == "namespaces" else need for need in entry["needs"])
         table.add_row(entry["name"], entry["title"], ", ".join(entry["found_by"]) or "-", needs or "-")
-    Console(highlight=False).print(table)
-    typer.echo("root: a lab that was started as root (backend namespaces)")
-    typer.echo("Next: homelab lab fault DIR NODE FAULT")
+    CleanConsole(highlight=False).print(table)
+    terminal.echo("root: a lab that was started as root (backend namespaces)")
+    terminal.echo("Next: homelab lab fault DIR NODE FAULT")
 
 
 def _numbers(text: str, option: str, unit: str) -> list[float]:

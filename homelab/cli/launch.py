@@ -99,7 +99,7 @@ class _View(RunCommand):
             profile = {} if profiled is None else {"profile": asdict(profiled)}
             self.json({"run": paths.name, "folder": str(paths.root), "head": plan.head, "nodes": names, "attempt": 1, **profile})
             return
-        self.console.print(f"run [bold]{paths.name}[/bold] is starting on {', '.join(names)} (head: {plan.head})")
+        self.console.print(f"run {paths.name} is starting on {', '.join(names)} (head: {plan.head})")
         for label, verb in (("follow ", "status"), ("logs   ", "logs"), ("stop   ", "stop"), ("recover", "recover")):
             self.line(f"  {label}  homelab {verb} {paths.name}{self.options}")
         if profiled is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 from homelab.text.hint import homelab
 
 if TYPE_CHECKING:
@@ -53,15 +52,15 @@ def command(
 def _print(read: Callable[[int], RunLogs], lines: int, follow: bool, options: str) -> None:
     """The last lines; with `follow` also what comes after them, until the run ends."""
     logs, printed = read(lines), _Printed()
-    sys.stdout.write(f"{_title(logs, options)}\n")
+    terminal.echo(_title(logs, options))
     printed.add(logs, headings=True)
     if not any(printed.tails.values()) and logs.is_final and not logs.unreachable:
-        sys.stdout.write("nothing was printed in it\n")
+        terminal.echo("nothing was printed in it")
     while follow and not logs.is_final:
         time.sleep(_FOLLOW_INTERVAL_S)
         before, logs = logs, read(max(lines, _LEAST_LINES_FOLLOWED))
         if logs.attempt != before.attempt:
-            sys.stdout.write(f"{_title(logs, options)}\n")
+            terminal.echo(_title(logs, options))
             printed.tails.clear()
         printed.add(logs, headings=False)
 
@@ -89,8 +88,7 @@ class _Printed:
         for node, lines in logs.torchrun.items():
             self._add(f"torchrun on {node}", "stderr", lines, headings)
         for node, why in logs.unreachable.items() if headings else ():
-            sys.stderr.write(f"{node} could not be asked: {why}\n")
-        sys.stdout.flush()
+            terminal.echo(f"{node} could not be asked: {why}", err=True)
 
     def _add(self, label: str, stream: str, lines: list[str], headings: bool) -> None:
         from homelab.control.inspection.logs import new_lines
@@ -98,6 +96,6 @@ class _Printed:
         new = new_lines(self.tails.get((label, stream), []), lines)
         self.tails[label, stream] = lines
         if new and headings:
-            sys.stdout.write(f"--- {label}, {stream}\n" + "".join(f"{line}\n" for line in new))
-        else:
-            sys.stdout.write("".join(f"[{label}] {line}\n" for line in new))
+            terminal.echo("\n".join([f"--- {label}, {stream}", *new]))
+        elif new:
+            terminal.echo("\n".join(f"[{label}] {line}" for line in new))

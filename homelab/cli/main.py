@@ -6,13 +6,11 @@ Nothing heavy is imported before `main` is running: a Ctrl-C in the half second 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import sys
 
 from homelab import errors
-from homelab.cli import streams
+from homelab.cli import streams, terminal
 
 
 def main() -> None:
@@ -32,7 +30,7 @@ def main() -> None:
         signals.ignore()
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer makes this code of a Ctrl-C by itself, and says nothing
-        sys.stderr.write("interrupted\n")
+        terminal.echo("interrupted", err=True)
     sys.exit(code)
 
 
@@ -104,7 +102,7 @@ def _warn() -> None:
     """Say what could not be written down, where something was to be: the command's work was done all the same."""
     store = sys.modules.get("homelab.runs.store")  # not imported, nothing written
     for error in store.UNTOLD.values() if store else ():
-        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {error.hint}\n")
+        terminal.three_parts("warning", error.message, error.where, error.hint)
 
 
 def _show_unwritable(refused: OSError) -> None:
@@ -118,16 +116,8 @@ def _show_unwritable(refused: OSError) -> None:
 
 def _show(error: errors.HomelabError, as_json: bool) -> None:
     if as_json:
-        document = {"error": {**error.as_dict(), "exit_code": error.exit_code}}
         with contextlib.suppress(OSError):  # where it cannot be said there, it is said on stderr
-            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+            terminal.document({"error": {**error.as_dict(), "exit_code": error.exit_code}})
             sys.stdout.flush()
             return
-    bold, red, dim, end = ("\033[1m", "\033[31m", "\033[2m", "\033[0m") if sys.stderr.isatty() else ("", "", "", "")
-    # A line of a quoted message that begins like a line of ours is indented.
-    message, where = (re.sub(r"\n(?=(?:error|where|fix):)", r"\n  ", text) for text in (error.message, error.where))
-    sys.stderr.write(f"{red}{bold}error:{end} {message}\n")
-    if where:
-        sys.stderr.write(f"{dim}where:{end} {where}\n")
-    if error.hint:
-        sys.stderr.write(f"{dim}fix:{end}   {error.hint}\n")
+    terminal.three_parts("error", error.message, error.where, error.hint)

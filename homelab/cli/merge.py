@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 _BASES = ("original", "dequantised", "auto")
 
@@ -45,8 +45,8 @@ def command(
         return 0
     width = max(map(len, done.losses), default=0)
     for name, loss in done.losses.items():
-        typer.echo(f"{name:{width}}  {'-' if loss is None else f'{loss:.4f}'}")
-    typer.echo(f"{'; '.join(done.notes)}. It is in {done.folder}/ of the run, on {done.node}, and these figures are in its model card.")
+        terminal.echo(f"{name:{width}}  {'-' if loss is None else f'{loss:.4f}'}")
+    terminal.echo(f"{'; '.join(done.notes)}. It is in {done.folder}/ of the run, on {done.node}, and these figures are in its model card.")
     same = common.same_options(cluster, runs_dir)
-    typer.echo(f"Next: homelab fetch --merged {shlex.quote(done.run)}{same}; or homelab gguf {shlex.quote(done.run)}{same}")
+    terminal.echo(f"Next: homelab fetch --merged {shlex.quote(done.run)}{same}; or homelab gguf {shlex.quote(done.run)}{same}")
     return 0

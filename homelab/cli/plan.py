@@ -116,12 +116,11 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
 
 
 def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.planning.render import plan_table
     from homelab.shell import file_word
 
-    console = Console()
+    console = CleanConsole()
     console.print(plan_table.table(plan, why=why))
     if plan.document is not None:  # as it is: a line that is broken at the terminal's width is another document
         console.print(f"\n{plan.document.file_name}, which starts it on all nodes", style="bold", markup=False, highlight=False)
@@ -138,8 +137,7 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     """Print the same recipe on the cluster as it is and as it would be. Where it fits nowhere now, that is what it is compared with."""
     from dataclasses import replace
 
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.planning import what_if as hypothesis
     from homelab.planning.machines import device_of
     from homelab.planning.memory.scenario import DoesNotFit
@@ -159,7 +157,7 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
         sides = {name: time_table.as_json(side) for name, side in (("before", before), ("after", after))}
         common.print_json({"what_if": [change.text for change in changes], **sides})
         return 0
-    console = Console()
+    console = CleanConsole()
     console.print(time_table.before_and_after(before, after, ["now", " ".join(change.text for change in changes)]))
     warnings = hypothesis.assumed(changes, inputs.cluster, inputs.throughputs)
     warnings += [before.message] if isinstance(before, DoesNotFit) else before.warnings
@@ -179,8 +177,7 @@ def _scaling(counts: tuple[int, ...], like: str | None, texts: list[str], inputs
     """Print how the recipe does on so many machines, on the wire and with the machines of --what-if where there is one."""
     from dataclasses import replace
 
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.planning import scaling
     from homelab.planning import what_if as hypothesis
     from homelab.planning.machines import device_of
@@ -206,7 +203,7 @@ def _scaling(counts: tuple[int, ...], like: str | None, texts: list[str], inputs
     if as_json:
         common.print_json({"what_if": [change.text for change in changes], **curve.model_dump(mode="json")})
         return 0
-    console = Console()
+    console = CleanConsole()
     console.print(scaling_table.table(curve))
     console.print("Nothing was started. The plan of the machines that are there: leave out --what-if-nodes.", style="dim")
     return 0

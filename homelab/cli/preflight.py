@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 from homelab.text.hint import with_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.config.recipe import Recipe
     from homelab.control.preflight.preflight import Look
     from homelab.remote.fanout import Fleet
@@ -38,9 +37,8 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
-    from rich.console import Console
-
     from homelab.checks import registry
+    from homelab.cli.clean_console import CleanConsole
     from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
     from homelab.remote.fanout import Fleet
@@ -52,7 +50,7 @@ def command(
     skipped = registry.skipped(only=only, skip=skip)
     loaded_recipe = load_recipe(recipe) if recipe else None
     with Fleet(for_recipe(loaded, loaded_recipe)) as fleet:
-        preflight = _Preflight(fleet, cluster, loaded_recipe, recipe, skipped, deep, as_json, Console())
+        preflight = _Preflight(fleet, cluster, loaded_recipe, recipe, skipped, deep, as_json, CleanConsole())
         look = preflight.until_nothing_fails() if watch else preflight.once()
         if as_json:
             common.print_json(preflight.document(look))
@@ -62,7 +60,7 @@ def command(
         if fix and _run_fixes(look, cluster, ask=not yes):
             look = preflight.once()
             preflight.show(look)
-    typer.echo(preflight.next_command(look, fix=fix))
+    terminal.echo(preflight.next_command(look, fix=fix))
     return _code(look)
 
 
@@ -77,7 +75,7 @@ class _Preflight:
     skipped: frozenset[str]
     deep: bool
     as_json: bool
-    console: Console
+    console: CleanConsole
 
     def once(self) -> Look:
         """One look, with its progress on stderr."""
@@ -171,7 +169,7 @@ def _list(as_json: bool) -> int:
     if as_json:
         common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
     else:
-        typer.echo(presentation.listing(registry.SUBJECTS), nl=False)
+        terminal.piece(presentation.listing(registry.SUBJECTS))
     return 0
 
 
@@ -204,22 +202,22 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "HOMELAB_CLUSTER": str(cluster)}
     ran = False
     for offer in fixes.offered(look.findings):
-        typer.echo(f"\n{offer.title}")
-        typer.echo(f"  {offer.command}")
+        terminal.echo(f"\n{offer.title}")
+        terminal.echo(f"  {offer.command}")
         if offer.command.needs_root:
-            typer.echo("  this asks for the rights of root (sudo) on that machine")
+            terminal.echo("  this asks for the rights of root (sudo) on that machine")
         if not ask and offer.command.needs_root:
-            typer.echo("  not run: --yes leaves out what needs sudo")
+            terminal.echo("  not run: --yes leaves out what needs sudo")
             continue
-        if ask and not typer.confirm("  run it?", default=False):
+        if ask and not terminal.confirm("  run it?"):
             continue
         ran = True
         with hub_token.lent(environment) as (given, descriptors):
             completed = subprocess.run(["/bin/sh", "-c", offer.command], env=given, pass_fds=descriptors, check=False)
-        typer.echo("  done" if completed.returncode == 0 else f"  it ended with exit code {completed.returncode}")
+        terminal.echo("  done" if completed.returncode == 0 else f"  it ended with exit code {completed.returncode}")
     by_hand = fixes.by_hand(look.findings)
     if by_hand:
-        typer.echo("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand)))
+        terminal.echo("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand)))
     return ran
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-import typer
-
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from homelab.control.results.fetch_profiles import Profiles
@@ -35,8 +33,8 @@ def command(
         return 0
     _print(found)
     for text in found.missing:
-        typer.echo(f"note: {text}", err=True)
-    typer.echo(f'Next: open {_VIEWER} in a browser, "Open trace file": {shlex.quote(str(found.traces[0]))}')
+        terminal.echo(f"note: {text}", err=True)
+    terminal.echo(f'Next: open {_VIEWER} in a browser, "Open trace file": {shlex.quote(str(found.traces[0]))}')
     return 0
 
 
@@ -55,11 +53,10 @@ def _document(found: Profiles) -> dict[str, object]:
 
 
 def _print(found: Profiles) -> None:
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.profiles import memory_chart, over_ranks, profile_tables
 
-    console = Console()
+    console = CleanConsole()
     ranks = found.ranks
     steps = f"steps {ranks[0].steps[0]} to {ranks[0].steps[-1]}" if len(ranks[0].steps) > 1 else f"step {ranks[0].steps[0]}"
     times = over_ranks.slowdown(ranks)

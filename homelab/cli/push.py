@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 
 def command(
@@ -40,6 +40,6 @@ def command(
     if as_json:
         common.print_json(done.model_dump())
         return 0
-    typer.echo(f"{done.run}: {len(done.files)} files are in {done.repository}; a copy is in {done.folder}")
-    typer.echo(f"Next: {done.address}")
+    terminal.echo(f"{done.run}: {len(done.files)} files are in {done.repository}; a copy is in {done.folder}")
+    terminal.echo(f"Next: {done.address}")
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from homelab.cli import terminal
 from homelab.errors import InputError
 from homelab.text import own_machine
 from homelab.text.hint import Hint, homelab
@@ -26,10 +27,10 @@ def accepts_host_key(name: str, key: HostKey, *, yes: bool, hint: Hint, err: boo
     """Whether a new host key, shown with its fingerprint, is right. Raises InputError with this hint where nobody can say so."""
     from homelab.remote import hostkeys
 
-    typer.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()} {hostkeys.fingerprint(key.key)}", err=err)
-    typer.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
+    terminal.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()} {hostkeys.fingerprint(key.key)}", err=err)
+    terminal.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
     ask = "  is it the same, and shall it be remembered?"
-    return yes or asked(lambda: typer.confirm(ask, default=False, err=err), "whether this key is right", f"node {name}", hint, err=err)
+    return yes or asked(lambda: terminal.confirm(ask, err=err), "whether this key is right", f"node {name}", hint, err=err)
 
 
 def asked(question: Callable[[], T], what: str, where: str, hint: Hint, *, err: bool = True) -> T:
@@ -39,7 +40,7 @@ def asked(question: Callable[[], T], what: str, where: str, hint: Hint, *, err: 
     except typer.Abort:
         if sys.stdin.isatty():
             raise
-        typer.echo(err=err)  # the question has no end of line
+        terminal.echo(err=err)  # the question has no end of line
         raise InputError(f"there is nobody to ask {what}", where=f"{where}, standard input", hint=hint) from None
 
 
@@ -52,10 +53,10 @@ class InitQuestions:
     def which(self, offered: Sequence[Greeting]) -> list[Greeting]:
         """By number, host or name; by default those of ~/.ssh/config that are not on the internet."""
         expected = [number for number, greeting in enumerate(offered, 1) if greeting.is_expected]
-        typer.echo("machines that answer by SSH:", err=True)
+        terminal.echo("machines that answer by SSH:", err=True)
         for number, greeting in enumerate(offered, 1):
             words = dict.fromkeys(word for word in (greeting.candidate.name, greeting.candidate.host, greeting.address) if word)
-            typer.echo(f"  {number:2}  {plain('  '.join(words))}  ({greeting.candidate.source})", err=True)
+            terminal.echo(f"  {number:2}  {plain('  '.join(words))}  ({greeting.candidate.source})", err=True)
         default = " ".join(map(str, expected)) or "none"
         hint = Hint("name them: {}; or take the proposal: {}", homelab("init HOST ..."), homelab("init --yes"))
         while True:
@@ -63,7 +64,7 @@ class InitQuestions:
             chosen = _chosen(answer, offered)
             if chosen is not None:
                 return chosen
-            typer.echo(f"  {answer!r}: not all of it is in the list", err=True)
+            terminal.echo(f"  {answer!r}: not all of it is in the list", err=True)
 
     def user(self, name: str, refused: str) -> str:
         """Asked once for each node that refused the login."""
@@ -82,13 +83,13 @@ class InitQuestions:
         networks = [one.network for one in shared]
         if self._network in networks or self._yes:
             return self._network if self._network in networks else networks[0]
-        typer.echo("the nodes share several networks:", err=True)
+        terminal.echo("the nodes share several networks:", err=True)
         for one in shared:
             speed = f", {one.speed_mbit} Mbit/s" if one.speed_mbit else ""
-            typer.echo(f"  {one.network}  ({'wired' if one.is_wired else 'Wi-Fi'}{speed})", err=True)
+            terminal.echo(f"  {one.network}  ({'wired' if one.is_wired else 'Wi-Fi'}{speed})", err=True)
         hint = Hint("name it: {}; or take the fastest: {}", homelab("init --network", networks[0]), homelab("init --yes"))
         while (answer := self._text("which carries the training?", networks[0], "which network carries the training", hint)) not in networks:
-            typer.echo(f"  {answer!r}: not in the list", err=True)
+            terminal.echo(f"  {answer!r}: not in the list", err=True)
         return answer
 
     def this_machine(self, default: bool) -> bool:
@@ -96,10 +97,10 @@ class InitQuestions:
         if self._this_machine is not None or self._yes or not own_machine.is_linux():
             return default if self._this_machine is None else self._this_machine
         hint = Hint("say it: {} or {}; or take the proposal: {}", homelab("init --this-machine"), homelab("init --no-this-machine"), homelab("init --yes"))
-        return asked(lambda: typer.confirm("does this machine train, too?", default=default, err=True), "whether this machine trains, too", "homelab init", hint)
+        return asked(lambda: terminal.confirm("does this machine train, too?", default=default, err=True), "whether this machine trains, too", "homelab init", hint)
 
     def _text(self, question: str, default: str, what: str, hint: Hint) -> str:
-        return str(asked(lambda: typer.prompt(question, default=default, err=True), what, "homelab init", hint)).strip()
+        return asked(lambda: terminal.prompt(question, default), what, "homelab init", hint).strip()
 
 
 def _chosen(answer: str, offered: Sequence[Greeting]) -> list[Greeting] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 from homelab.cli.questions import asked
 from homelab.cli.run_command import RunCommand
 from homelab.text.hint import Hint, homelab
@@ -73,12 +73,12 @@ class _View(RunCommand):
 
     def accepts(self, program: Program) -> bool:
         """The program is shown; `--yes` answers."""
-        typer.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
+        terminal.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
         for line in program.lines:
-            typer.echo(f"  {line}", err=True)
+            terminal.echo(f"  {line}", err=True)
         hint = Hint("read what stands above; if the nodes shall run it: {}", homelab("recover --yes", program.run)).with_options(self.command_options)
         ask = "shall the nodes run it?"
-        return self.yes or asked(lambda: typer.confirm(ask, default=False, err=True), "whether the nodes shall run it", program.run, hint)
+        return self.yes or asked(lambda: terminal.confirm(ask, err=True), "whether the nodes shall run it", program.run, hint)
 
     def resumed(self, resumed: Resumed) -> None:
         """The new attempt, and the command that comes next."""
@@ -97,7 +97,7 @@ class _View(RunCommand):
             self.line(f"{name}: {events.resumed(plan.attempt, plan.resume_step, is_program=True).sentence}, on {', '.join(nodes)}")
         else:
             begins = f"after step {plan.resume_step}" if plan.resume_step else "at step 0"
-            self.console.print(f"attempt {plan.attempt} of [bold]{name}[/bold] goes on {begins} on {', '.join(nodes)}")
+            self.console.print(f"attempt {plan.attempt} of {name} goes on {begins} on {', '.join(nodes)}")
         if resumed.strategy:
             self.line(f"  {resumed.strategy}")
         for warning in plan.warnings:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 
 def command(
@@ -42,7 +42,7 @@ def command(
         common.print_json({"run": paths.name, "file": str(file), "bytes": len(html.encode()), "missing": list(report.missing)})
         return 0
     for text in report.missing:
-        typer.echo(f"note: {text}", err=True)
-    typer.echo(f"wrote {file}, {decimal_size(len(html.encode()))}")
-    typer.echo(f"Next: xdg-open {shlex.quote(str(file))} (or open it in any browser)")
+        terminal.echo(f"note: {text}", err=True)
+    terminal.echo(f"wrote {file}, {decimal_size(len(html.encode()))}")
+    terminal.echo(f"Next: xdg-open {shlex.quote(str(file))} (or open it in any browser)")
     return 0

@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 from homelab.text.hint import Options, with_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.errors import HomelabError
     from homelab.remote.fanout import Fleet
     from homelab.runs.paths import RunPaths
@@ -30,11 +29,11 @@ class RunCommand:
     as_json: bool
 
     @cached_property
-    def console(self) -> Console:
+    def console(self) -> CleanConsole:
         """For people."""
-        from rich.console import Console
+        from homelab.cli.clean_console import CleanConsole
 
-        return Console(stderr=self.as_json)
+        return CleanConsole(stderr=self.as_json)
 
     @property
     def options(self) -> str:
@@ -77,7 +76,7 @@ class RunCommand:
 
     def _warn(self, error: HomelabError) -> None:
         hint = with_options(error.hint, self.command_options)
-        sys.stderr.write(f"warning: {error.message}\nwhere:   {error.where}\nfix:     {hint}\n")
+        terminal.three_parts("warning", error.message, error.where, hint)
 
     def wait(self, fleet: Fleet, paths: RunPaths) -> int:
         """Show the dashboard until the run ends; its exit code."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,7 @@ def command(
 def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     import time
 
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.control.inspection import run_index
     from homelab.dashboard import run_list
     from homelab.remote.fanout import Fleet
@@ -56,13 +55,13 @@ def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     if as_json:
         common.print_json({"runs": [row.as_dict() for row in index.rows], "unreachable": {name: error.as_dict() for name, error in index.unreachable.items()}})
         return 0
-    console = Console()
+    console = CleanConsole()
     if index.rows:
         for line in run_list.lines(index.rows, time.time(), console.width):
             console.print(line, soft_wrap=True)
     for name, error in index.unreachable.items():
         console.print(f"{name} could not be asked: {error.message}", style="yellow", markup=False, highlight=False)
-    typer.echo(f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}")
+    terminal.echo(f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}")
     return 0
 
 
@@ -90,7 +89,7 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
         if going and not yes:
             if as_json or not sys.stdin.isatty():
                 raise InputError("there is nobody to ask whether these runs shall go", where="standard input", hint=homelab("runs --prune --yes", *words))
-            if not typer.confirm("remove them?", default=False):
+            if not terminal.confirm("remove them?"):
                 return 1
         with common.progress(as_json) as say:
             for run in going:
@@ -104,7 +103,7 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
         common.print_json({"removed": removed, "staying": staying, "errors": {name: error.as_dict() for name, error in errors.items()}})
         return errors[failed[0]].exit_code if failed else 0
     common.raise_first(errors[name] for name in failed)
-    typer.echo(f"Removed {len(removed)} run{'' if len(removed) == 1 else 's'}. Next: homelab runs{options}")
+    terminal.echo(f"Removed {len(removed)} run{'' if len(removed) == 1 else 's'}. Next: homelab runs{options}")
     return 0
 
 
@@ -115,8 +114,8 @@ def _show(going: Sequence[Candidate], staying: dict[str, str], silent: dict[str,
     for run in going:
         places = ", ".join(f"{decimal_size(size)} on {place}" for place, size in run.bytes_on.items())
         model = f"; its trained model is only on {run.model_on}: homelab fetch {run.name} keeps it" if run.model_on else ""
-        typer.echo(f"{run.name}  {run.state}  {places}{model}")
+        terminal.echo(f"{run.name}  {run.state}  {places}{model}")
     for name, why in staying.items():
-        typer.echo(f"{name}  stays: {why}")
+        terminal.echo(f"{name}  stays: {why}")
     for name, error in silent.items():
-        typer.echo(f"{name} could not be asked: {error.message}")
+        terminal.echo(f"{name} could not be asked: {error.message}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from homelab.config.recipe import Recipe
@@ -72,20 +72,20 @@ def command(
     if as_json:
         return _print_json(what, done, brought, errors, differs=check and differs)
     if what.torch:
-        typer.echo(f"torch: {what.torch.requirement}: {what.torch.because}")
+        terminal.echo(f"torch: {what.torch.requirement}: {what.torch.because}")
     for name, entry in done.items():
         verb = "done: " if entry.changed else ""
-        typer.echo(f"{name}: Python {entry.python}, {entry.packages} packages: {verb}{entry.difference}")
+        terminal.echo(f"{name}: Python {entry.python}, {entry.packages} packages: {verb}{entry.difference}")
         for entries in brought:
             if name in entries:
-                typer.echo(f"{name}: {entries[name].text}")
+                terminal.echo(f"{name}: {entries[name].text}")
     common.raise_first(errors.values())
     if check:
         with_recipe = f" --recipe {shlex.quote(str(recipe))}" if recipe else " --unsloth" if unsloth else ""
-        typer.echo(f"Next: homelab setup{with_recipe}{common.same_options(cluster)}" if differs else "Nothing to do.")
+        terminal.echo(f"Next: homelab setup{with_recipe}{common.same_options(cluster)}" if differs else "Nothing to do.")
         return int(differs)
     of_recipe = f" {shlex.quote(str(recipe))}" if recipe else ""
-    typer.echo(("" if differs else "Nothing was changed. ") + f"Next: homelab preflight{of_recipe}{common.same_options(cluster)}")
+    terminal.echo(("" if differs else "Nothing was changed. ") + f"Next: homelab preflight{of_recipe}{common.same_options(cluster)}")
     return 0
 
 

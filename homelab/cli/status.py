@@ -18,8 +18,7 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Nodes, ranks, loss, progress, events and logs of a run. The key h shows the keys; q and Ctrl-C leave the run alone. Exit code 1 when it failed, 3 when it is lost."""
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.control.inspection import monitor, run_lookup
     from homelab.dashboard import live, view
     from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
@@ -29,7 +28,7 @@ def command(
         raise InputError("--once is one look, and --wait stays until the end", where="homelab status --wait --once", hint="leave one of them out")
     loaded = common.load_cluster(cluster)
     options = common.options_of(cluster, runs_dir)
-    console = Console()
+    console = CleanConsole()
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             paths = run_lookup.run(fleet, runs_dir, run, say)

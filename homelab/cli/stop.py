@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from homelab.config.cluster import Cluster
@@ -40,7 +40,7 @@ def command(
         next_words = "It was done already: homelab status" if outcome.was_done else "Go on from its newest checkpoint, where it has one: homelab recover"
         next_line = f"{next_words} {paths.name}{common.same_options(cluster, runs_dir)}"
         for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(), next_line):
-            typer.echo(line)
+            terminal.echo(line)
     return outcome.exit_code
 
 
@@ -57,12 +57,12 @@ def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> in
     else:
         for outcome in ended:
             for line in (f"{outcome.run} was over:", *outcome.lines()):
-                typer.echo(line)
+                terminal.echo(line)
         for line in repaired:
-            typer.echo(line)
-        typer.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
+            terminal.echo(line)
+        terminal.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
         for name, error in unreachable.items():
-            typer.echo(f"{name} could not be asked: {error.message}")
-        typer.echo(f"Next: homelab runs{options}")
+            terminal.echo(f"{name} could not be asked: {error.message}")
+        terminal.echo(f"Next: homelab runs{options}")
     worst = max((outcome.exit_code for outcome in ended), default=EXIT_DONE)
     return worst or (EXIT_UNREACHABLE if unreachable else EXIT_DONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 
 def command(
@@ -28,8 +28,7 @@ def command(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def say(text: str) -> None:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-        sys.stdout.flush()
+        terminal.echo(f"{time.strftime('%H:%M:%S')} {text}")
 
     loaded = common.load_cluster(cluster, nodes)
     with Fleet(loaded) as fleet:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 
 def command(
@@ -33,13 +33,13 @@ def command(
         having = [name for name, paths in folders.items() if paths]
         if not as_json:
             for name, paths in folders.items():
-                typer.echo(f"{name}: {', '.join(paths) or 'nothing was made by setup'}")
+                terminal.echo(f"{name}: {', '.join(paths) or 'nothing was made by setup'}")
             for name, runs in forgotten.items():
-                typer.echo(f"{name}: the token that it had kept of {listed(runs)} was removed")
+                terminal.echo(f"{name}: the token that it had kept of {listed(runs)} was removed")
         if having and not yes:
             if as_json or not sys.stdin.isatty():
                 raise InputError("there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having))
-            if not typer.confirm("remove them?", default=False):
+            if not terminal.confirm("remove them?"):
                 return 1
         with common.progress(as_json) as say:
             say("removing")
@@ -50,5 +50,5 @@ def command(
         common.print_json({"removed": gone, "secrets_removed": forgotten, "errors": {name: error.as_dict() for name, error in errors.items()}})
         return next(iter(errors.values())).exit_code if errors else 0
     common.raise_first(errors.values())
-    typer.echo(f"Removed from {len(removed)} node{'' if len(removed) == 1 else 's'}." if removed else "Nothing to remove.")
+    terminal.echo(f"Removed from {len(removed)} node{'' if len(removed) == 1 else 's'}." if removed else "Nothing to remove.")
     return 0

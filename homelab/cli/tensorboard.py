@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from homelab.control.tracking.metrics_source import Look
@@ -32,8 +32,8 @@ def command(
 
         def serving(address: str, look: Look) -> None:
             steps = sum(1 for point in look.points if point.kind == "train")
-            typer.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
+            terminal.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
 
-        curves_view.show(fleet, paths, port=port, say=lambda text: typer.echo(f". {text}", err=True), serving=serving)
-    typer.echo(f"Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
+        curves_view.show(fleet, paths, port=port, say=lambda text: terminal.echo(f". {text}", err=True), serving=serving)
+    terminal.echo(f"Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
     return 0

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 ToOption = Annotated[
     list[str], typer.Option("--to", help="tensorboard, trackio, wandb, mlflow, aim or swanlab (repeatable). Default: [tracking] to of the recipe.", show_default=False)
@@ -47,14 +47,14 @@ def command(
         return 1 if any(entry.problem for entry in progress.values()) else 0
     options = common.options_of(cluster, runs_dir)
     for name, entry in progress.items():
-        typer.echo(f"{name}: {entry.sent} of {entry.total} points, {entry.sent_now} of them now")
+        terminal.echo(f"{name}: {entry.sent} of {entry.total} points, {entry.sent_now} of them now")
         if entry.waiting:
-            typer.echo(f"  {entry.waiting} wait until a checkpoint holds their step: before, a recovery may compute them again")
+            terminal.echo(f"  {entry.waiting} wait until a checkpoint holds their step: before, a recovery may compute them again")
         if entry.repeated:
-            typer.echo(f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them anew")
+            terminal.echo(f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them anew")
     common.raise_first(entry.problem for entry in progress.values() if entry.problem)
     look = TRACKERS[trackers[0]].look if trackers[0] in TRACKERS else with_options(homelab("tensorboard", paths.name), options)
-    typer.echo(f"Next: {look}")
+    terminal.echo(f"Next: {look}")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 from homelab.text.hint import Hint, homelab
 
 
@@ -33,17 +33,17 @@ def command(
             failed.append(error)
             continue
         if key.is_known:
-            typer.echo(f"{node.name}: its host key is known already")
+            terminal.echo(f"{node.name}: its host key is known already")
             continue
         accepted = accepts_host_key(node.name, key, yes=yes, hint=Hint("compare the fingerprint on the node, then: {}", homelab("trust --yes", node.name)))
         if accepted:
             path = key.remember(loaded)
-            typer.echo(f"  remembered in {path}")
+            terminal.echo(f"  remembered in {path}")
         else:
-            typer.echo("  not remembered")
+            terminal.echo("  not remembered")
             refused.append(node.name)
     for other in failed[1:]:
-        typer.echo(f"{other.where}: {other.message}", err=True)
+        terminal.echo(f"{other.where}: {other.message}", err=True)
     if failed:
         raise failed[0]
     if refused:
@@ -51,5 +51,5 @@ def command(
             "these nodes stay unknown: their host keys were not accepted", where=", ".join(f"node {name}" for name in refused),
             hint=Hint("compare the fingerprints, then: {}", homelab("trust", *refused)),
         )  # fmt: skip
-    typer.echo("Next: homelab preflight" + common.same_options(cluster))
+    terminal.echo("Next: homelab preflight" + common.same_options(cluster))
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, completion
+from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from homelab.config.cluster import Cluster
@@ -29,9 +29,9 @@ def command(
         common.print_json({"nodes": {name: done[name].model_dump() for name in names}, "errors": {name: error.as_dict() for name, error in errors.items()}})
         return next(iter(errors.values())).exit_code if errors else 0
     for name in names:
-        typer.echo(f"{name}: {_words(done[name])}")
+        terminal.echo(f"{name}: {_words(done[name])}")
     common.raise_first(errors.values())
-    typer.echo("Next: homelab preflight" + common.same_options(cluster))
+    terminal.echo("Next: homelab preflight" + common.same_options(cluster))
     return 0
 
 
@@ -43,7 +43,7 @@ def before(cluster: Cluster) -> None:
         done, errors = wake.wake(cluster, [node.name for node in cluster.nodes], say)
     for name, entry in done.items():
         if entry.state == "woken":
-            typer.echo(f"{name}: {_words(entry)}", err=True)
+            terminal.echo(f"{name}: {_words(entry)}", err=True)
     common.raise_first(errors.values())
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
     from homelab.control.inspection.failure import Why
@@ -24,8 +24,7 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """The first rank that failed, the evidence, and what fixes it. Exit code 3 when the nodes that know cannot be asked."""
-    from rich.console import Console
-
+    from homelab.cli.clean_console import CleanConsole
     from homelab.control.inspection import failure, run_lookup
     from homelab.diagnose import cause
     from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
@@ -38,11 +37,11 @@ def command(
     if as_json:
         common.print_json(answer.as_dict())
     else:
-        typer.echo(_first_line(answer))
+        terminal.echo(_first_line(answer))
         if answer.stored is not None:
-            Console().print(cause.render(answer.stored.diagnosis))
+            CleanConsole().print(cause.render(answer.stored.diagnosis))
         for text in (*_after(answer, options), f"Next: {answer.next_command.command}"):
-            typer.echo(text)
+            terminal.echo(text)
     is_unknown = answer.state == "lost" and not answer.is_kept
     return EXIT_UNREACHABLE if is_unknown else EXIT_DONE
 

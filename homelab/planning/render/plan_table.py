@@ -51,7 +51,7 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
 
 def text(plan: Plan) -> str:
     """plan.txt: everything, without colours, 120 columns."""
-    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False)
+    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False, markup=False, emoji=False)
     console.print(table(plan, why=True))
     stream = console.file
     assert isinstance(stream, io.StringIO)
