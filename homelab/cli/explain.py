@@ -73,6 +73,7 @@ def _law(as_json: bool) -> int:
 def _unknown(query: str) -> Exception:
     from homelab.diagnose import topic_index
     from homelab.errors import InputError, did_you_mean
+    from homelab.text.hint import Hint, homelab
     from homelab.text.sanitize import plain_name
     from homelab.text.units import listed
 
@@ -80,7 +81,7 @@ def _unknown(query: str) -> Exception:
     if len(query.split()) > _FEW_WORDS:
         near = topic_index.nearest(query)
         topics = f"the nearest topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})" if near else "and no topic is near it"
-        return InputError(f'no rule knows the line "{plain_name(query)}"; {topics}', where=where, hint="homelab explain lists all topics; of a run: homelab why RUN")
+        return InputError(f'no rule knows the line "{plain_name(query)}"; {topics}', where=where, hint=Hint("homelab explain lists all topics; of a run: {}", homelab("why RUN")))
     near_word = did_you_mean(query[:200].lower(), topic_index.vocabulary())
     return InputError(f'there is no topic "{plain_name(query)}".{near_word}', where=where, hint="homelab explain lists all topics")
 

@@ -11,6 +11,7 @@ from homelab.config.cluster import Node
 from homelab.facts import nvidia_answer
 from homelab.facts.node import Facts
 from homelab.node_commands import as_root, on_node
+from homelab.text.hint import Hint, homelab
 
 # Words of /etc/os-release's PRETTY_NAME -> how the driver is installed there.
 _INSTALL = (
@@ -45,8 +46,8 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
     """What nvidia-smi said, with what mends it. A card that stopped answering is not forgotten: it is brought back."""
     restart_it, message = restart(node, facts), f"nvidia-smi: {line}"
     if kind == "inforom":
-        hint = "the card computes on (homelab preflight --only gpu.compute), and its own records of errors are lost: its maker can renew them"
-        return Problem("warn", message, hint)
+        tried = homelab("preflight --only gpu.compute")
+        return Problem("warn", message, Hint("does the card compute? {}; its own records of errors are lost, and its maker can renew them", tried))
     if kind == "cut-off":
         return Problem("warn", message, f"ask again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends so again, {restart_it}")
     if kind == "permissions":
