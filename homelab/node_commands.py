@@ -53,6 +53,18 @@ def as_root(node: Node, facts: Facts, *commands: str) -> Command:
     return on_node(node, *(by_root(command, facts) for command in commands))
 
 
+# For a machine of which nothing is known but its name.
+RESTART_IN_WORDS = "sudo reboot (WSL: in PowerShell wsl --shutdown)"
+
+
+def restart(node: Node, facts: Facts, *, of_card: bool = True) -> str:
+    """The command that restarts the machine, and with it the driver of its cards. In words for WSL, whose `reboot` restarts neither: the driver is
+    that of Windows. `of_card` False: the restart is for the system alone."""
+    if facts.network.wsl is None:
+        return as_root(node, facts, "reboot")
+    return "restart Windows (in PowerShell first: wsl --shutdown)" if of_card else "in PowerShell: wsl --shutdown"
+
+
 def written_as_root(facts: Facts, lines: Iterable[str], file: str, *, append: bool = False) -> Command:
     """Shell text for the node that writes these lines to a file of its system."""
     tee = by_root(quote_words(["tee", *(["-a"] if append else []), file]), facts)

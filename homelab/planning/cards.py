@@ -16,7 +16,7 @@ from homelab.errors import InputError
 from homelab.facts import nvidia_answer
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
-from homelab.node_commands import as_root
+from homelab.node_commands import restart
 from homelab.planning.machines import Machines
 from homelab.planning.types import Choice, SpareCard
 from homelab.text.units import gibibytes
@@ -106,7 +106,7 @@ def described(cards: Sequence[GpuFacts]) -> str:
 def choose(node: Node, facts: Facts) -> str:
     """The edit of cluster.toml that fixes a choice of missing cards; for one that stopped answering, what brings it back."""
     if nvidia_answer.is_a_card_lost(facts):
-        return f"a card of {node.name} does not answer its driver any more: {as_root(node, facts, 'reboot')}, then: homelab preflight --only gpu"
+        return f"a card of {node.name} does not answer its driver any more: {restart(node, facts)}, then: homelab preflight --only gpu"
     return f"{edit(node, everything(facts))}, without those that are not to train"
 
 

@@ -5,6 +5,7 @@ A case starts from a healthy cluster (tests/checks/healthy.py) and replaces what
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -170,6 +171,21 @@ def test_a_recorded_answer_is_judged_as_it_should(check_id: str, case: Case) -> 
     assert matching[0].level == case.finds.level, found
     assert case.finds.hint in matching[0].hint, matching[0].hint
     assert {finding.node for finding in found} == {node}, found
+
+
+REBOOT = re.compile(r"(?<!-)\breboot\b")  # and no file of that name
+BY_RESTART = {name for name in registry.IDS if name.startswith("gpu.")} | {"power.reboot"}
+IN_WSL = [(name, case) for name, case in CASES if name in BY_RESTART and case.finds is not None]
+
+
+@pytest.mark.parametrize(("check_id", "case"), IN_WSL, ids=[f"{name}: {case.name}" for name, case in IN_WSL])
+def test_inside_of_wsl_nobody_is_told_to_reboot(check_id: str, case: Case) -> None:
+    """There `reboot` restarts neither Windows nor its driver."""
+    elsewhere = {finding.message: finding.hint for finding in judged(check_id, built(case))}
+    for finding in judged(check_id, healthy.with_facts(built(case), case.node, network={"wsl": "mirrored"})):
+        assert not REBOOT.search(finding.hint), finding.hint
+        if REBOOT.search(elsewhere.get(finding.message, "")):
+            assert "wsl --shutdown" in finding.hint, finding.hint
 
 
 ALONE = [(name, case) for name, case in CASES if case.alone]

@@ -11,7 +11,7 @@ from homelab.config.cluster import Node
 from homelab.facts import nvidia_answer
 from homelab.facts.gpu import GpuFacts, GpuHolder
 from homelab.facts.node import Facts
-from homelab.node_commands import on_node
+from homelab.node_commands import on_node, restart
 from homelab.planning.cards import short
 from homelab.shell import quote_words
 from homelab.text.hint import Hint, chain, homelab
@@ -36,7 +36,7 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         free = card.free_bytes
         if total is None or used is None or free is None:
             if not nvidia_answer.shares_memory(card, facts):
-                yield _unknown(node, card)
+                yield _unknown(node, facts, card)
             continue
         if used <= max(DESKTOP_BYTES, DESKTOP_SHARE * total) and free >= FEW_FREE_BYTES:
             continue
@@ -54,10 +54,10 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, card), fix)
 
 
-def _unknown(node: Node, card: GpuFacts) -> Problem:
+def _unknown(node: Node, facts: Facts, card: GpuFacts) -> Problem:
     """A card with memory of its own that does not say how much is wrong."""
     message = f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: whether the training fits is not known"
-    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A, a reboot or another driver helps"
+    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A: {restart(node, facts)}, or another driver"
     return Problem("warn", message, hint)
 
 

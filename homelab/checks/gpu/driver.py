@@ -10,7 +10,7 @@ from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
 from homelab.facts import nvidia_answer
 from homelab.facts.node import Facts
-from homelab.node_commands import as_root, on_node
+from homelab.node_commands import as_root, on_node, restart
 from homelab.text.hint import Hint, homelab
 
 # Words of /etc/os-release's PRETTY_NAME -> how the driver is installed there.
@@ -77,11 +77,6 @@ def mismatch(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         if _in_wsl(facts):
             message = "the NVIDIA driver of Windows and a library inside of WSL differ (Driver/library version mismatch)"
         yield Problem("fail", message, _IN_WINDOWS if _in_wsl(facts) else restart(node, facts))
-
-
-def restart(node: Node, facts: Facts) -> str:
-    """The command that restarts the machine, and with it the driver; in words where that is Windows."""
-    return "restart Windows (in PowerShell first: wsl --shutdown)" if _in_wsl(facts) else as_root(node, facts, "reboot")
 
 
 def install_driver(node: Node, facts: Facts) -> str:

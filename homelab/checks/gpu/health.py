@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homelab import node_commands
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
-from homelab.checks.gpu import driver
 from homelab.config.cluster import Node
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
@@ -79,7 +79,7 @@ def power_limit(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
 def ecc(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where results may be wrong or the card cannot repair itself; warn where a restart finishes the repair."""
     for card in _cards(node, facts):
-        restart = driver.restart(node, facts)
+        restart = node_commands.restart(node, facts)
         if card.repair_failed:
             message = f"GPU {card.index} has bad memory that it cannot take out of use any more"
             yield Problem(
@@ -103,7 +103,7 @@ def recovery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     for card in _cards(node, facts):
         if card.recovery_action:
             reset = f"nvidia-smi -i {card.index} --gpu-reset"
-            command = as_root(node, facts, reset) if card.recovery_action == "Reset" else driver.restart(node, facts)
+            command = as_root(node, facts, reset) if card.recovery_action == "Reset" else node_commands.restart(node, facts)
             message = f"GPU {card.index}: the driver asks for: {card.recovery_action.lower()}"
             yield Problem("fail", message, f"end what uses it, then: {command}")
 

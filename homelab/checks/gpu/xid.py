@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from homelab import node_commands
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
-from homelab.checks.gpu import driver
 from homelab.config.cluster import Node
 from homelab.facts.gpu import Xid
 from homelab.facts.node import Facts
@@ -63,7 +63,7 @@ def xid(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     command = f"to see it: {as_root(node, facts, 'dmesg | grep Xid')}"
     message = f"the kernel log has {listed(_sentence(entry) for entry in named[:_NAMED])}"
     if card_lost and not _computes(facts):
-        restart = driver.restart(node, facts)
+        restart = node_commands.restart(node, facts)
         yield Problem("fail", message, f"{restart}; if it comes back: power cables, cooling, seat of the card; {command}")
     else:
         yield Problem(

@@ -9,7 +9,7 @@ from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
 from homelab.facts.machine import SleepFacts
 from homelab.facts.node import Facts
-from homelab.node_commands import as_root, by_root, on_node, written_as_root
+from homelab.node_commands import as_root, by_root, on_node, restart, written_as_root
 from homelab.text.hint import Command, Hint, homelab
 from homelab.text.units import listed
 
@@ -89,7 +89,7 @@ def reboot(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     yield Problem(
         "warn",
         f"an upgrade waits for a restart{packages_text}",
-        Hint("when no run is alive there: {}", as_root(node, facts, "reboot")),
+        Hint("when no run is alive there: {}", restart(node, facts, of_card=False)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from homelab.config.recipe import Recipe
 from homelab.control import node_matching
 from homelab.errors import HomelabError, InputError
+from homelab.node_commands import RESTART_IN_WORDS
 from homelab.remote.fanout import Fleet
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import Reply, parse_replies
@@ -70,7 +71,7 @@ def refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
             raise HomelabError(
                 f"processes of the last attempt do not end: {', '.join(map(str, answer['left']))}",
                 where=f"node {node}",
-                hint="on that node: sudo reboot (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
+                hint=f"on that node: {RESTART_IN_WORDS} (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
             )
 
 

@@ -11,6 +11,7 @@ from homelab.control.inspection import run_folder
 from homelab.control.launch import start
 from homelab.control.supervision import remote_supervisor
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
+from homelab.node_commands import RESTART_IN_WORDS
 from homelab.remote.fanout import Fleet
 from homelab.runs import event_log, store
 from homelab.runs.events import event
@@ -44,7 +45,7 @@ class Outcome:
             node = f"{name} ({', '.join(then)} in this run)" if then else name
             if answer["left"]:
                 lines.append(
-                    f"{node}: processes {', '.join(map(str, answer['left']))} do not end (stuck in the driver?); on the node: sudo reboot"
+                    f"{node}: processes {', '.join(map(str, answer['left']))} do not end (stuck in the driver?); on the node: {RESTART_IN_WORDS}"
                 )
             elif answer["asked"]:
                 killed = f", {answer['killed']} had to be killed" if answer["killed"] else ""

@@ -94,6 +94,8 @@ def test_nobody_is_told_to_forget_a_card_that_fell_off_the_bus() -> None:
     for facts in (lost, facts_of(reply("nvidia-smi-550-lost-one-of-two.xml").partition("\n")[2], xid=[{"code": 79, "bus_id": "0000:0a:00"}])):
         assert nvidia_answer.is_a_card_lost(facts)
         assert "reboot" in cards.choose(node, facts) and "cluster.toml" not in cards.choose(node, facts)
+        in_wsl = facts.model_copy(update={"network": facts.network.model_copy(update={"wsl": "nat"})})
+        assert "reboot" not in cards.choose(node, in_wsl) and "wsl --shutdown" in cards.choose(node, in_wsl)
     reset_since = facts_of(reply(TWO), xid=[{"code": 79, "bus_id": "0000:01:00"}])
     assert not nvidia_answer.is_a_card_lost(reset_since), "the card is back"
 
