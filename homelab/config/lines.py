@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import re
 
+from homelab.errors import InputError
+
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"""^\s*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=""")
+
+_MOST_PARTS = 32
+# At the begin of a line (of a header, too) or in an inline table: this many names with dots between them. Nothing is tried twice (`*+`).
+_NAME = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DEEP = re.compile(rf"(?:^|[{{,])[ \t]*+\[{{0,2}}+[ \t]*+(?:{_NAME}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}", re.MULTILINE)
+
+
+def not_deep(text: str, where: str) -> str:
+    """The text, whose keys can be read in no time. Raises InputError for one of over 32 parts: `tomllib` takes minutes for 100,000."""
+    if deep := _DEEP.search(text):
+        begin = len(deep[0]) - len(deep[0].lstrip(" \t{,["))
+        raise InputError(
+            f"a key of over {_MOST_PARTS} parts ({deep[0][begin : begin + 20]}...); no key of homelab has more than three",
+            where=f"{where}, line {text.count(chr(10), 0, deep.start() + 1) + 1}", hint="take that line out, or put the text in quotes behind a key and =",
+        )  # fmt: skip
+    return text
 
 
 def key_lines(text: str) -> dict[tuple[str | int, ...], int]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from homelab.config import typed_secrets
 from homelab.config.cluster import Cluster, Node, Notify, Price, Wire
-from homelab.config.lines import key_lines, line_of
+from homelab.config.lines import key_lines, line_of, not_deep
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.text.hint import Hint, homelab
@@ -96,7 +96,7 @@ def read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
 
 def _parsed(text: str, path: Path, kind: str) -> dict[str, Any]:
     try:
-        data = tomllib.loads(text)
+        data = tomllib.loads(not_deep(text, str(path)))
     except (ValueError, RecursionError) as error:  # a number of over 4300 digits is a plain ValueError
         hint = "texts need quotes, lists need [ ], and every [section] stands on its own line"
         raise InputError(f"this {kind} is not valid TOML: {error}", where=str(path), hint=hint) from error

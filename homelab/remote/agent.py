@@ -13,6 +13,7 @@ from homelab.node_commands import by_root, on_node, path_word
 from homelab.remote import answers, ship
 from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.remote.decoding import MOST_VALUES, decoded
+from homelab.remote.node_words import advice
 from homelab.remote.session import Completed, Session, Stream
 from homelab.text.hint import Command, Hint, homelab
 from homelab.text.sanitize import plain, plain_lines
@@ -158,7 +159,7 @@ class Agent:
         hint = Hint("{}; by hand: {}", homelab("preflight --nodes", self.node.name), self._on_node("ls -l"))
         where = plain_lines(str(error.get("where") or ""))
         return _OF_KINDS.get(str(error["kind"]), HomelabError)(
-            message, where=f"{self._where()}{', ' if where else ''}{where}", hint=Hint.said(plain_lines(str(error.get("hint") or ""))) or hint
+            message, where=f"{self._where()}{', ' if where else ''}{where}", hint=advice(self.node.name, error.get("hint")) or hint
         )
 
     def _full(self, details: str = "") -> HomelabError:
@@ -235,7 +236,7 @@ class Agent:
 
 def _harmless(value: Any) -> Any:
     """A node's words without what a terminal would obey, or could not show at all (half of a surrogate pair)."""
-    if isinstance(value, str) and not value.isprintable():
+    if isinstance(value, str) and not (value.isascii() and value.isprintable()):
         text = value.encode("utf-8", "replace").decode()
         return "\n".join(plain(line) for line in text.split("\n"))
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ from homelab.remote.fanout import Fleet
 from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
+from homelab.text.sanitize import plain, plain_text
 from homelab.text.say import Say
 
 ANSWER_TIMEOUT_S = 600.0
@@ -27,12 +28,12 @@ class ChatAnswer:
     @property
     def text(self) -> str:
         """The model's words."""
-        return str(self.reply["answer"])
+        return plain_text(str(self.reply["answer"]))
 
     @property
     def notes(self) -> list[str]:
         """What the model was loaded on."""
-        return [str(note) for note in self.reply.get("notes") or ()]
+        return [plain(str(note)) for note in self.reply.get("notes") or ()]
 
     def as_dict(self) -> dict[str, Any]:
         """The `--json` shape."""

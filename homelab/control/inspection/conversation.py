@@ -11,6 +11,7 @@ from homelab.control.inspection import chat, run_folder
 from homelab.errors import HomelabError, NoRoomError, UnreachableError
 from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet
+from homelab.remote.node_words import advice
 from homelab.remote.session import Stream
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
@@ -119,6 +120,6 @@ def _gone(node: str) -> UnreachableError:
 def _error(parts: Any, node: str, run: str) -> HomelabError:
     parts = parts if isinstance(parts, dict) else {}
     where = plain_lines(str(parts.get("where") or ""))
-    hint = Hint.said(plain_lines(str(parts.get("hint") or ""))) or homelab("status", run)
+    hint = advice(node, parts.get("hint")) or homelab("status", run)
     kind = NoRoomError if parts.get("kind") == "no-room" else HomelabError
     return kind(str(parts.get("message") or "the model's program failed"), where=f"node {node}{', ' if where else ''}{where}", hint=hint)

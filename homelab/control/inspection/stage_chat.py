@@ -20,6 +20,7 @@ from homelab.protocol.errors import parts_of
 from homelab.remote.answers import CollectiveLine
 from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet, on_all
+from homelab.remote.node_words import advice
 from homelab.remote.session import Stream
 from homelab.text.hint import Hint, homelab
 from homelab.text.sanitize import plain_lines
@@ -180,7 +181,7 @@ class _Watch:
         for name, text in errors.items():
             if parts := parts_of(text):
                 where = plain_lines(parts.get("where", ""))
-                hint = Hint.said(plain_lines(parts.get("hint", ""))) or homelab("status", self._plan.run)
+                hint = advice(name, parts.get("hint")) or homelab("status", self._plan.run)
                 raise HomelabError(parts["message"], where=f"node {name}{', ' if where else ''}{where}", hint=hint)
         away = self._lost | dict.fromkeys(self.silent(now_s), f"nothing was heard from this node for {SILENT_S:.0f} s while the model answered")
         ended = {name: _last_words(line) for name, line in self._lines.items() if self._is_over(name) and name not in errors}

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.remote.agent import Agent
 from homelab.remote.decoding import decoded
+from homelab.remote.node_words import advice
 from homelab.results.answers_of_nodes import Made
-from homelab.text.hint import Hint, homelab
+from homelab.text.hint import homelab
 from homelab.text.sanitize import plain_lines
 from homelab.text.say import Say
 
@@ -58,7 +59,7 @@ def _made(made: Any, name: str) -> Made:
 
 def _error(parts: Any, name: str) -> HomelabError:
     parts = parts if isinstance(parts, dict) else {}
-    where = str(parts.get("where") or "")
+    where = plain_lines(str(parts.get("where") or ""))
     kind = InputError if parts.get("kind") == "input" else HomelabError
-    hint = Hint.said(plain_lines(str(parts.get("hint") or ""))) or homelab("preflight --nodes", name)
-    return kind(str(parts.get("message") or "the program failed"), where=f"node {name}{', ' if where else ''}{where}", hint=hint)
+    hint = advice(name, parts.get("hint")) or homelab("preflight --nodes", name)
+    return kind(plain_lines(str(parts.get("message") or "")) or "the program failed", where=f"node {name}{', ' if where else ''}{where}", hint=hint)
