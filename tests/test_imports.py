@@ -23,7 +23,7 @@ PURE = [
     *sorted((ROOT / "planning").rglob("*.py")), *sorted((ROOT / "supervision").rglob("*.py")), *sorted((ROOT / "discovery").rglob("*.py")),
     ROOT / "hardware.py", ROOT / "torch_builds.py",
     *sorted((ROOT / "facts").rglob("*.py")), *sorted((ROOT / "provision").rglob("*.py")), *sorted((ROOT / "results").rglob("*.py")), ROOT / "errors.py", ROOT / "models.py",
-    *sorted(path for path in (ROOT / "config").rglob("*.py") if path.name != "load.py"),
+    *sorted(path for path in (ROOT / "config").rglob("*.py") if path.name not in ("load.py", "near_files.py")),
     *sorted((ROOT / "diagnose").glob("*.py")), *sorted((ROOT / "checks").rglob("*.py")),
     *sorted((ROOT / "launchers").glob("*.py")), *sorted(path for path in (ROOT / "dashboard").glob("*.py") if path.name not in ("live.py", "interactive.py", "keyboard.py")),
     *sorted((ROOT / "run_report").glob("*.py")), *sorted((ROOT / "text").rglob("*.py")), ROOT / "shell.py", ROOT / "node_commands.py",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from homelab.config import typed_secrets
+from homelab.config import near_files, typed_secrets
 from homelab.config.cluster import Cluster, Node, Notify, Price, Wire
 from homelab.config.lines import key_lines, line_of, not_deep
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
@@ -84,7 +84,7 @@ def read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         with path.open(encoding="utf-8-sig") as stream:  # some editors begin a file with a byte order mark
             text = stream.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError as error:
-        raise InputError(f"there is no {kind} here", where=str(path), hint=hint) from error
+        raise InputError(f"there is no {kind} here", where=str(path), hint=near_files.hint(path, hint)) from error
     except UnicodeDecodeError as error:
         raise InputError(f"this {kind} is not UTF-8 text", where=f"{path}, byte {error.start}", hint="save it as UTF-8") from error
     except OSError as error:
