@@ -38,7 +38,7 @@ class Home:
         programs = self.folder / "bin"
         programs.mkdir()
         # ssh reads the home of the account, never HOME: the real program, told where the config is.
-        self._program(programs / "ssh", f'exec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"')
+        self._program(programs / "ssh", f'[ -f "$HOME/.ssh/config" ] || exec {shutil.which("ssh")} -F none "$@"; exec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"')
         self._program(programs / "ip", f"cat '{self.folder}/ip '\"$2\"")
         (self.folder / "ip neigh").write_text(NEIGHBOURS)
         (self.folder / "ip addr").write_text("[]")

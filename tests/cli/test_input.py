@@ -172,7 +172,7 @@ def test_odd_names_of_files_break_nothing_and_run_nothing(quiet_desk: Desk) -> N
 def test_the_next_command_can_be_pasted(quiet_desk: Desk) -> None:
     recipe = quiet_desk.write("my $(touch pwned) recipe's.toml", LAW)
     shown = quiet_desk.homelab("plan", recipe.name, "--offline").stdout
-    words = next(line for line in shown.splitlines() if line.startswith("Next: ")).removeprefix("Next: homelab launch ")
+    words = next(line for line in shown.splitlines() if line.startswith("Next: ")).removeprefix("Next: homelab preflight ")  # the model is nowhere
     echoed = subprocess.run(["/bin/sh", "-c", f"printf %s {words}"], capture_output=True, text=True, cwd=quiet_desk.folder, check=True)
     assert echoed.stdout == recipe.name
     assert not list(quiet_desk.folder.rglob("pwned"))

@@ -54,6 +54,7 @@ def test_a_group_of_nccl_is_left_by_the_end_of_the_process(monkeypatch: pytest.M
 
 def test_a_rank_says_that_it_is_done_before_it_leaves_the_group() -> None:
     phases: list[str] = []
-    run = SimpleNamespace(recorder=SimpleNamespace(heartbeat=phases.append), tensorboard=None, end_profile=None, task=SimpleNamespace(rank=1, world_size=1))
+    task = SimpleNamespace(rank=1, world_size=1, method=SimpleNamespace(kind="lora"))
+    run = SimpleNamespace(recorder=SimpleNamespace(heartbeat=phases.append), tensorboard=None, end_profile=None, task=task)
     cast(Any, train.Run)._finish(run, SimpleNamespace(model=None, strategy=SimpleNamespace(whole_weights=lambda model: {})))
     assert phases == ["saving", "done"]
