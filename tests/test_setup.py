@@ -33,7 +33,7 @@ def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     if said:
-        assert lines[-1].startswith("Set up. Next: scripts/demo") and "homelab preflight" in lines[-1]
+        assert lines[-1].startswith("Set up. Next: scripts/demo") and "homelab init" in lines[-1]
         assert (REPOSITORY / "scripts" / "demo").exists()
     else:
         assert not any("Next:" in line for line in lines)

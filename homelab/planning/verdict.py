@@ -39,7 +39,9 @@ def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, offli
         short = gigabytes(memory.total_bytes - memory.available_bytes)
         smaller = f"edit the recipe: [parallel] micro_batch = {max(1, rank.micro_batch // 2)}" if rank.micro_batch > 1 else f"leave {rank.node} out with --nodes"
         return Verdict(False, f"rank {rank.rank} on {rank.node} lacks {short} GB", f"{smaller}; or see what fits", "plan --fit")
-    if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
+    # A strategy may reckon no memory, though the model is known.
+    is_unknown = isinstance(recipe, TrainRecipe) and architecture.known(recipe.model.name) is None
+    if isinstance(recipe, TrainRecipe) and is_unknown and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
         name = recipe.model.name
         where = "a folder that this machine does not have" if recipe.model.is_folder else f"not a name that homelab has a shape for{architecture.near(name)}"
         edit = Hint("is [model] name right? The nodes can say: {}", homelab("preflight RECIPE"))

@@ -98,8 +98,8 @@ def test_it_is_started_with_the_nodes_that_it_may_use(paths: RunPaths, tmp_path:
     _, commands = starts(monkeypatch, 0)
     placement.start(paths, tmp_path / "cluster.toml", ["tower", "laptop"])
     words = [word.decode() for word in commands[0]]
-    assert words[2:] == [
-        "homelab", "supervise", builders.RUN, "--nodes", "tower,laptop", "--cluster", str(tmp_path / "cluster.toml"), "--runs-dir", str(tmp_path / "runs"),
+    assert words[1:] == [
+        "-P", "-m", "homelab", "supervise", builders.RUN, "--nodes", "tower,laptop", "--cluster", str(tmp_path / "cluster.toml"), "--runs-dir", str(tmp_path / "runs"),
     ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from homelab.planning.types import Choice, RankPlan
 from tests import builders
 
 RECIPE = """[model]
-name = "HuggingFaceTB/SmolLM2-135M"
+name = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 [data]
 train = "/data/train.jsonl"
 [method]
