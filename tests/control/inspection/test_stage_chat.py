@@ -60,7 +60,7 @@ def test_the_words_of_a_stage_count_more_than_those_of_ranks_that_lost_it() -> N
             line(0, error="RuntimeError: Connection closed by peer", ended={}),
             line(2, LOADING, error="error: the model needs about 9.00 GB\nwhere: /m\nfix: free RAM"),
         )
-    assert (refused.value.message, refused.value.where, refused.value.hint) == ("the model needs about 9.00 GB", "node nas, /m", "free RAM")
+    assert (refused.value.message, refused.value.where, refused.value.hint) == ("the model needs about 9.00 GB", "node nas, /m", "node nas says: free RAM")
 
 
 def test_a_rank_that_was_killed_is_named_not_those_that_lost_it() -> None:
