@@ -149,18 +149,21 @@ def test_other_requirements_change_only_what_differs(bench: Bench) -> None:
     assert next((bench.home / ".homelab/env/lib").rglob("humanize/__init__.py")).stat().st_ino == untouched
 
 
+def waiting_setup(bench: Bench) -> subprocess.Popen[str]:
+    """A setup that has said that it waits for another one on its node."""
+    process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert any("waiting for another setup" in line for line in process.stderr), "it did not wait"
+    return process
+
+
 def test_ctrl_c_says_which_node_goes_on_installing(bench: Bench) -> None:
-    bench.requirements.write_text("humanize\nidna\n")
+    bench.requirements.write_text("humanize\nidna\nsix\n")
     with (bench.home / ".homelab/setup/lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "waiting for another setup" in line:
-                break
-        else:
-            raise AssertionError("it did not wait")
+        process = waiting_setup(bench)
         process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait(timeout=60) == 130
         assert "node1 finishes the installation that has begun. To go on after it: homelab setup" in said and "homelab teardown" in said and "Traceback" not in said
@@ -171,13 +174,7 @@ def test_the_setup_of_a_killed_command_is_waited_for(bench: Bench) -> None:
     bench.requirements.write_text("humanize\n")
     with (bench.home / ".homelab/setup/lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "waiting for another setup" in line:
-                break
-        else:
-            raise AssertionError("it did not wait")
+        process = waiting_setup(bench)
     process.communicate(timeout=120)
     assert process.returncode == 0 and not list((bench.home / ".homelab/env/lib").rglob("six.py"))
 
