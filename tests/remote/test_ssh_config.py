@@ -27,8 +27,13 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(shutil.which("sshd") i
 USER = getpass.getuser()
 
 
+#: Helpers that other tests of this process keep running (servers that fork workers, programs that are ready to be named).
+_OF_OTHER_TESTS: set[psutil.Process] = set()
+
+
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
+    monkeypatch.setattr(sys.modules[__name__], "_OF_OTHER_TESTS", set(psutil.Process().children(recursive=True)))
     opened = of_this_test(tmp_path, monkeypatch)
     monkeypatch.setattr(ssh_transport, "_BY_OPENSSH", set())
     opened.add("end")
@@ -80,7 +85,9 @@ def refused(cluster: Cluster) -> UnreachableError:
 
 
 def children() -> list[str]:
-    return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    """The command lines of all that this test has started and that still runs."""
+    started = set(psutil.Process().children(recursive=True)) - _OF_OTHER_TESTS
+    return [" ".join(child.cmdline()) for child in started if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def without_sshd(commands: list[str]) -> list[str]:
