@@ -109,12 +109,14 @@ def undo(folder: Path, node: str, name: str) -> None:
         raise InputError(
             f"{node} does not have {name}; {active.node} has {active.name}", where=str(folder), hint=undo_command(folder, active)
         )
+    why = "the process that held it is gone"
     if active.is_held():
         procfs.send([active.pid], signal.SIGTERM)
-        procfs.until(lambda: not active.is_held(), UNDO_TIMEOUT_S)
+        if not procfs.until(lambda: not active.is_held(), UNDO_TIMEOUT_S):
+            why = f"process {active.pid} was told to undo it, and has not within {UNDO_TIMEOUT_S:.0f} s"
     if read(folder) is not None:
         raise HomelabError(
-            f"{active.name} on {active.node} cannot be undone: {_last_words(folder) or 'the process that held it is gone'}",
+            f"{active.name} on {active.node} cannot be undone: {_last_words(folder) or why}",
             where=str(folder),
             hint=Hint("start the lab anew: {}", chain(homelab("lab down", str(folder)), homelab("lab up", str(folder)))),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -157,3 +158,62 @@ def test_a_fault_that_does_not_come_is_waited_for_only_so_long(lab: Lab, monkeyp
     with pytest.raises(HomelabError, match="wrong-user was not injected within 0 s"):
         held_fault.start(lab.folder, "node2", "wrong-user")
     assert held_fault.read(lab.folder) is None
+
+
+# Plays `holder.main` in children, which tell themselves to end at the first, second, third, ... call behind the answer.
+TOLD_AT_EACH_CALL = """
+import contextlib, os, signal, sys, time, types
+from pathlib import Path
+from homelab.lab.misconfigurations import catalogue, holder
+
+def play(folder, position, ready):
+    calls = []
+    def count(frame, event, argument):
+        if event in ("call", "c_call"):
+            calls.append(event)
+            if len(calls) == position:
+                os.kill(os.getpid(), signal.SIGTERM)
+    def tell(**answer):
+        os.write(ready, b"1")
+        sys.setprofile(count)
+    holder.Lab = types.SimpleNamespace(open=lambda folder: types.SimpleNamespace(cluster_file=folder))
+    catalogue.find = lambda name: types.SimpleNamespace(name=name, needs=())
+    catalogue.injected = lambda *_: contextlib.nullcontext()
+    holder.check, holder._tell = (lambda *_: None), tell
+    code = holder.main(folder, "node1", "some-fault")
+    os._exit(code)
+
+for position in range(1, 16):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        play(Path(sys.argv[1]), position, writer)
+    os.close(writer)
+    os.read(reader, 1)
+    deadline = time.monotonic() + 10
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            sys.exit(f"told at call {position}, and it waits for ever")
+        time.sleep(0.05)
+        os.kill(child, signal.SIGTERM)  # it may sleep already, before that call
+    assert ended[1] == 0, (position, ended)
+"""
+
+
+def test_told_to_end_at_any_point_it_ends(tmp_path: Path) -> None:
+    """A signal that comes while it begins to wait: told by the lock of its own wait, it would wait for ever."""
+    done = subprocess.run([sys.executable, "-c", TOLD_AT_EACH_CALL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert held_fault.read(tmp_path) is None
+
+
+def test_one_that_does_not_end_in_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_fault, "UNDO_TIMEOUT_S", 0.0)
+    sleeper = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", sleeper, held_fault.HOLDER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"1"
+        (tmp_path / held_fault.RECORD_FILE).write_text(json.dumps({"name": "some-fault", "node": "node1", "pid": process.pid}))
+        with pytest.raises(HomelabError, match=f"process {process.pid} was told to undo it, and has not within 0 s"):
+            held_fault.undo(tmp_path, "node1", "some-fault")
+        process.kill()

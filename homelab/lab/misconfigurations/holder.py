@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shlex
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from homelab.errors import HomelabError, InputError
@@ -23,10 +23,11 @@ from homelab.text.hint import Hint, homelab
 
 def main(folder: Path, node: str, name: str) -> int:
     """Returns the exit code; 0 when it was injected and undone."""
-    told_to_end = threading.Event()
+    # A handler runs in the middle of whatever waits: the lock of an Event may be held there by itself, and that waits for ever.
+    told_to_end: queue.SimpleQueue[int] = queue.SimpleQueue()
     # Handlers, because a signal that is ignored or blocked here stays so in the programs that are started.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: told_to_end.set())
+        signal.signal(number, lambda number, _: told_to_end.put(number))
     try:
         lab = Lab.open(folder)
         misconfiguration = catalogue.find(name)
@@ -43,8 +44,8 @@ def main(folder: Path, node: str, name: str) -> int:
             try:
                 _tell(preflight=" ".join([*words, "--cluster", shlex.quote(str(lab.cluster_file))]))
             except BrokenPipeError:  # the terminal that asked is gone, so the fault is undone
-                told_to_end.set()
-            told_to_end.wait()
+                told_to_end.put(signal.SIGHUP)
+            told_to_end.get()
     except HomelabError as error:
         if is_injected:  # it is not undone, so the record stays
             print(error.message, file=sys.stderr)
