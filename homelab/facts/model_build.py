@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -16,7 +16,7 @@ Words = Annotated[str, Field(max_length=2000), AfterValidator(plain_lines)]  # a
 class BuildFinding(WireModel):
     """One thing that a person should know before a launch. `topic` is the check that it belongs to."""
 
-    topic: Literal["kind", "stored", "weights", "adapters", "gradient"]
+    topic: Literal["hub", "kind", "stored", "weights", "adapters", "gradient", "tokenizer"]
     level: Literal["warn", "fail"]
     message: Words
     where: Words = ""
@@ -28,7 +28,8 @@ class BuildResult(WireModel):
 
     `trained` and `total` are numbers of weights (0: it could not be built), `adapted` the modules with adapters and how many, `largest_id` the
     largest id of the tokenizer, `beyond` the first tokens (id: text) that the embedding with `embedding_rows` lacks, `positions` the most tokens of
-    a row (None: any), `loose_experts_bytes` what a quantised base leaves in 16 bits (None: it is not quantised).
+    a row (None: any), `loose_experts_bytes` what a quantised base leaves in 16 bits (None: it is not quantised). Of a model that no node has, and whose
+    small files came from the hub, `config` is its config.json, and `has_chat_template` as in `ModelFacts`.
     """
 
     node: str = ""
@@ -44,6 +45,8 @@ class BuildResult(WireModel):
     largest_id: Count | None = None
     beyond: Annotated[dict[Words, Words], Field(max_length=20)] = {}
     loose_experts_bytes: Count | None = None
+    config: dict[str, Any] | None = None
+    has_chat_template: bool | None = None
     seconds: float = 0.0
 
 

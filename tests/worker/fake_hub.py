@@ -5,6 +5,7 @@ Whoever uses it is a process of its own with `HF_ENDPOINT`: both libraries read 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -20,6 +21,9 @@ class Hub:
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self.asked: list[str] = []
+        self.sent_bytes = 0
+        self.gated: set[str] = set()  # who asks for a file of these gets 403
+        self.status: dict[str, int] = {}  # what is answered to every question about this name
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
@@ -28,10 +32,11 @@ class Hub:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def push(self, name: str, files: Mapping[str, str]) -> str:
+    def push(self, name: str, files: Mapping[str, str | bytes]) -> str:
         """A new commit with these files; its sha."""
-        content = {path: text.encode() for path, text in files.items()}
-        sha = hashlib.sha1(json.dumps([name, dict(files), len(self.commits.get(name, {}))]).encode()).hexdigest()
+        content = {path: text if isinstance(text, bytes) else text.encode() for path, text in files.items()}
+        sums = {path: hashlib.sha1(each).hexdigest() for path, each in content.items()}
+        sha = hashlib.sha1(json.dumps([name, sums, len(self.commits.get(name, {}))]).encode()).hexdigest()
         self.commits.setdefault(name, {})[sha] = content
         return sha
 
@@ -50,6 +55,11 @@ class Hub:
         self.asked.append(path)
         parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         place = parts[1:] if parts[0] == "datasets" else parts  # models have no folder of their own
+        asked = "/".join(parts[2:4] if parts[0] == "api" else place[:2])
+        if asked in self.status:
+            return self.status[asked], {}, b""
+        if asked in self.gated and parts[0] != "api":
+            return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to model {asked} is restricted"}, b""
         if place[2:3] == ["resolve"]:
             found = self._find("/".join(place[:2]), place[3])
             if found is None:
@@ -71,7 +81,8 @@ class Hub:
                 return _json([entry for entry in entries if entry["path"].startswith(below)])
             if verb == "paths-info":
                 return _json(entries)
-            return _json({"id": name, "sha": sha, "siblings": [{"rfilename": path} for path in files], "private": False, "tags": [], "downloads": 0})
+            siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
+            return _json({"id": name, "sha": sha, "siblings": siblings, "private": False, "tags": [], "downloads": 0})
         return _missing("EntryNotFound")
 
     def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -98,7 +109,9 @@ class Hub:
                 self.send_header("Content-Length", str(max(0, last - first + 1)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(content[first : last + 1])
+                    with contextlib.suppress(ConnectionError):  # who asked has seen enough
+                        for start in range(first, last + 1, 1 << 16):
+                            hub.sent_bytes += self.wfile.write(content[start : min(start + (1 << 16), last + 1)])
 
             do_GET = do_HEAD = do_POST = _say
 

@@ -41,7 +41,7 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
         if facts.model.damaged:
             yield Problem("fail", problem, fix=_download(model, node, "--force-download"))
-        elif not any(
+        elif not _refused_by_hub(evidence) and not any(
             (*hub(evidence, node, facts), *licence(evidence, node, facts))
         ):  # they say that no launch will download it
             yield Problem("warn", f"{problem}; the first launch downloads it", fix=_download(model, node))
@@ -97,10 +97,16 @@ def licence(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     terms = None if model.is_folder else gate_of(model.name)
     if terms is None or not _to_be_downloaded(facts) or facts.model is None or facts.model.has_token is not False:
         return
+    if _refused_by_hub(evidence):  # a node has asked: model.name says more
+        return
     message = f"{model.name}: not in the hub cache; its download asks for {terms}, and there is no token of the hub on this node"
     login = on_node(node, f"{_tool(node)} auth login", options=["-t"])  # it asks for the token
     hint = f"accept the terms at https://huggingface.co/{model.name}, make a token at https://huggingface.co/settings/tokens, then: {login}"
     yield Problem("fail", message, f"{hint}; or set HF_TOKEN here: a launch takes it along")
+
+
+def _refused_by_hub(evidence: Evidence) -> bool:
+    return evidence.build is not None and any(finding.topic == "hub" and finding.level == "fail" for finding in evidence.build.findings)
 
 
 def _to_be_downloaded(facts: Facts) -> bool:
@@ -190,7 +196,7 @@ def chat_template(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Prob
     recipe, sample = evidence.recipe, evidence.sample
     form = recipe.data.format if recipe is not None and recipe.data is not None else "auto"
     needed = form == "chat" or (sample is not None and any(file.needs_chat_template for file in sample.files.values()))
-    if not needed or facts.model is None or not facts.model.found or facts.model.has_chat_template is not False:
+    if not needed or facts.model is None or _has_chat_template(evidence, node, facts.model) is not False:
         return
     message = "the data is chat, but the model's tokenizer has no chat template"
     source = next((name for name, entry in _local_models(evidence).items() if entry.has_chat_template), None)
@@ -201,18 +207,11 @@ def chat_template(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Prob
     yield Problem("fail", message, hint)
 
 
-@check("model.tokenizer", "the base model's tokenizer loads", worst="fail", sees="sample", after="model.files")
-def tokenizer(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """fail where the tokenizer, tried on one node, does not load or cannot say which characters a token covers."""
-    if (
-        evidence.recipe is None
-        or evidence.recipe.model is None
-        or evidence.sample is None
-        or evidence.sample.tokenizer is None
-    ):
-        return
-    error = evidence.sample.tokenizer
-    yield evidence.sample.node, Problem("fail", error.message, Hint.said(error.hint) or "copy the model's folder again")
+def _has_chat_template(evidence: Evidence, node: Node, model: ModelFacts) -> bool | None:
+    """As the node's files say, or those that this node saw on the hub."""
+    if model.found:
+        return model.has_chat_template
+    return evidence.build.has_chat_template if evidence.build is not None and evidence.build.node == node.name else None
 
 
 def _is(names: Sequence[str]) -> str:

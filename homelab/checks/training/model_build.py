@@ -12,6 +12,12 @@ from homelab.text.hint import Hint, homelab
 from homelab.text.units import decimal_size
 
 
+@check("model.name", "the hub has a model of that name, whole, and gives it to this token", worst="fail", sees="build", after="model.licence")
+def name(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail for a name or revision that the hub does not know, a gate, a token that it refuses, no way to it; warn where it is busy. Asked where no node has the model."""
+    yield from _found(evidence, "hub")
+
+
 @check("model.kind", "the base model is a causal language model that the installed transformers builds", worst="fail", sees="build", after="model.files")
 def kind(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail for a type that transformers does not know, code of its own, an encoder, a config.json that contradicts itself; warn where nobody could build it."""
@@ -50,6 +56,15 @@ def adapters(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
 def gradient(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """warn where weights that are to be trained cannot be reached by a text (towers for images and sounds)."""
     yield from _found(evidence, "gradient")
+
+
+@check("model.tokenizer", "the base model's tokenizer loads", worst="fail", sees="sample", after="model.files")
+def tokenizer(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
+    """fail where the tokenizer, tried on one node, does not load or cannot say which characters a token covers."""
+    yield from _found(evidence, "tokenizer")  # of a model that no node has yet
+    if isinstance(evidence.recipe, TrainRecipe) and evidence.sample is not None and evidence.sample.tokenizer is not None:
+        error = evidence.sample.tokenizer
+        yield evidence.sample.node, Problem("fail", error.message, Hint.said(error.hint) or "copy the model's folder again")
 
 
 @check("model.ids", "the embedding has a row for every token that the data holds", worst="fail", sees="build")

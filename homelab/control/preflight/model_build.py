@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 from homelab.checks.evidence import Evidence
 from homelab.config.recipe import Recipe, TrainRecipe
+from homelab.control import hub_token
 from homelab.errors import HomelabError
 from homelab.facts.model_build import BuildResult
 from homelab.facts.node import Facts
-from homelab.planning.memory import dry_run
+from homelab.planning.memory import architecture, dry_run
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 
@@ -19,12 +21,15 @@ _LOOK_S = 150.0
 
 
 def look(fleet: Fleet, evidence: Evidence, recipe: Recipe) -> BuildResult | None:
-    """What one node found; None for a [script], and where no node has both the model and the packages. Raises nothing: who could not is `refused`.
+    """What one node found; None for a [script], and where no node has the packages and either the model or a way to the hub, which then gives the
+    small files. Raises nothing: who could not is `refused`.
 
-    The second look at the same model and method is answered from what the node has kept.
+    The second look at the same model and method is answered from what the node has kept; the hub is asked every time.
     """
-    node = dry_run.able(evidence.facts, recipe) if isinstance(recipe, TrainRecipe) else None
-    if node is None or not isinstance(recipe, TrainRecipe):
+    if not isinstance(recipe, TrainRecipe):
+        return None
+    node = dry_run.able(evidence.facts, recipe) or dry_run.able_to_fetch(evidence.facts, recipe)
+    if node is None:
         return None
     try:
         answer = fleet.agent(node).ask("build-model", question(evidence.facts[node], recipe), timeout_s=_LOOK_S)
@@ -33,6 +38,16 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe) -> BuildResult | None
         return BuildResult(node=node, refused=error.message[:500])
     except (ValueError, TypeError, KeyError):  # pydantic's is a ValueError
         return BuildResult(node=node, refused="its answer is none that this homelab understands")
+
+
+def known_config(evidence: Evidence) -> Evidence:
+    """The same with the config.json that one node saw on the hub, for the plan; the node still lacks the model."""
+    built = evidence.build
+    facts = evidence.facts.get(built.node) if built is not None else None
+    if built is None or not built.config or facts is None or facts.model is None or facts.model.found:
+        return evidence
+    told = facts.model_copy(update={"model": facts.model.model_copy(update={"config": built.config})})
+    return replace(evidence, facts={**evidence.facts, built.node: told})
 
 
 def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
@@ -46,4 +61,7 @@ def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
     }  # fmt: skip
     depends = [asked, model.model_dump(mode="json", include={"config", "files", "path"}), ship.archive()[0], facts.python.executable, facts.python.packages]
     key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    if not model.config:  # a launch brings the token along, too
+        fetching = {"revision": recipe.model.revision, "fetch": True, "known": architecture.names(), "secrets": hub_token.to_send()}
+        return {**asked, **fetching, "key": key, "recipe_environment": recipe.environment}
     return {**asked, "key": key, "recipe_environment": recipe.environment}

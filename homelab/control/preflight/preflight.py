@@ -60,7 +60,7 @@ def look(
             evidence = replace(evidence, sample=sampled.result())
         if built is not None:
             say("building the model without its weights")
-            evidence = replace(evidence, build=built.result())
+            evidence = model_build.known_config(replace(evidence, build=built.result()))
     plan, refused = None, None
     if recipe is not None and evidence.facts:
         try:

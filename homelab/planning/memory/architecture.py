@@ -230,6 +230,11 @@ def known(name: str) -> Architecture | None:
     return _KNOWN_LOWER.get(name.lower())
 
 
+def names() -> list[str]:
+    """The hub ids of these models."""
+    return list(_KNOWN)
+
+
 def near(name: str) -> str:
     """" Did you mean ...?" with a name that is known here and much like this one; or nothing."""
     return did_you_mean(name, _KNOWN) if "/" in name else ""

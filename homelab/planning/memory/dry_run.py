@@ -55,15 +55,23 @@ def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
 
 def able(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:
     """The node to ask: it knows the model's config and has the packages; one that trains nothing now rather than another."""
+    return _free(facts, recipe, [name for name, of in facts.items() if of.model and of.model.config])
+
+
+def able_to_fetch(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:
+    """The same of a hub model that no node has: one that may ask the hub."""
+    missing = [of.model for of in facts.values() if of.model is not None and not of.model.config and not of.model.found]
+    if recipe.model.is_folder or len(missing) < len(facts):
+        return None
+    return _free(facts, recipe, [name for name, of in facts.items() if of.model and of.model.hub in (None, "ok")])
+
+
+def _free(facts: Mapping[str, Facts], recipe: TrainRecipe, names: Sequence[str]) -> str | None:
     needed = ["torch", "transformers", "peft", "accelerate"]
     if recipe.method.quantisation:
         needed.append("bitsandbytes")
-    names = [
-        name
-        for name, node_facts in facts.items()
-        if node_facts.model and node_facts.model.config and all(node_facts.python.packages.get(package) for package in needed)
-    ]
-    return min(names, key=lambda name: bool(facts[name].runs.alive), default=None)
+    able = [name for name in names if all(facts[name].python.packages.get(package) for package in needed)]
+    return min(able, key=lambda name: bool(facts[name].runs.alive), default=None)
 
 
 def applied(

@@ -32,22 +32,28 @@ def original_of(name: str) -> str:
 def refuse_folder(folder: Path) -> None:
     """Raises WorkerError for a folder without a base model, with what it holds instead, and for adapters beside a model."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    refuse_files(names, folder, str(folder))
+    if "config.json" not in names:
+        fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
+        raise WorkerError(
+            f"the model folder {folder} {fault}", where=WHERE,
+            hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
+        )  # fmt: skip
+
+
+def refuse_files(names: Sequence[str], folder: Path, shown: str) -> None:
+    """Raises WorkerError where files with these names are no base model but something known. `folder`: where the small ones can be read."""
     if "adapter_config.json" in names:
-        raise _adapters(_json(folder / "adapter_config.json"), str(folder))
+        raise _adapters(read_object(folder / "adapter_config.json"), shown)
     if "config.json" in names:
         return
     if any(name.endswith(".gguf") for name in names):
-        raise gguf(str(folder))
+        raise gguf(shown)
     if "params.json" in names or any(name.startswith("consolidated.") for name in names):
         raise WorkerError(
-            f"{folder} holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read", where=WHERE,
+            f"{shown} holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read", where=WHERE,
             hint="take the same model in the form of transformers (config.json and *.safetensors; on the hub its name often ends in -hf)", needs_launch=True,
         )  # fmt: skip
-    fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
-    raise WorkerError(
-        f"the model folder {folder} {fault}", where=WHERE,
-        hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
-    )  # fmt: skip
 
 
 def _adapters(settings: dict[str, Any], shown: str) -> WorkerError:
@@ -219,7 +225,8 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a model's folder; {} where it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -6,7 +6,8 @@ Reads one JSON object from standard input:
 
 and prints {"findings": [{"topic", "level", "message", "where", "hint"}], "seconds"} and, of a model that could be built, "trained" and "total"
 (numbers of weights), "adapted" (modules with adapters -> how many), "chance", "tied", "embedding_rows", "positions" (null: any), "largest_id" and
-"beyond" (the tokens that the embedding lacks), "loose_experts_bytes" (routed experts that a quantised base leaves as they are).
+"beyond" (the tokens that the embedding lacks), "loose_experts_bytes" (routed experts that a quantised base leaves as they are). With "fetch": true (and
+"known", names that a person may have meant) the small files come from the hub first, and "config" and "has_chat_template" are said, too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import base_kind
 from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.tools import hub_model
 
 _MOST_NAMES = 20
 
@@ -31,37 +35,76 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
     """What the model of the question is, and every finding that a person should know before a launch."""
     import torch
 
-    from homelab.worker.model import base_kind, row_limits, stored_weights
+    from homelab.worker.model import row_limits, stored_weights
     from homelab.worker.tools import memory_dry_run
 
-    path, findings = os.path.expanduser(str(question["model"])), []
+    path, revision, findings = os.path.expanduser(str(question["model"])), question.get("revision"), []
     method, train = question["method"], question["train"]
+    said: dict[str, Any] = {}
     try:
-        config = base_kind.config_of(path, question.get("revision"))
+        weights = Weights.of_folder(path)
+        if question.get("fetch"):
+            repository = hub_model.fetch(path, revision, question.get("known") or ())
+            base_kind.refuse_files(repository.names, repository.folder, path)
+            revision, weights, said = repository.commit, Weights(repository.sizes, repository.tensors), _of_repository(repository)
+            _stay_offline()
+        config = base_kind.config_of(path, revision)
         stored = stored_weights.of(config)
         stored_weights.refuse(stored, method["kind"], section(Method, {"method": method}).quantisation, path)
         # The loss of all logits at once: how it is computed changes nothing of what is asked here.
         settings = {**train, "fused_loss": False, "gradient_checkpointing": False}
         with torch.device("meta"):
             base = memory_dry_run.build_of(config, stored, {**method, "kind": "full", "base": "auto"}, settings, "bf16") if stored is None else None
-            findings += list(_of_files(base, path)) if base is not None else []
+            findings += list(_of_files(base, path, weights)) if base is not None else []
             model = memory_dry_run.build_of(config, stored, method, settings, question["precision"])
             if question.get("strategy") == "pipeline":
                 from homelab.worker.pipeline import stage_model
 
                 stage_model.decoder_of(model)
     except WorkerError as error:
-        return {"findings": [*findings, {"topic": _topic(error), "level": "fail", **_plain(error)}]}
+        return {**said, "findings": [*findings, {"topic": _topic(error), "level": getattr(error, "level", "fail"), **_plain(error)}]}
     limits, held = row_limits.of(model), stored_weights.held(stored, section(Method, {"method": method}).quantisation)
     figures = {
-        **_figures(model), **_tokens(path, question.get("revision"), limits.ids), "embedding_rows": limits.ids, "positions": limits.positions,
+        **_figures(model), **_tokens(path, revision, limits.ids), "embedding_rows": limits.ids, "positions": limits.positions,
         "loose_experts_bytes": _loose_experts_bytes(model, held),
     }  # fmt: skip
-    return {**figures, "findings": [*findings, *_of_model(model)]}
+    if question.get("fetch"):
+        findings += _of_tokenizer(path, revision)
+    return {**said, **figures, "findings": [*findings, *_of_model(model)]}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`sizes`: those of the tensors in the files, as far as they were read; `tensors`: the names of all. Nothing where there are no safetensors."""
+
+    sizes: dict[str, tuple[int, ...]]
+    tensors: frozenset[str]
+
+    @classmethod
+    def of_folder(cls, path: str) -> Weights:
+        """Of a folder on this node, or none."""
+        sizes = _sizes(Path(path)) if os.path.isdir(path) else {}
+        return cls(sizes, frozenset(sizes))
+
+
+def _of_repository(repository: hub_model.Repository) -> dict[str, Any]:
+    """What a node that has the model tells by its facts."""
+    names, tokenizer = repository.names, base_kind.read_object(repository.folder / "tokenizer_config.json")
+    has_template = any(name.endswith(".jinja") for name in names) or bool(tokenizer.get("chat_template"))
+    return {"config": base_kind.read_object(repository.folder / "config.json"), "has_chat_template": None if "tekken.json" in names else has_template}
+
+
+def _stay_offline() -> None:
+    """Nothing more is asked of the hub: what was not fetched is not there."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
 
 
 def _topic(error: WorkerError) -> str:
-    """The check that the error belongs to: what the model is, how its weights are stored, or where its adapters go."""
+    """The check that the error belongs to: what the hub has, what the model is, how its weights are stored, or where its adapters go."""
+    if isinstance(error, hub_model.HubError):
+        return "hub"
     if "targets" in error.where or "dropout" in error.where:
         return "adapters"
     return "stored" if "quantised already" in error.message else "kind"
@@ -131,12 +174,24 @@ def _tokens(path: str, revision: str | None, ids: int | None) -> dict[str, Any]:
     return {"largest_id": max(known.values(), default=0), "beyond": {str(number): text[:60] for number, text in beyond[:3]}}
 
 
-def _of_files(base: Any, path: str) -> Iterator[dict[str, str]]:
-    """What the headers of the safetensors files say of the weights, against the model that config.json describes."""
-    from homelab.worker.model import base_kind, inspection
+def _of_tokenizer(path: str, revision: str | None) -> Iterator[dict[str, str]]:
+    """Why the tokenizer of a fetched model does not load: the look into the data has none to try."""
+    from transformers import AutoTokenizer
 
-    sizes = _sizes(Path(path)) if os.path.isdir(path) else {}
-    if not sizes:
+    try:
+        AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        known = base_kind.load_error(error, path, "tokenizer")
+        if isinstance(known, WorkerError):
+            yield {"topic": "tokenizer", "level": "fail", **_plain(known)}
+
+
+def _of_files(base: Any, path: str, weights: Weights) -> Iterator[dict[str, str]]:
+    """What the heads of the safetensors files say of the weights, against the model that config.json describes."""
+    from homelab.worker.model import inspection
+
+    sizes = weights.sizes
+    if not weights.tensors:
         return
     wanted = {name: tuple(parameter.shape) for name, parameter in base.named_parameters()}
     other = [(name, sizes[name], shape) for name, shape in wanted.items() if name in sizes and sizes[name] != shape]
@@ -145,7 +200,7 @@ def _of_files(base: Any, path: str) -> Iterator[dict[str, str]]:
     last = head.rsplit(".", 1)[-1]
     if other:
         yield {"topic": "weights", "level": "fail", **_plain(base_kind.of_other_sizes(other, path))}
-    elif head and not is_tied and not any(name.endswith(f"{last}.weight") for name in sizes):
+    elif head and not is_tied and not any(name.endswith(f"{last}.weight") for name in weights.tensors):
         error = base_kind.lacks([f"{head}.weight"], type(base).__name__, path, base.config.architectures)
         yield {"topic": "weights", "level": "fail", **_plain(error)}
 
@@ -178,7 +233,8 @@ def main() -> int:
     """Read the question, print the answer."""
     began = time.perf_counter()
     question = json.load(sys.stdin)
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+    os.environ["HF_HUB_OFFLINE"] = "0" if question.get("fetch") else "1"
     os.nice(10)
     warnings.simplefilter("ignore")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

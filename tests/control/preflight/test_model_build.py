@@ -67,6 +67,50 @@ def test_a_script_and_nodes_without_the_packages_are_not_asked(tmp_path: Path) -
     assert fleet.asked == []
 
 
+ABSENT = {"found": False, "config": None, "files": {}, "path": None, "problem": "not in the hub cache"}
+
+
+def absent(name: str, hub: str | None) -> tuple[Any, Any]:
+    """A recipe of a hub model, and nodes of which none has it."""
+    recipe = healthy.recipe(model={"name": name})
+    evidence = healthy.cpu(recipe)
+    facts = {node: healthy.changed(of, model={**ABSENT, "hub": hub, "has_token": False}) for node, of in evidence.facts.items()}
+    return recipe, healthy.replace(evidence, facts=facts)
+
+
+def test_a_model_that_no_node_has_is_looked_up_on_the_hub_and_planned_by_its_config(tmp_path: Path) -> None:
+    recipe, evidence = absent("org/model", "ok")
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        return {"built": {"trained": 5, "config": healthy.LLAMA, "has_chat_template": False}}
+
+    fleet = FakeFleet(tmp_path).answer("build-model", answer)
+    evidence = model_build.known_config(healthy.replace(evidence, build=model_build.look(fleet, evidence, recipe)))
+
+    (request,) = asked
+    assert request["fetch"] and request["model"] == "org/model" and "Qwen/Qwen3-8B" in request["known"]
+    assert [of.model.config for of in evidence.facts.values() if of.model.config] == [healthy.LLAMA]  # type: ignore[union-attr]
+    assert all(not of.model.found for of in evidence.facts.values())  # type: ignore[union-attr]
+
+
+def test_a_name_that_the_hub_does_not_know_fails_once_and_nobody_says_that_a_launch_downloads_it(tmp_path: Path) -> None:
+    recipe, evidence = absent("meta-llama/Lama-3", "ok")
+    slip = {"topic": "hub", "level": "fail", "message": "the hub knows no model meta-llama/Lama-3", "hint": "edit the recipe: [model] name = org/name"}
+    fleet = FakeFleet(tmp_path).answer("build-model", {"built": {"findings": [slip]}})
+
+    evidence = healthy.replace(evidence, build=model_build.look(fleet, evidence, recipe))
+
+    assert [finding.check for finding in healthy.bad(registry.judge_all(evidence)) if finding.check.startswith("model.")] == ["model.name"]
+
+
+@pytest.mark.parametrize("hub", ["offline", "huggingface.co:443: no answer within 2 s"])
+def test_who_has_no_way_to_the_hub_is_not_sent_there(hub: str, tmp_path: Path) -> None:
+    recipe, evidence = absent("org/model", hub)
+    assert model_build.look(FakeFleet(tmp_path), evidence, recipe) is None
+
+
 def test_the_key_names_all_that_the_answer_depends_on() -> None:
     facts = healthy.cpu(healthy.recipe()).facts["tower"]
     kinds = [{"kind": "lora"}, {"kind": "qlora"}, {"kind": "lora", "rank": 4}, {"kind": "lora", "targets": ["q_proj"]}, {"kind": "full"}]
