@@ -27,11 +27,11 @@ NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
-SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.")]
+SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.", autocompletion=completion.checks)]
 SuperviseOption = Annotated[
     str,
     typer.Option(
-        "--supervise", envvar="HOMELAB_SUPERVISE", metavar="here|head", parser=lambda text: _supervised(text),
+        "--supervise", envvar="HOMELAB_SUPERVISE", metavar="here|head", parser=lambda text: _supervised(text), autocompletion=completion.supervisor_places,
         help="Where the supervisor is left that recovers the run by itself: on this machine, or on the head node (for a machine that sleeps; "
         "the head then needs our packages and a key to the other nodes; if the head dies, `homelab recover` goes on).",
     ),

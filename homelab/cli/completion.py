@@ -1,11 +1,11 @@
-"""What TAB offers: runs, nodes and recipes, from the files on this machine. No node is asked, and a damaged file offers nothing."""
+"""What TAB offers: runs, nodes and recipes, from the files on this machine, and the words of an option. No node is asked, and a damaged file offers nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,50 @@ def recipes(context: typer.Context, incomplete: str) -> Iterator[str]:
         tables = _toml(path) if shown.startswith(incomplete) else {}
         if "model" in tables or "script" in tables:
             yield shown
+
+
+def strategies(incomplete: str) -> Iterator[str]:
+    """What a recipe or `recover` may name."""
+    from homelab.config.recipe.parallel import STRATEGY_NAMES
+
+    return _beginning(STRATEGY_NAMES, incomplete)
+
+
+def supervisor_places(incomplete: str) -> Iterator[str]:
+    """Where a supervisor can be left."""
+    return _beginning(("here", "head"), incomplete)
+
+
+def checks(incomplete: str) -> Iterator[str]:
+    """What --only and --skip take: a subject, or one check of it."""
+    from homelab.checks import registry
+
+    return _beginning(registry.IDS, incomplete)
+
+
+def launchers(incomplete: str) -> Iterator[str]:
+    """Of `plan --launcher`."""
+    from homelab.launchers.registry import LAUNCHERS
+
+    return _beginning(LAUNCHERS, incomplete)
+
+
+def schedulers(incomplete: str) -> Iterator[str]:
+    """Of `export --to`."""
+    from homelab.launchers.exports.schedulers import SCHEDULERS
+
+    return _beginning(SCHEDULERS, incomplete)
+
+
+def quantisations(incomplete: str) -> Iterator[str]:
+    """Of `gguf --quantise`."""
+    from homelab.protocol.result_files import QUANTISATIONS
+
+    return _beginning(QUANTISATIONS, incomplete)
+
+
+def _beginning(words: Iterable[str], incomplete: str) -> Iterator[str]:
+    return (word for word in words if word.startswith(incomplete))
 
 
 def _node_names(context: typer.Context) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, terminal
+from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from homelab.config.recipe import TrainRecipe
@@ -24,7 +24,7 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def command(
     recipe: common.RecipeArgument,
-    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="slurm, trainjob, pytorchjob or dstack.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="slurm, trainjob, pytorchjob or dstack.", show_default=False, autocompletion=completion.schedulers)],
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="The job's folder. Default: jobs/RUN-SCHEDULER.", show_default=False)] = None,
     at: Annotated[str, typer.Option("--at", metavar="PATH", help="Where the machines see it. Default: slurm: the same; else /homelab.", show_default=False)] = "",
     machines: Annotated[int, typer.Option("--machines", min=0, max=1024, help="How many. Default: as cluster.toml.", show_default=False)] = 0,

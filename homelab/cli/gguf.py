@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from homelab.cli import common, terminal
+from homelab.cli import common, completion, terminal
 from homelab.protocol.result_files import QUANTISATIONS
 
 
@@ -22,7 +22,11 @@ def command(
     run: common.RunArgument = None,
     folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN-KIND.", show_default=False)] = None,
     quantise: Annotated[
-        str, typer.Option("--quantise", metavar="|".join(QUANTISATIONS), parser=_kind, help="q4_k_m: smallest; q8_0: nearly without loss; bf16, f16: as trained.")
+        str,
+        typer.Option(
+            "--quantise", metavar="|".join(QUANTISATIONS), parser=_kind, help="q4_k_m: smallest; q8_0: nearly without loss; bf16, f16: as trained.",
+            autocompletion=completion.quantisations,
+        ),
     ] = "q4_k_m",
     llama_cpp: Annotated[
         Path | None, typer.Option("--llama-cpp", metavar="DIR", help="Take the converter of this checkout of llama.cpp (it may know newer models).", show_default=False)

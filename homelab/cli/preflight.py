@@ -27,7 +27,7 @@ def command(
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    only: Annotated[list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).")] = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).", autocompletion=completion.checks)] = [],  # noqa: B006
     skip: common.SkipOption = [],  # noqa: B006
     deep: Annotated[bool, typer.Option("--deep", help="Also let all nodes compute together: a real all-reduce, timed.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that fix what was found.")] = False,

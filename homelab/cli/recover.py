@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homelab.cli import common, terminal
+from homelab.cli import common, completion, terminal
 from homelab.cli.questions import asked
 from homelab.cli.run_command import RunCommand
 from homelab.text.hint import Hint, homelab
@@ -27,7 +27,10 @@ def command(
         bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")
     ] = False,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", help="Go on with this strategy, and all later attempts too: the curve stays.", show_default=False)
+        str | None,
+        typer.Option(
+            "--strategy", help="Go on with this strategy, and all later attempts too: the curve stays.", show_default=False, autocompletion=completion.strategies
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Let the nodes run a run that another machine has launched, unasked.")] = False,
     wait: common.WaitOption = False,

@@ -65,6 +65,15 @@ def program() -> str:
         ("homelab status --runs-dir nowhere ", []),
         ("homelab plan r.toml --cluster nowhere.toml --nodes ", []),
         ("homelab tens", ["tensorboard"]),
+        ("homelab recover --strategy ", ["auto", "ddp", "fsdp", "hsdp", "pipeline", "zero2", "zero3"]),
+        ("homelab recover r --strategy z", ["zero2", "zero3"]),
+        ("homelab launch r.toml --supervise ", ["here", "head"]),
+        ("homelab preflight --only network.re", ["network.reach"]),
+        ("homelab launch r.toml --skip gpu.t", ["gpu.torch", "gpu.temperature", "gpu.throttle"]),
+        ("homelab plan r.toml --like to", ["tower"]),
+        ("homelab plan r.toml --launcher torch", ["torchrun-ssh"]),
+        ("homelab export r.toml --to d", ["dstack"]),
+        ("homelab gguf --quantise q", ["q8_0", "q4_k_m"]),
     ],
 )
 def test_what_is_offered(place: Path, line: str, values: list[str]) -> None:
