@@ -32,13 +32,9 @@ def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, offli
     if blocked is not None:
         is_missing = "not there" in blocked.message  # a plan may come before its data
         return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
-    lacking = [rank for rank in plan.ranks if rank.memory is not None and rank.memory.fits is False]
-    if lacking:
-        rank, memory = lacking[0], lacking[0].memory
-        assert memory is not None and memory.available_bytes is not None
-        short = gigabytes(memory.total_bytes - memory.available_bytes)
-        smaller = f"edit the recipe: [parallel] micro_batch = {max(1, rank.micro_batch // 2)}" if rank.micro_batch > 1 else f"leave {rank.node} out with --nodes"
-        return Verdict(False, f"rank {rank.rank} on {rank.node} lacks {short} GB", f"{smaller}; or see what fits", "plan --fit")
+    lacking = lack_of_memory(plan)
+    if lacking is not None:
+        return lacking
     # A strategy may reckon no memory, though the model is known.
     is_unknown = isinstance(recipe, TrainRecipe) and architecture.known(recipe.model.name) is None
     if isinstance(recipe, TrainRecipe) and is_unknown and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
@@ -49,3 +45,15 @@ def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, offli
         is_open = offline and recipe.model.is_folder
         return Verdict(None if is_open else False, f"cannot be judged: {name} is {where}, so neither memory nor time is known", edit, "preflight")
     return Verdict(True, "", "", "launch")
+
+
+def lack_of_memory(plan: Plan) -> Verdict | None:
+    """The verdict on a plan in which a rank has no room; None where all have, or nobody knows."""
+    lacking = [rank for rank in plan.ranks if rank.memory is not None and rank.memory.fits is False]
+    if not lacking:
+        return None
+    rank, memory = lacking[0], lacking[0].memory
+    assert memory is not None and memory.available_bytes is not None
+    short = gigabytes(memory.total_bytes - memory.available_bytes)
+    smaller = f"edit the recipe: [parallel] micro_batch = {max(1, rank.micro_batch // 2)}" if rank.micro_batch > 1 else f"leave {rank.node} out with --nodes"
+    return Verdict(False, f"rank {rank.rank} on {rank.node} lacks {short} GB", f"{smaller}; or see what fits", "plan --fit")

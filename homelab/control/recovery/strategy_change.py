@@ -12,6 +12,8 @@ from homelab.control.launch import planner
 from homelab.control.preflight import gather
 from homelab.control.recovery import run_inputs
 from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.planning import verdict
+from homelab.planning.memory import freed
 from homelab.planning.memory.scenario import DoesNotFit
 from homelab.planning.types import Plan
 from homelab.remote.fanout import Fleet
@@ -21,6 +23,8 @@ from homelab.runs.fingerprint import as_begun
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
+
+_NO_ROOM = Hint("no other has room either: end what else holds memory there ({}), or add a machine to cluster.toml", homelab("preflight --only memory --only gpu"))
 
 
 def refuse_unknown(strategy: str | None, run: str | None) -> None:
@@ -33,15 +37,16 @@ def refuse_unknown(strategy: str | None, run: str | None) -> None:
 
 
 def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collection[str], say: Say) -> None:
-    """Raises InputError where no plan with this strategy can be made on these nodes; nothing has been stopped yet.
+    """Raises InputError where no plan with this strategy can be made on these nodes, or no room is for it; nothing has been stopped yet.
 
-    What is left of the last attempt may hold memory: whether there is room is judged when it is gone, by the plan that is executed.
+    What is left of the last attempt counts as gone: it is ended before the next one starts.
     """
     described, last = run_folder.description_of(paths), run_folder.plan_of(paths)
     if not fleet.cluster.nodes:
         return  # who goes on is refused in words of its own
     items = run_inputs.inputs_of(paths, described.run_json)
     evidence = gather.facts(fleet, recipe=as_begun(described.recipe, last, strategy), material=items, port=0, say=say)
+    evidence = replace(evidence, facts={name: freed.without_run(facts, paths.name) for name, facts in evidence.facts.items()})
     ill = {finding.node for finding in registry.judge_all(evidence, skip=skip) if finding.keeps_out}
     well = {name: facts for name, facts in evidence.facts.items() if name not in ill}
     if not well:
@@ -52,21 +57,20 @@ def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collec
         recipe = as_begun(described.recipe, last, name)
         moment = run_folder.moment_of(described.run_json)
         try:
-            planner.planned(planner.inputs_from(of_well, recipe, items, paths.name, attempt=last.attempt + 1, port=last.master_port, moment=moment))
+            plan = planner.planned(planner.inputs_from(of_well, recipe, items, paths.name, attempt=last.attempt + 1, port=last.master_port, moment=moment))
         except HomelabError as error:
             return error
-        return None
+        short = verdict.lack_of_memory(plan)
+        return None if short is None or "fit.memory" in skip else HomelabError(short.seen, where=paths.name, hint=short.edit)
 
     error = fault(strategy)
-    if error is None or isinstance(error, DoesNotFit):
+    if error is None:
         return
     others = [name for name in STRATEGY_NAMES if name != strategy and fault(name) is None]
-    if not others:
+    if not others and not isinstance(error, DoesNotFit):
         raise error
-    raise InputError(
-        f"the run cannot go on with this strategy: {error.message}", where=f"{paths.name}: --strategy {strategy}; nothing was stopped",
-        hint=Hint("those that can: {}; so: {}", ", ".join(others), homelab("recover", paths.name, "--strategy", others[0])),
-    )  # fmt: skip
+    hint = Hint("those that can: {}; so: {}", ", ".join(others), homelab("recover", paths.name, "--strategy", others[0])) if others else _NO_ROOM
+    raise InputError(f"the run cannot go on with this strategy: {error.message}", where=f"{paths.name}: --strategy {strategy}; nothing was stopped", hint=hint)
 
 
 def named(plan: Plan, strategy: str | None) -> Plan:

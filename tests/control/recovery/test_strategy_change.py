@@ -21,6 +21,7 @@ from homelab.control.recovery.halt import Halted, ResumePoint
 from homelab.control.recovery.recover_run import RecoverRequest
 from homelab.control.recovery.resume import NextAttempt
 from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.planning.memory import freed
 from homelab.planning.types import Plan
 from homelab.runs import event_log, run_record
 from tests import builders
@@ -116,6 +117,55 @@ def test_one_that_cannot_train_this_is_refused_before_anything_is_stopped(tmp_pa
     assert other in STRATEGY_NAMES and other != strategy
     strategy_change.refuse_impossible(run.fleet, run.paths, other, (), lambda text: None)
     assert run.resume(other).strategy_by_hand == other
+
+
+def with_room(run: Resuming, monkeypatch: pytest.MonkeyPatch, gib: float, *, alive: tuple[str, ...] = (), micro_batch: int = 64) -> None:
+    """Every node has this much memory free; these runs are alive there."""
+    recipe = healthy.recipe(parallel={"strategy": "ddp", "micro_batch": micro_batch})
+    run.paths = builders.run_folder(run.paths.root.parent, recipe=recipe, plan=builders.plan(strategy="ddp"), recipe_hash=None)
+    seen = healthy.cpu(recipe)
+    for name in NAMES:
+        seen = healthy.with_facts(seen, name, system={"memory_available_bytes": int(gib * healthy.GIB)}, runs={"alive": list(alive)})
+    monkeypatch.setattr(resume.gather, "facts", lambda *_, **__: seen)
+
+
+@pytest.mark.parametrize(("gib", "said"), [(1.45, "so: homelab recover"), (0.1, "no other has room either")])
+def test_no_room_with_it_is_said_before_anything_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, said: str) -> None:
+    run = resuming(tmp_path, monkeypatch)
+    with_room(run, monkeypatch, gib)
+    with pytest.raises(InputError, match="cannot go on with this strategy") as caught:
+        strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
+    assert said in str(caught.value.hint) and "nothing was stopped" in caught.value.where and run.fleet.asked == []
+    with_room(run, monkeypatch, gib, alive=("another",))
+    with pytest.raises(InputError, match="cannot go on with this strategy"):
+        strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
+    with_room(run, monkeypatch, gib, alive=(run.paths.name,))  # what it holds itself is free when it is ended
+    strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
+
+
+def test_a_batch_that_fits_nowhere_is_no_room_unless_the_person_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan can be made, and its ranks would run out of memory."""
+    run = resuming(tmp_path, monkeypatch)
+    with_room(run, monkeypatch, 1.3)
+    with pytest.raises(HomelabError, match=r"rank 0 on .* lacks 0\.\d GB"):
+        strategy_change.refuse_impossible(run.fleet, run.paths, "ddp", (), lambda text: None)
+    strategy_change.refuse_impossible(run.fleet, run.paths, "ddp", ("fit.memory",), lambda text: None)
+
+
+def test_what_a_run_holds_of_a_card_counts_as_free(tmp_path: Path) -> None:
+    own, other = {"pid": 7, "run": "r", "memory_bytes": 5 * healthy.GIB}, {"pid": 8, "run": "s", "memory_bytes": 2 * healthy.GIB}
+    total = healthy.gpu().facts["tower"].gpu.cards[0].memory_total_bytes
+    assert total is not None
+
+    def free(*holders: dict[str, Any], alive: tuple[str, ...] = ("r",)) -> int | None:
+        used = 8 * healthy.GIB
+        seen = healthy.card(healthy.gpu(), "tower", memory_used_bytes=used, memory_free_bytes=total - used, holders=list(holders))
+        facts = freed.without_run(healthy.with_facts(seen, "tower", runs={"alive": list(alive)}).facts["tower"], "r")
+        return facts.gpu.cards[0].free_bytes
+
+    assert free(own, other) == total - 3 * healthy.GIB and free(other) == total - 8 * healthy.GIB
+    assert free({**own, "memory_bytes": None}, other) == free() == total
+    assert free(alive=()) == total - 8 * healthy.GIB
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "pipeline"])
