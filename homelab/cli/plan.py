@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from homelab.planning.types import Plan
     from homelab.planning.verdict import Verdict
 
+LikeOption = Annotated[
+    str,
+    typer.Option(
+        "--like", metavar="NODE", help="The node that --what-if-nodes copies. Default: the middle one by speed.", show_default=False, autocompletion=completion.nodes
+    ),
+]
+LauncherOption = Annotated[
+    str, typer.Option("--launcher", help="Show the commands, or the document, of this launcher.", autocompletion=completion.launchers)
+]
+
 
 def command(
     recipe: common.RecipeArgument,
@@ -32,20 +42,13 @@ def command(
     what_if_nodes: Annotated[
         str, typer.Option("--what-if-nodes", metavar="COUNTS", help="The curve over so many machines, 1..10 or 2,4,8: those that are there, then copies.", show_default=False)
     ] = "",
-    like: Annotated[
-        str,
-        typer.Option(
-            "--like", metavar="NODE", help="The node that --what-if-nodes copies. Default: the middle one by speed.", show_default=False, autocompletion=completion.nodes
-        ),
-    ] = "",
+    like: LikeOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try the training step without weights on one node.")] = True,
     fit: Annotated[bool, typer.Option("--fit", help="Write a copy of the recipe that fits into the free memory.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Where --fit writes. Default: RECIPE-fit.toml.", show_default=False)
     ] = None,
-    launcher: Annotated[
-        str, typer.Option("--launcher", help="Show the commands, or the document, of this launcher.", autocompletion=completion.launchers)
-    ] = "torchrun-ssh",
+    launcher: LauncherOption = "torchrun-ssh",
     as_json: common.JsonOption = False,
 ) -> int:
     """Print nodes, ranks, shares, memory, time, environment and the commands that start it. Nothing is started."""
