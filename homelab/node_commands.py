@@ -55,6 +55,7 @@ def as_root(node: Node, facts: Facts, *commands: str) -> Command:
 
 # For a machine of which nothing is known but its name.
 RESTART_IN_WORDS = "sudo reboot (WSL: in PowerShell wsl --shutdown)"
+RESTART_OF_CARD_IN_WORDS = "sudo reboot, or of WSL: wsl --shutdown in PowerShell, then restart Windows"
 
 
 def restart(node: Node, facts: Facts, *, of_card: bool = True) -> str:

@@ -7,10 +7,12 @@ import re
 import tomllib
 from typing import Any
 
+from homelab.node_commands import RESTART_OF_CARD_IN_WORDS
 from homelab.torch_builds import BEFORE_TURING, FROM_TURING, TORCH
 
 _VALUES = {
     "TORCH": TORCH,
+    "RESTART_OF_CARD": RESTART_OF_CARD_IN_WORDS,
     **{f"FROM_TURING.{key}": str(getattr(FROM_TURING, key)) for key in ("cuda", "driver", "index", "tag")},
     **{f"BEFORE_TURING.{key}": str(getattr(BEFORE_TURING, key)) for key in ("cuda", "driver", "index", "tag")},
 }
@@ -18,7 +20,7 @@ _NAME = re.compile(r"\{(" + "|".join(re.escape(name) for name in _VALUES) + r")\
 
 
 def load(name: str) -> dict[str, Any]:
-    """The TOML document homelab/diagnose/NAME, with the values of `_VALUES` put in: {TORCH}, {FROM_TURING.cuda}, ..."""
+    """The TOML document homelab/diagnose/NAME, with the values of `_VALUES` put in: {TORCH}, {RESTART_OF_CARD}, {FROM_TURING.cuda}, ..."""
     data = pkgutil.get_data(__package__, name)
     assert data is not None, name
     return tomllib.loads(_NAME.sub(lambda match: _VALUES[match[1]], data.decode()))
