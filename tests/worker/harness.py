@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -222,6 +223,14 @@ class Forks:
         assert not any(codes), f"{codes}\n{output}"
         return output
 
+    def killed(self, run: Path, attempt: int, shares: Sequence[int], *, rank: int, step: int, **plan: Any) -> str:
+        """As `run`, and a rank gets kill -9 as soon as its heartbeat says that `step` is done; the output. Fails the test where that rank ends otherwise."""
+        killer = threading.Thread(target=kill_when, args=(run, attempt), kwargs={"rank": rank, "step": step})
+        codes, output = self.run(run, attempt, shares, prepare=killer.start, **plan)
+        killer.join()
+        assert codes[rank] == -signal.SIGKILL and all(codes), f"{codes}\n{output}"
+        return output
+
     def close(self) -> None:
         """End the parent. Every run has been waited for, so it is alone."""
         self.process.communicate()
@@ -269,16 +278,8 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float = 100) -> tuple[i
     return process.returncode, output
 
 
-def train(run: Path, attempt: int, shares: Sequence[int], **plan: Any) -> str:
-    """Plan and run one attempt to its end; the output. Fails the test unless every process ended well."""
-    make_plan(run, attempt, shares, **plan)
-    code, output = finish(start(run, attempt, len(shares)))
-    assert code == 0, output
-    return output
-
-
-def kill_at(run: Path, attempt: int, process: subprocess.Popen[str], *, rank: int, step: int) -> tuple[int, str]:
-    """kill -9 a rank as soon as its heartbeat says that `step` is done; then wait for all."""
+def kill_when(run: Path, attempt: int, *, rank: int, step: int) -> None:
+    """kill -9 a rank as soon as its heartbeat says that `step` is done."""
     beat = run / "attempts" / str(attempt) / "ranks" / str(rank) / "heartbeat.json"
 
     def reached() -> bool:
@@ -290,7 +291,6 @@ def kill_at(run: Path, attempt: int, process: subprocess.Popen[str], *, rank: in
 
     wait_for(reached, timeout_s=90)
     os.kill(json.loads(beat.read_text())["pid"], signal.SIGKILL)
-    return finish(process)
 
 
 def wait_for(condition: Callable[[], bool], *, timeout_s: float) -> None:

@@ -19,14 +19,10 @@ def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(forks: harness
     forks.train(undisturbed, 1, [12], micro_batch=4)
 
     run = harness.make_run(tmp_path / "killed", model, data, **recipe)
-    harness.make_plan(run, 1, [6, 4, 2], micro_batch=[2, 3, 1])
-    code, _ = harness.kill_at(run, 1, harness.start(run, 1, 3), rank=2, step=3)
-    assert code != 0
+    forks.killed(run, 1, [6, 4, 2], micro_batch=[2, 3, 1], rank=2, step=3)
     first = checkpoint_folder.complete_steps(run / "checkpoints")[-1]
     assert 2 <= first < 12
-    harness.make_plan(run, 2, [5, 7], micro_batch=4, resume_step=first)
-    code, _ = harness.kill_at(run, 2, harness.start(run, 2, 2), rank=0, step=first + 3)
-    assert code != 0
+    forks.killed(run, 2, [5, 7], micro_batch=4, resume_step=first, rank=0, step=first + 3)
     second = checkpoint_folder.complete_steps(run / "checkpoints")[-1]
     assert first < second < 12, "the second attempt must have got further, and must have been killed before the end"
     forks.train(run, 3, [12], micro_batch=5, resume_step=second)
@@ -43,16 +39,15 @@ def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(forks: harness
     assert [line["learning_rate"] for line in harness.lines(run, 3, 0, "metrics.jsonl", "train")] == rates[second:]
 
 
-def test_a_damaged_or_foreign_checkpoint_is_refused_with_one_message(tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_damaged_or_foreign_checkpoint_is_refused_with_one_message(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", model, data, train__steps=2, train__epochs=None)
-    harness.train(run, 1, [12])
+    forks.train(run, 1, [12])
     weights = run / "checkpoints" / "step-00000002" / "trainable.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    harness.make_plan(run, 2, [12], resume_step=2)
-    code, output = harness.finish(harness.start(run, 2, 1))
-    assert code == 2
+    codes, output = forks.run(run, 2, [12], resume_step=2)
+    assert codes == [2]
     assert "sha256" in output and "Traceback" not in output and output.count("error:") == 1
     error = harness.error_of(run, 2)
     assert error["where"] == str(weights) and "homelab recover" in error["hint"]

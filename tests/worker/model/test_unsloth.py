@@ -51,7 +51,8 @@ def test_three_ranks_with_uneven_shares_and_a_kill_end_like_one(one: Path, tmp_p
     harness.make_plan(run, 1, [6, 4, 2], micro_batch=[2, 3, 1])
     process = harness.start(run, 1, 3)
     harness.wait_for(lambda: bool(harness.losses(run, 1, rank=2)), timeout_s=PATIENCE_S)  # its first step is done
-    code, _ = harness.kill_at(run, 1, process, rank=2, step=3)
+    harness.kill_when(run, 1, rank=2, step=3)
+    code, _ = harness.finish(process)
     assert code != 0
     step = checkpoint_folder.complete_steps(run / "checkpoints")[-1]
     assert 2 <= step < STEPS

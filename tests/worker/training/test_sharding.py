@@ -44,17 +44,15 @@ def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, one: Path, tm
 
 
 @pytest.mark.parametrize("strategy", ["zero2", pytest.param("fsdp", marks=pytest.mark.thorough)])
-def test_a_dead_rank_costs_no_weight(strategy: str, one: Path, tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_dead_rank_costs_no_weight(strategy: str, forks: harness.Forks, one: Path, tmp_path: Path, model: Path, data: Path) -> None:
     """kill -9 of a rank on the second node: the first node's checkpoint is whole, and another strategy goes on from it."""
     run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
-    harness.make_plan(run, 1, [6, 4, 2], strategy=strategy)
-    code, output = harness.kill_at(run, 1, harness.start(run, 1, 3), rank=2, step=4)
-    assert code != 0, output
+    forks.killed(run, 1, [6, 4, 2], strategy=strategy, rank=2, step=4)
     from homelab.worker.checkpoints import checkpoint_folder
 
     newest = max(checkpoint_folder.complete_steps(run / "checkpoints"))
     assert newest >= 3
-    harness.train(run, 2, [7, 5], strategy=strategy, resume_step=newest)
+    forks.train(run, 2, [7, 5], strategy=strategy, resume_step=newest)
     assert harness.relative_error(harness.weights(run, 12), harness.weights(one, 12)) <= TOLERANCE
 
 

@@ -20,7 +20,7 @@ from tests.worker import harness
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path: Path, model: Path) -> None:
+def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(forks: harness.Forks, tmp_path: Path, model: Path) -> None:
     """One token has no meaning (its embedding is NaN), and one row of the data uses it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,13 +34,11 @@ def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path
     rows[17]["messages"][0]["content"] = "~"
     data = harness.write_jsonl(tmp_path / "d.jsonl", rows)
     run = harness.make_run(tmp_path / "run", tmp_path / "model", data, train__global_batch=4, checkpoint__every_steps=1)
-    harness.make_plan(run, 1, [3, 1])
-    code, output = harness.finish(harness.start(run, 1, 2))
-
+    codes, output = forks.run(run, 1, [3, 1])
 
     step = next(s for s in range(6) if 17 in order.step_rows(s, seed=42, count=24, global_batch=4)[1]) + 1
     assert step > 1, "choose another row: the test wants a checkpoint before"
-    assert code == 1 and "Traceback" not in output.split("homelab.worker FAILED")[0].split("torch/distributed")[0]
+    assert codes == [1, 1] and "Traceback" not in output
     errors = [harness.error_of(run, 1, rank) for rank in (0, 1)]
     assert errors[0]["message"] == errors[1]["message"]
     assert f"step {step} on rank" in errors[0]["message"] and "(here)" in errors[0]["message"]
@@ -53,15 +51,14 @@ def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(tmp_path
     )
 
 
-def test_a_bad_row_is_one_message_and_exit_code_two(tmp_path: Path, model: Path) -> None:
+def test_a_bad_row_is_one_message_and_exit_code_two(forks: harness.Forks, tmp_path: Path, model: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"messages": 3}\n'
     )
     run = harness.make_run(tmp_path / "run", model, data)
-    harness.make_plan(run, 1, [12])
-    code, output = harness.finish(harness.start(run, 1, 1))
-    assert code == 2
+    codes, output = forks.run(run, 1, [12])
+    assert codes == [2]
     assert (
         output.startswith("error: the messages must be a list")
         and f"where: {data}, line 2" in output
@@ -72,18 +69,16 @@ def test_a_bad_row_is_one_message_and_exit_code_two(tmp_path: Path, model: Path)
     assert set(error) == {"message", "where", "hint"}
 
 
-def test_a_model_folder_that_is_not_there_is_named(tmp_path: Path, data: Path) -> None:
+def test_a_model_folder_that_is_not_there_is_named(forks: harness.Forks, tmp_path: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", tmp_path / "nowhere", data)
-    harness.make_plan(run, 1, [12])
-    code, output = harness.finish(harness.start(run, 1, 1))
-    assert code == 2 and "does not exist on this node" in output and "rsync" in output and "Traceback" not in output
+    codes, output = forks.run(run, 1, [12])
+    assert codes == [2] and "does not exist on this node" in output and "rsync" in output and "Traceback" not in output
 
 
-def test_adapters_that_fit_nothing_name_what_would(tmp_path: Path, model: Path, data: Path) -> None:
+def test_adapters_that_fit_nothing_name_what_would(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", model, data, method__kind="lora", method__targets=["query"])
-    harness.make_plan(run, 1, [12])
-    code, output = harness.finish(harness.start(run, 1, 1))
-    assert code == 2 and "[method] targets" in output and "q_proj" in output and "Traceback" not in output
+    codes, output = forks.run(run, 1, [12])
+    assert codes == [2] and "[method] targets" in output and "q_proj" in output and "Traceback" not in output
 
 
 def test_a_plan_that_does_not_fit_the_command_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
@@ -131,7 +126,7 @@ def test_asked_before_anything_is_trained_it_says_so_and_loads_nothing(tmp_path:
 
 
 @pytest.mark.thorough
-def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, model: Path) -> None:
+def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.Forks, tmp_path: Path, model: Path) -> None:
     """Metrics, heartbeat, TensorBoard, final/ with a model card, retention; then the trained model speaks."""
     row = {"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "abab"}]}
     data = harness.write_jsonl(tmp_path / "d.jsonl", [row] * 8)
@@ -150,7 +145,7 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(tmp_path: Path, 
         checkpoint__keep=2,
         data__eval_fraction=0.125,
     )
-    harness.train(run, 1, [8], micro_batch=8)
+    forks.train(run, 1, [8], micro_batch=8)
 
     rank = run / "attempts/1/ranks/0"
     beat = json.loads((rank / "heartbeat.json").read_text())
