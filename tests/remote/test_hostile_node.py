@@ -2,42 +2,67 @@
 
 The real commands run in this process, with real agents; one node answers by its real verbs, the other with one key exchanged. Nothing outside
 is read, nothing is run, nothing ends in an internal error, nothing that a terminal obeys is printed. The thorough version takes every value at
-every key; the quick one takes a few keys of each command.
+every key; the quick one takes a few keys of each command. Of the values that the agent refuses in the same words the first alone is told: the
+command sees these words and nothing else of the answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import json
-import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+import typer.main
 
-from homelab.cli import main
+from homelab.cli import command_list, main
+from homelab.control.setup import wheelhouse
+from homelab.errors import NoRoomError
 from homelab.node import verbs
-from homelab.protocol import layout
+from homelab.protocol import layout, profile_files
 from homelab.protocol.errors import EXIT_INTERNAL
-from homelab.remote.session import Completed
+from homelab.provision.requirements import Lock
+from homelab.remote import answers, ship
+from homelab.remote.decoding import MOST_VALUES, decoded
+from homelab.remote.session import Stream
+from homelab.runs import fingerprint
 from tests import builders
+from tests.control.results.test_fetch_profiles import summary
 from tests.fakes import FakeFleet, FakeNode
 
 pytestmark = pytest.mark.timeout(3600)
 NAMES = ("tower", "laptop")
 CANARY = "canary-0123456789"
+OTHER, DONE = "2026-01-02-0000-other", "2026-01-03-0000-done"
+SKIPPED = ("--skip", "network", "--skip", "collective")
+_CHECKS = ("disk", "memory", "python", "runs", "gpu")
 COMMANDS = {
     "status": ["status", builders.RUN], "why": ["why", builders.RUN], "logs": ["logs", builders.RUN], "runs": ["runs"],
     "report": ["report", builders.RUN], "recover": ["recover", builders.RUN, "--yes", "--no-supervise"], "fetch": ["fetch", builders.RUN],
     "chat": ["chat", builders.RUN, "--prompt", "hello"], "stop": ["stop", builders.RUN], "orphans": ["stop", "--orphans"],
-    "preflight": ["preflight", "--only", "disk", "--only", "memory", "--only", "python", "--only", "runs", "--only", "gpu"],
+    "preflight": ["preflight", *(word for check in _CHECKS for word in ("--only", check))], "doctor": ["doctor", "laptop"],
     "adopt": ["status", "--runs-dir", "elsewhere", builders.RUN], "adopt and recover": ["recover", "--runs-dir", "elsewhere2", builders.RUN, "--yes", "--no-supervise"],
+    "plan": ["plan", "recipe.toml", "--no-dry-run"], "launch": ["launch", "recipe.toml", "--dry-run", "--nodes", "laptop", *SKIPPED],
+    "run": ["run", "--dry-run", *SKIPPED, "--", "train.py"],
+    "setup": ["setup", "--check"], "teardown": ["teardown", "--yes"], "prune": ["runs", "--prune", "--yes", "--keep", "0"],
+    "track": ["track", "--once", "--to", "wandb", builders.RUN], "compare": ["compare", builders.RUN, OTHER],
+    "profile": ["profile", DONE], "fetch of a model": ["fetch", DONE], "merge": ["merge", DONE],
+}  # fmt: skip
+# Command -> why no lie is told to it here.
+NOT_SWEPT = {
+    "explain": "asks no node", "demo": "its nodes are its own", "lab": "its nodes are its own", "export": "asks no node", "trust": "asks for host keys alone (test_hostkeys.py)",
+    "gguf": "makes as merge does, brings as fetch does", "push": "brings the model as fetch does, then asks the hub", "tensorboard": "asks as track does, and serves until Ctrl-C",
+    "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",
+    "wake": "asks for one true or false, and waits for minutes", "init": "asks for the facts, as preflight does; its words become a file (tests/discovery/test_proposal.py)",
 }  # fmt: skip
 opened: list[str] = []
 started: list[str] = []
@@ -61,14 +86,24 @@ def hostile(outside: Path, many: int) -> list[Any]:
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every key of an answer; of a long list its first two entries."""
+    """Every key of an answer; of the entries of a list that are alike the first."""
     yield place
     if isinstance(value, dict):
         for key in list(value)[:60]:
             yield from places(value[key], (*place, key))
     elif isinstance(value, list):
-        for number in range(min(2, len(value))):
+        firsts: dict[str, int] = {}
+        for number, entry in enumerate(value):
+            firsts.setdefault(_kind(entry), number)
+        for number in list(firsts.values())[:5]:
             yield from places(value[number], (*place, number))
+
+
+def _kind(value: Any) -> str:
+    """Equal for values of which every key and entry is of one type."""
+    if isinstance(value, dict):
+        return str({key: _kind(inner) for key, inner in sorted(value.items())})
+    return str(sorted({_kind(inner) for inner in value})) if isinstance(value, list) else type(value).__name__
 
 
 def exchanged(answer: Any, place: tuple[Any, ...], value: Any) -> Any:
@@ -88,11 +123,26 @@ def exchanged(answer: Any, place: tuple[Any, ...], value: Any) -> Any:
 class LyingNode(FakeNode):
     """Answers by its real verbs; one key of one verb's answer is another."""
 
-    seen: dict[str, Any]
-    lie: tuple[str, tuple[Any, ...], Any] | None = None
+    def __init__(self, name: str, workdir: Path, asked: list[tuple[str, str]]) -> None:
+        super().__init__(name, workdir, asked)
+        self.seen: dict[str, Any] = {}
+        self.lie: tuple[str, tuple[Any, ...], Any] | None = None
 
-    def run(self, command: str, *, stdin: bytes | BinaryIO = b"", timeout_s: float, stdout: BinaryIO | None = None, head: bytes = b"") -> Completed:
-        return super().run(command, stdin=stdin, timeout_s=timeout_s, stdout=stdout, head=head)
+    def open(self, command: str, *, stdin: bytes = b"") -> Stream:
+        honest = self.streams
+        if self.lie and self.lie[0] in honest:
+            verb, place, value = self.lie
+            self.streams = {**honest, verb: [*honest[verb][:-2], exchanged(honest[verb][-2], place, value), b""]}
+        try:
+            return super().open(command, stdin=stdin)
+        finally:
+            self.streams = honest
+
+    def _begun(self, command: str, head: bytes, **details: Any) -> tuple[str, dict[str, Any]]:
+        verb, request = super()._begun(command, head, **details)
+        if verb in self.streams:
+            self.seen.setdefault(verb, self.streams[verb][-2])
+        return verb, request
 
     def _answer(self, verb: str, request: dict[str, Any], body: BinaryIO, out: BinaryIO) -> int:
         content = body.read()
@@ -108,6 +158,18 @@ class LyingNode(FakeNode):
         out.write(said)
         return code
 
+    def refusal(self) -> str | None:
+        """In which words the lie is refused before a command sees it; None where it is not."""
+        assert self.lie is not None
+        verb, place, value = self.lie
+        if verb in self.streams:
+            return None
+        try:
+            answer = decoded(json.dumps(exchanged(self.seen[verb], place, value)).encode(), MOST_VALUES)
+        except ValueError:
+            return None
+        return answers.fault(verb, answers.without_damage(verb, answer))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def watched() -> None:
@@ -116,28 +178,93 @@ def watched() -> None:
 
 @pytest.fixture
 def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LyingNode:
-    """The desk of a cluster of two whose second node lies; both have a run that has failed."""
+    """The desk of a cluster of two whose second node lies. Both have two runs that have failed; the second node a run that is done."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "canary").write_text(CANARY)
     desk = tmp_path / "desk"
     desk.mkdir()
     fleet = FakeFleet(tmp_path / "nodes", NAMES)
     node = fleet.nodes["laptop"] = LyingNode("laptop", tmp_path / "nodes" / "laptop", fleet.asked)
-    node.seen = {}
-    node.answers["chat"] = {"answer": "hello", "notes": ["on the CPU"]}  # the real one loads a model
+    _answer_for_others(fleet, _write_runs(desk, fleet))
     fleet.replace_connections(monkeypatch)
-    text = "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{number}"\nworkdir = "{tmp_path / "nodes" / name}"\n' for number, name in enumerate(NAMES, 2))
-    (desk / "cluster.toml").write_text(text)
-    ranks = tuple(builders.rank_plan(number, name) for number, name in enumerate(NAMES))
-    plan = builders.plan(ranks)
-    data = {"train": {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "a" * 64}, "eval": None}
-    paths = builders.run_folder(desk / "runs", recipe=builders.recipe(), plan=plan, data=data)
-    for number, name in enumerate(NAMES):
-        _failed(fleet.nodes[name].workdir / layout.run(builders.RUN), paths.run_json, paths.plan_json(1), number, name)
+    _write_desk(desk, fleet)
+    monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # all commands are made anew at each call
+    monkeypatch.setattr(wheelhouse, "_resolve", _resolved)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(desk)
     monkeypatch.setenv("HOMELAB_CLUSTER", str(desk / "cluster.toml"))
     monkeypatch.setenv("HOMELAB_RUNS", str(desk / "runs"))
     return node
+
+
+def _resolved(wanted: Any, options: Any, constraints: Any) -> Lock:
+    """No package index is asked; the words of the command that would ask it count as started."""
+    started.append(str(options))
+    return Lock(packages=())
+
+
+def _answer_for_others(fleet: FakeFleet, recipe_hash: str) -> None:
+    """What a real node would do for minutes, or what depends on this machine."""
+    for name in NAMES:
+        fleet.answer("facts", functools.partial(_facts, name), [name])
+    fleet.answer("chat", {"answer": "hello", "notes": ["on the CPU"]}, ["laptop"])
+    fleet.answer("checkpoints", {"good": [5], "bad": {}})
+    fleet.answer("manifest", {"recipe_hash": recipe_hash, "path": "/c", "files": {"trainer.pt": "a" * 64}, "sizes": {"trainer.pt": 1}})
+    fleet.answer("start", {"agent_pid": 1, "torchrun_pid": 2, "run_dir": "runs"}, ["laptop"])
+    fleet.answer("start", NoRoomError("the disk is full", where="here", hint="make room"), ["tower"])  # so nothing is begun
+    fleet.answer("build-model", {"built": {"trained": 7, "total": 9, "adapted": {"q_proj": 2}, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}})
+    fleet.answer("run-remove", {})
+    sampled = {"whole": True, "rows_read": 20, "form": "text", "tokens_sampled": 60, "rows_bad": [{"where": "a:1", "message": "no text"}]}
+    fleet.answer("sample-data", {"sample": {"node": "laptop", "files": {"train": sampled}}})
+    environment = {"environment_exists": True, "environment_is_ours": True, "environment_python": "3.11.7", "packages": {"torch": "2.9.0"}, "lock": "a" * 64}
+    found = {"good": ["uv.whl"], "partial": {"python.tar.gz": 5}, "disk_free": 10**11, "folders": ["/home/me/.homelab"]}
+    fleet.answer("setup-look", {"machine": "x86_64", "libc": "glibc 2.36", "pythons": {"3.11": "/usr/bin/python3.11"}, **environment, **found})
+    fleet.answer("setup-remove", {"removed": ["/home/me/.homelab"], "left": []})
+    fleet.nodes["laptop"].streams["result-make"] = [{"say": "loading"}, {"made": {"folder": "final", "notes": ["as trained"], "figures": {"adapter": 1.0}}}, b""]
+
+
+def _facts(name: str, request: dict[str, Any]) -> dict[str, Any]:
+    facts = builders.facts(name, with_gpus=True, recipe=builders.recipe()).model_dump(mode="json")
+    facts["system"]["time"] = time.time()
+    facts["python"]["code_hash"] = ship.archive()[0]
+    return facts
+
+
+def _write_desk(desk: Path, fleet: FakeFleet) -> None:
+    nodes = [f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{number}"\nworkdir = "{fleet.nodes[name].workdir}"\n' for number, name in enumerate(NAMES, 2)]
+    (desk / "cluster.toml").write_text("".join(nodes))
+    (desk / "train.py").write_text("print(1)\n")
+    (desk / "train.jsonl").write_text('{"text": "hello"}\n' * 20)
+    (desk / "recipe.toml").write_text(
+        '[model]\nname = "~/models/smol"\n[data]\ntrain = "train.jsonl"\n[method]\nkind = "lora"\n[train]\nsteps = 3\nglobal_batch = 12\nlearning_rate = 1e-3\n'
+    )
+
+
+def _write_runs(desk: Path, fleet: FakeFleet) -> str:
+    """The runs here and on the nodes; the fingerprint of their recipe."""
+    ranks = tuple(builders.rank_plan(number, name) for number, name in enumerate(NAMES))
+    data = {"train": {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "ab" * 32}, "eval": None}
+    profile = {"first_step": 8, "last_step": 9, "ranks": [0, 1]}
+    for run in (builders.RUN, OTHER, DONE):
+        paths = builders.run_folder(desk / "runs", run, recipe=builders.recipe(), plan=builders.plan(ranks, run=run), data=data, profile=profile if run == DONE else None)
+        described = json.loads(paths.run_json.read_text())
+        recipe_hash = str(fingerprint.fingerprint(described))
+        paths.run_json.write_text(json.dumps({**described, "recipe_hash": recipe_hash}))
+        for number, name in enumerate(NAMES) if run != DONE else ():
+            _failed(fleet.nodes[name].workdir / layout.run(run), paths.run_json, paths.plan_json(1), number, name)
+    _done(fleet.nodes["laptop"].workdir / layout.run(DONE))
+    return recipe_hash
+
+
+def _done(folder: Path) -> None:
+    """A run that has ended well: its model, and the profile of a rank."""
+    place = folder / profile_files.rank_folder(1)
+    for made in (folder / layout.FINAL, place):
+        made.mkdir(parents=True)
+    weights = (20).to_bytes(8, "little") + b"{" + bytes(range(256)) * 8
+    for name, content in {"adapter_model.safetensors": weights, "README.md": b"card", "tokenizer.json": b"{}"}.items():
+        (folder / layout.FINAL / name).write_bytes(content)
+    (place / profile_files.SUMMARY).write_text(json.dumps(summary(1, run=DONE)))
 
 
 def _failed(folder: Path, run_json: Path, plan: Path, number: int, name: str) -> None:
@@ -166,19 +293,29 @@ def told(command: list[str]) -> tuple[int, str]:
     return code, out.getvalue()
 
 
-def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], *, most: int = 0) -> int:
-    """How many lies were told; with `most` only so many, spread over the keys, else every value at every key."""
+def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], *, most: int = 0) -> tuple[int, int]:
+    """How many lies were told, and how many more are refused in the same words as one of them.
+
+    With `most` only so many are told, spread over the keys, else every value at every key.
+    """
     node.lie = None
     command = [command[0], "--cluster", "cluster.toml", *command[1:]]
     _, honest = told(command)
     cases = [(verb, place) for verb, answer in list(node.seen.items()) for place in places(answer)]
     turns = itertools.cycle(values)
-    count = 0
+    refusals: set[tuple[str, str]] = set()
+    count = alike = 0
     if most:
         cases = cases[:: max(1, len(cases) // most)]
     for verb, place in cases:
         for value in [next(turns)] if most else values:
             node.lie = (verb, place, value)
+            refusal = None if most else node.refusal()
+            if refusal is not None and (verb, refusal) in refusals:
+                alike += 1
+                continue
+            if refusal is not None:
+                refusals.add((verb, refusal))
             opened.clear()
             started.clear()
             code, said = told(command)
@@ -191,18 +328,25 @@ def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any]
     assert count, honest
     assert not list(tmp_path.rglob("pwned")), command
     assert CANARY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "nodes").rglob("*") if path.is_file())
-    return count
+    return count, alike
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_some_keys_of_each_answer_lie(lying: LyingNode, tmp_path: Path, command: list[str]) -> None:
-    assert sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 1000), most=5) > 0
+    assert sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 1000), most=5)[0] > 0
+
+
+def test_every_command_hears_lies_or_has_a_reason() -> None:
+    swept = {command[0] for command in COMMANDS.values()}
+    assert not swept & set(NOT_SWEPT)
+    assert swept | set(NOT_SWEPT) == {*command_list.NAMES, *(group.name for group in command_list.app.registered_groups)}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_each_key_of_each_answer_lies_in_every_way(lying: LyingNode, tmp_path: Path, command: list[str]) -> None:
-    count = sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 100_000))
+def test_each_key_of_each_answer_lies_in_every_way(lying: LyingNode, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    count, alike = sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 100_000))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
-    print(f"{command[0]}: {count} lies, peak {peak_mb} MB, {os.getpid()}")
+    with capsys.disabled():
+        print(f"\n{' '.join(command)}: {count} lies, {alike} refused alike, peak {peak_mb} MB")
     assert peak_mb < 500
