@@ -94,7 +94,7 @@ class Renderer:
             options = {**template.asked_of(record.fields, sample.used), **sample.options}
             text, spans = self._spans(template, sample, options)
         except TemplateRefusal as error:
-            raise refused(record, str(error)) from error
+            raise refused(record, error) from error
         self.unused.count(record, sample, template.traits(options), options, text)
         return Text(text, tuple(spans), special_tokens=False)
 
@@ -115,7 +115,13 @@ class Renderer:
         return text, [span for span in spans if span]
 
 
-def refused(record: Record, why: str) -> WorkerError:
+def refused(record: Record, why: TemplateRefusal) -> WorkerError:
     """The error for a row that the template does not take."""
-    hint = "most templates want user and assistant in turn, and a system message only first"
-    return WorkerError(f"the chat template refuses this row: {why}", where=record.where, hint=hint)
+    if why.is_meant:
+        hint = "most templates want user and assistant in turn, and a system message only first"
+        return WorkerError(f"the chat template refuses this row: {why}", where=record.where, hint=hint)
+    hint = (
+        "is the row as the others? If every row ends so, the template is at fault (chat_template.jinja or tokenizer_config.json of the model's folder): copy the folder "
+        'again; or give the rows as prompt and completion, with [data] template = "none"'
+    )
+    return WorkerError(f"the chat template breaks on this row: {why}", where=record.where, hint=hint)

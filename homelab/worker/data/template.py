@@ -7,19 +7,42 @@ rendering is that of transformers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from homelab.worker.data import template_clock, training_templates
 from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.template_traits import Traits, probed
+from homelab.worker.errors import WorkerError
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MOST_WORDS = 300  # characters of an error of the template's code
 Span = tuple[int, int]
 
 
 class TemplateRefusal(Exception):
-    """The template does not take these messages. The text says why."""
+    """The template does not take these messages. The text says why. `is_meant`: it says so itself, by raise_exception; else its code breaks."""
+
+    def __init__(self, why: str, *, is_meant: bool) -> None:
+        super().__init__(why)
+        self.is_meant = is_meant
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever a template's code raises, over a row's values or by itself, as a TemplateRefusal: it may be any error of Python."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        yield
+    except (TemplateRefusal, WorkerError):
+        raise
+    except Exception as error:
+        if type(error) is TemplateError:  # what transformers' raise_exception raises
+            raise TemplateRefusal(str(error) or "it does not say why", is_meant=True) from error
+        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        raise TemplateRefusal(f"{type(error).__name__}: {error or 'no words'}"[:_MOST_WORDS] + line, is_meant=False) from error
 
 
 _PROBED: dict[tuple[str, str], Traits] = {}  # by the template and the tokens that it writes
@@ -34,8 +57,9 @@ class Template:
         self._tokens = repr(sorted(tokenizer.special_tokens_map.items()))
 
     def source(self, options: Mapping[str, Any]) -> str:
-        """The text of the template that renders rows with these options."""
-        own = str(self._tokenizer.get_chat_template(tools=options.get("tools")))
+        """The text of the template that renders rows with these options. Raises TemplateRefusal where the tokenizer has none for them."""
+        with _told():
+            own = str(self._tokenizer.get_chat_template(tools=options.get("tools")))
         if not self._learns_answers or _MARKS.search(own):
             return own
         name = training_templates.name_of(own)
@@ -44,7 +68,10 @@ class Template:
     @property
     def family(self) -> str | None:
         """TRL's name of the template that rows are rendered with, where it is not the model's own."""
-        own = str(self._tokenizer.get_chat_template())
+        try:
+            own = str(self._tokenizer.get_chat_template())
+        except ValueError:  # several, and none of them for rows without tools
+            return None
         return training_templates.name_of(own) if self._learns_answers and not _MARKS.search(own) else None
 
     def has_marks(self, options: Mapping[str, Any]) -> bool:
@@ -58,11 +85,12 @@ class Template:
         return {name: fields[name] for name in sorted(asked) if fields.get(name) is not None}
 
     def traits(self, options: Mapping[str, Any]) -> Traits:
-        """What this template reads, and in which shape."""
+        """What this template reads, and in which shape. Raises TemplateRefusal for one that is no Jinja."""
         source = self.source(options)
         key = (source, self._tokens)
         if key not in _PROBED:
-            _PROBED[key] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
+            with _told():
+                _PROBED[key] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
         return _PROBED[key]
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any], *, generation_prompt: bool = False) -> str:
@@ -75,12 +103,8 @@ class Template:
 
     def _fitted(self, messages: Sequence[Message], options: Mapping[str, Any], **asked: bool) -> tuple[str, list[Span]]:
         traits = self.traits(options)
-        from jinja2 import TemplateError
-
-        try:
+        with _told():
             return self._rendered(self.source(options), traits.fit(messages), traits.fit_options(options), **asked)
-        except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:  # a template's code over a row's values
-            raise TemplateRefusal(str(error) or type(error).__name__) from error
 
     def _rendered(
         self, source: str, messages: Sequence[Message], options: Mapping[str, Any], *, generation_prompt: bool = False, marks: bool = False
