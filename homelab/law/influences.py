@@ -6,10 +6,22 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Variables that change what torch, accelerate, Unsloth or Python itself compute: refused in files, and taken from what a node sets by itself.
-CHANGES_NUMBERS = re.compile(
-    r"PYTHON(?:HASHSEED|OPTIMIZE)|ACCELERATE_\w+|FSDP_\w+|UNSLOTH_\w+|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-)
+# Families of variables that torch, its mathematics libraries, transformers, accelerate, Unsloth or Python itself read. New ones appear with every
+# release, so a whole family counts as changing what is computed: refused in files, and taken from what a node sets by itself.
+_FAMILIES = (
+    r"PYTHON(?:HASHSEED|OPTIMIZE)", r"(?:PY)?TORCH\w+", r"(?:CUBLAS|CUDNN|CUTLASS|NVIDIA|TRITON|MIOPEN|ROCBLAS|HIPBLAS|DNNL|ONEDNN|XLA|PJRT|BNB|FLASH_ATTENTION)\w+",
+    r"DISABLE_ADDMM_\w+", r"(?:ACCELERATE|FSDP|PARALLELISM_CONFIG|TRANSFORMERS|UNSLOTH|PEFT|TRL|BITSANDBYTES|LIGER)_\w+", r"USE_(?:HUB_KERNELS|TORCH_XLA)", r"TRUST_REMOTE_CODE",
+)  # fmt: skip
+# Of these families, what says where files lie, how memory is held, how ranks meet and what is written down: a rank keeps what its node says.
+_KEPT = (
+    r"TORCH_(?:HOME|EXTENSIONS_DIR|CUDA_ARCH_LIST|TRACE|DEVICE_BACKEND_AUTOLOAD)",
+    r"TORCH_(?:LOGS|SHOW|CPP|SYMBOLIZE|DISABLE_ADDR2LINE|ADDR2LINE|WARN|DISTRIBUTED|NCCL|FR|GLOO)\w*",
+    r"TORCHELASTIC_\w+", r"TORCHINDUCTOR_CACHE_DIR", r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF", r"PYTORCH_(?:NO_CUDA_MEMORY_CACHING|NVML_BASED_CUDA_CHECK|KERNEL_CACHE_PATH)",
+    r"(?:CUBLAS|CUBLASLT|CUDNN)_?LOG\w+", r"NVIDIA_(?:VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+|PRODUCT_NAME)", r"TRITON_(?:HOME|\w*_DIR|\w+_PATH)",
+    r"(?:DNNL|ONEDNN)_VERBOSE\w*", r"BNB_(?:CUDA|ROCM)_VERSION",
+    r"TRANSFORMERS_(?:CACHE|OFFLINE|VERBOSITY|NO_ADVISORY_WARNINGS)", r"ACCELERATE_LOG_LEVEL",
+)  # fmt: skip
+CHANGES_NUMBERS = re.compile(f"(?!(?:{'|'.join(_KEPT)})$)(?:{'|'.join(_FAMILIES)})")
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,9 @@ INFLUENCES = (
         "locale", "the worker never sets one, and every file is read and written as UTF-8", "tests/law/test_influences.py::test_no_locale_decides_how_data_is_read",
     ),
     Influence(
-        "environment of a node", "what changes numbers is refused in cluster.toml and recipes, and the worker drops what a node sets by itself, with a note",
+        "environment of a node",
+        "of torch, transformers, accelerate, Unsloth and their libraries a rank keeps the variables of places, memory and logs alone; "
+        "any other is refused in cluster.toml and recipes, and dropped where a node sets it by itself, with a note",
         "tests/law/test_influences.py::test_a_variable_of_a_node_that_changes_numbers_is_dropped",
     ),
     Influence(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import homelab
+from homelab.config import environment
 from homelab.law.influences import INFLUENCES, of_a_node
 
 ROOT = Path(homelab.__file__).parent
@@ -99,3 +101,37 @@ def test_a_variable_of_a_node_that_changes_numbers_is_dropped(monkeypatch: pytes
     assert train.without_odd_variables(own) == sorted(odd)
     assert own == {"OMP_NUM_THREADS": "2", "HF_HOME": "/h", "CUDA_VISIBLE_DEVICES": "0"}
     assert of_a_node(own) == []
+
+
+CHANGE = (
+    "NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT TORCH_LINALG_PREFER_CUSOLVER TORCH_CUDNN_V8_API_DISABLED "
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B TORCHDYNAMO_DISABLE TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG TORCH_COMPILE_DISABLE PYTORCH_JIT "
+    "PYTORCH_TUNABLEOP_ENABLED PYTORCH_TUNABLEOP_FILENAME TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD CUBLAS_WORKSPACE_CONFIG CUBLAS_EMULATION_STRATEGY "
+    "CUBLASLT_WORKSPACE_SIZE DISABLE_ADDMM_CUDA_LT TRITON_F32_DEFAULT TRITON_INTERPRET ONEDNN_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA "
+    "TRANSFORMERS_SDPA_FORCE_GQA TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR USE_HUB_KERNELS TRUST_REMOTE_CODE ACCELERATE_MIXED_PRECISION "
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS ACCELERATE_DYNAMO_BACKEND ACCELERATE_DOWNCAST_BF16 FSDP_OFFLOAD_PARAMS PARALLELISM_CONFIG_TP_SIZE "
+    "UNSLOTH_RETURN_LOGITS XLA_USE_BF16 PJRT_DEVICE FLASH_ATTENTION_DETERMINISTIC PYTHONHASHSEED PYTHONOPTIMIZE PEFT_OF_NEXT_YEAR BITSANDBYTES_NOWELCOME "
+    "TORCH_OF_NEXT_YEAR"
+)  # fmt: skip
+KEPT = (
+    "TORCH_HOME TORCH_LOGS TORCH_SHOW_CPP_STACKTRACES TORCH_CPP_LOG_LEVEL TORCH_DISTRIBUTED_DEBUG TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_FR_BUFFER_SIZE "
+    "TORCHELASTIC_RUN_ID TORCHINDUCTOR_CACHE_DIR PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES "
+    "TRITON_CACHE_DIR TRITON_PTXAS_PATH BNB_CUDA_VERSION TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TRANSFORMERS_VERBOSITY ACCELERATE_LOG_LEVEL HF_HOME "
+    "HF_TOKEN_PATH HF_ENDPOINT HF_HUB_OFFLINE CUDA_HOME CUDA_VISIBLE_DEVICES NCCL_DEBUG OMP_NUM_THREADS TOKENIZERS_PARALLELISM LD_LIBRARY_PATH PATH HOME"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGE.split())
+def test_a_variable_of_these_libraries_is_not_inherited(name: str):
+    assert of_a_node([name]) == [name] and environment.refusal_of_the_law(name)
+
+
+@pytest.mark.parametrize("name", KEPT.split())
+def test_places_memory_meeting_and_logs_are_kept(name: str):
+    assert of_a_node([name]) == [] and environment.refusal_of_the_law(name) is None
+
+
+def test_nothing_that_a_plan_sets_is_dropped():
+    """What the planner and torchrun give a rank reaches it."""
+    words = {word for path in sorted((ROOT / "planning").rglob("*.py")) for word in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', path.read_text(encoding="utf-8"))}
+    assert "NCCL_SOCKET_IFNAME" in words and of_a_node(words) == []

@@ -44,7 +44,11 @@ class RunSections(ConfigModel):
     environment: RecipeEnvironment = {}
 
     def law_hash(self, data_digests: tuple[str, ...]) -> str:
-        """Fingerprint (sha256, 16 hex digits) of what decides the training: model, data, method, train or script, and the data's digests."""
+        """Fingerprint (sha256, 16 hex digits) of what decides the training: model, data, method, train or script, and the data's digests.
+
+        The moment of the launch is no part of it, so that two launches on different days count as one training. Only a chat template that writes the date
+        makes other rows then: a law: line names the date, and a run goes on with the rows that it began with, by their digest, whatever the moment.
+        """
         text = json.dumps([self._law(), list(data_digests)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
