@@ -15,6 +15,7 @@ from homelab.worker.data import samples
 from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.chat_templates import Renderer, Text, refused
 from homelab.worker.data.readers import Record
+from homelab.worker.data.template import TemplateRefusal, told
 
 
 def form_of(record: Record, settings: dict[str, Any]) -> RowForm:
@@ -79,9 +80,8 @@ class EarlierRenderer(Renderer):
         return len(prompt), end
 
     def _own(self, record: Record, messages: list[Message], *, generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
-
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
-        except TemplateError as error:
-            raise refused(record, str(error)) from error
+            with told():
+                return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt))
+        except TemplateRefusal as error:
+            raise refused(record, error) from error

@@ -30,7 +30,7 @@ class TemplateRefusal(Exception):
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Whatever a template's code raises, over a row's values or by itself, as a TemplateRefusal: it may be any error of Python."""
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -58,7 +58,7 @@ class Template:
 
     def source(self, options: Mapping[str, Any]) -> str:
         """The text of the template that renders rows with these options. Raises TemplateRefusal where the tokenizer has none for them."""
-        with _told():
+        with told():
             own = str(self._tokenizer.get_chat_template(tools=options.get("tools")))
         if not self._learns_answers or _MARKS.search(own):
             return own
@@ -89,7 +89,7 @@ class Template:
         source = self.source(options)
         key = (source, self._tokens)
         if key not in _PROBED:
-            with _told():
+            with told():
                 _PROBED[key] = probed(source, lambda messages, given: self._rendered(source, messages, given)[0])
         return _PROBED[key]
 
@@ -103,7 +103,7 @@ class Template:
 
     def _fitted(self, messages: Sequence[Message], options: Mapping[str, Any], **asked: bool) -> tuple[str, list[Span]]:
         traits = self.traits(options)
-        with _told():
+        with told():
             return self._rendered(self.source(options), traits.fit(messages), traits.fit_options(options), **asked)
 
     def _rendered(
