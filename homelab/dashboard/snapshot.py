@@ -156,6 +156,8 @@ class Snapshot(DisplayValue):
     diagnosis: Diagnosis | None = None
     supervisor: str = ""
     """What the run's supervisor (here, on a node or elsewhere) is doing, with its reason; empty where none is seen."""
+    stopped_owner: HintField | None = None
+    """That a signal has stopped who holds the run, and the command that lets it go on; None where that is not so."""
     is_over: bool = Field(default=False, exclude=True)
     """Nothing more will happen by itself, as far as was seen up to now."""
 
@@ -163,6 +165,7 @@ class Snapshot(DisplayValue):
         """The same, in which the commands of ours have the options that its reader needs."""
         return self.model_copy(update={
             "notes": tuple(note.with_options(options) for note in self.notes),
+            "stopped_owner": self.stopped_owner and self.stopped_owner.with_options(options),
             "next_commands": tuple(entry.with_options(options) for entry in self.next_commands),
             "diagnosis": self.diagnosis and self.diagnosis.with_options(options),
         })  # fmt: skip

@@ -80,6 +80,7 @@ def one_line(snapshot: Snapshot) -> str:
     if snapshot.eta_s is not None:
         parts.append(f"ETA {words.duration(snapshot.eta_s)}")
     parts += [f"{row.name}: {row.why_not or row.torchrun}" for row in snapshot.nodes if row.needs_action]
+    parts += [str(snapshot.stopped_owner)] if snapshot.stopped_owner else []
     return "  ".join(parts)
 
 

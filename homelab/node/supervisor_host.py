@@ -123,7 +123,7 @@ def look(request: JsonObject) -> SupervisorLook:
 
 
 def state(workdir: str, run: str) -> SupervisorReply | None:
-    """The same for `poll`. "alive": it has its lock, which the kernel drops with its holder. "events": what it wrote down last."""
+    """The same for `poll`. "alive": it has its lock, which the kernel drops with its holder. "frozen": a signal has stopped it. "events": the newest."""
     folder = paths.supervised_dir(workdir, run)
     run_folder = os.path.join(folder, "runs", run)
     if not os.path.isdir(run_folder):
@@ -134,7 +134,8 @@ def state(workdir: str, run: str) -> SupervisorReply | None:
         if record.get(key) is not None:
             reply[key] = record[key]
     events = files.json_objects(files.tail(os.path.join(run_folder, "events.jsonl"), _EVENTS))
-    return {**reply, "alive": _is_held(folder, run), "log": os.path.join(run_folder, layout.SUPERVISOR_LOG), "events": events}
+    is_frozen = processes.state(record.get("pid")) in ("T", "t")
+    return {**reply, "alive": _is_held(folder, run), "frozen": is_frozen, "log": os.path.join(run_folder, layout.SUPERVISOR_LOG), "events": events}
 
 
 def end(request: JsonObject) -> SupervisorEnded:

@@ -84,6 +84,7 @@ class SupervisorReply(TypedDict, total=False):
     """The run's supervisor that was placed on this node: what supervisor.json and events.jsonl say, and whether it has its lock."""
 
     alive: bool
+    frozen: bool
     doing: str
     why: str
     attempt: int

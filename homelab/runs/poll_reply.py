@@ -258,9 +258,10 @@ def event_of(line: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class SupervisorReply(WireModel):
-    """The run's supervisor, where it was put on this node: whether it is at work, and what it said last."""
+    """The run's supervisor, where it was put on this node: whether it is at work, and what it said last. `frozen`: a signal has stopped it."""
 
     alive: bool
+    frozen: bool = False
     doing: LineOrEmpty = ""
     why: LineOrEmpty = ""
     pid: Annotated[int | None, WrapValidator(or_none)] = None

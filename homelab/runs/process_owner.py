@@ -41,6 +41,14 @@ def lives_here(record: Mapping[str, Any]) -> bool:
     return isinstance(born, int) and record.get("boot_id") == _boot_id() != "" and _is_same(record.get("pid"), born)
 
 
+def is_stopped(pid: Any) -> bool:
+    """Whether a process of this machine waits for SIGCONT, or for a debugger."""
+    try:
+        return psutil.Process(int(pid)).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (psutil.Error, OverflowError, ValueError, TypeError):
+        return False
+
+
 def age_s() -> float:
     """For how long this process has run."""
     if sys.platform == "linux":  # by the clock that nobody sets

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from homelab.control import node_matching
-from homelab.control.inspection import run_folder, run_owner
+from homelab.control.inspection import run_folder, run_owner, stopped_owner
 from homelab.control.recovery import diagnosis_store, manual_lock
 from homelab.control.stopping import leftovers
 from homelab.control.supervision import remote_supervisor
@@ -100,8 +100,10 @@ class Watcher:
         snapshot = snapshot.model_copy(update={"diagnosis": diagnosis, "next_commands": following})
         self.without_supervisor = self._without_supervisor(snapshot, plan)
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))
-        notes = (*snapshot.notes, *map(Hint, self._off(snapshot, kept)), *self.without_supervisor, *outliving)
-        snapshot = snapshot.model_copy(update={"notes": notes, "is_over": self._is_over(snapshot.state)})
+        owners = [reply.owner for reply in self.replies.values() if reply.owner]
+        stopped = stopped_owner.note(self._fleet.cluster, self._paths, on_nodes, owners) if snapshot.state != "done" else None
+        notes = (*snapshot.notes, *map(Hint, self._off(snapshot, kept)), *self.without_supervisor, *outliving, *([stopped] if stopped else []))
+        snapshot = snapshot.model_copy(update={"notes": notes, "stopped_owner": stopped, "is_over": self._is_over(snapshot.state)})
         if snapshot.state != before:
             store.set_state(self._paths, snapshot.state, snapshot.attempt)
             self._tell(events.state(snapshot.state, snapshot.attempt, snapshot.diagnosis.title if snapshot.diagnosis else None))

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from homelab.errors import InputError
-from homelab.runs import process_owner, store, supervisor_lock
+from homelab.runs import process_owner, stopped_holder, store, supervisor_lock
 from homelab.runs.paths import RunPaths
 from homelab.supervision.restart_policy import Restart
 from homelab.text.hint import Hint, homelab
@@ -55,6 +55,10 @@ def is_under_way(record: Mapping[str, Any]) -> bool:
 def _busy(paths: RunPaths) -> InputError:
     state = store.read_object(paths.supervisor_json)
     where = f"{paths.name}, process {state.get('pid', '?')} on this machine"
+    stopped = stopped_holder.here(paths)
+    if stopped is not None:
+        hint = Hint("to let it go on: {}; to do it by hand: {}, then once more", stopped.go_on, f"kill -KILL {stopped.pid}")
+        return InputError(f"this run is held: {stopped.is_stopped}", where=where, hint=hint)
     if state.get("doing") == DOING:
         return InputError(
             "this run is being recovered already, by another homelab recover", where=where, hint=homelab("status", paths.name)

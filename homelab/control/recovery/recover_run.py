@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from homelab.control import claims
-from homelab.control.inspection import adoption, run_folder, run_lookup, run_owner
+from homelab.control.inspection import adoption, run_folder, run_lookup, run_owner, stopped_owner
 from homelab.control.recovery import examine, halt, manual_lock, resume, resume_guards, strategy_change
 from homelab.control.supervision import remote_supervisor
 from homelab.control.supervision.placement import RunView, SupervisorPlacement, Where
@@ -120,7 +120,11 @@ def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
     active = remote_supervisor.at_work(fleet, paths)
     if active is not None:
         name, reply = active
-        kill = on_node(fleet.cluster.node(name), f"kill {reply.pid or 'PID'}")
+        kill = on_node(fleet.cluster.node(name), f"kill {'-KILL ' if reply.frozen else ''}{reply.pid or 'PID'}")
+        stopped = stopped_owner.note(fleet.cluster, paths, {name: reply})
+        if stopped is not None:
+            hint = Hint("{}; to do it by hand: {}, then once more", stopped, kill)
+            raise InputError("this run is held by a supervisor that does nothing", where=f"{paths.name}; {name}", hint=hint)
         raise InputError(
             f"this run has a supervisor that recovers it by itself; now it is {reply.doing or 'at work'}: {reply.why}",
             where=f"{paths.name}, process {reply.pid or '?'} on {name}",

@@ -13,7 +13,7 @@ from homelab.control.supervision import remote_supervisor
 from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
 from homelab.node_commands import RESTART_IN_WORDS
 from homelab.remote.fanout import Fleet
-from homelab.runs import event_log, store
+from homelab.runs import event_log, stopped_holder, store
 from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
 
@@ -26,6 +26,7 @@ class Outcome:
     ended: dict[str, dict[str, Any]]
     unreachable: dict[str, HomelabError]
     was_done: bool = False  # before anything was asked: there is nothing to go on with
+    held: str = ""  # who holds the run here and cannot see that it was stopped
 
     @property
     def left(self) -> dict[str, list[int]]:
@@ -52,6 +53,8 @@ class Outcome:
                 lines.append(f"{node}: {answer['asked']} processes ended{killed}; verified, nothing is left")
             else:
                 lines.append(f"{node}: nothing was running; verified")
+        if self.held:
+            lines.append(self.held)
         for node, error in self.unreachable.items():
             lines.append(
                 f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}"
@@ -65,6 +68,7 @@ class Outcome:
             "nodes": self.ended,
             "unreachable": {node: error.as_dict() for node, error in self.unreachable.items()},
             "clean": self.exit_code == EXIT_DONE,
+            **({"held": self.held} if self.held else {}),
         }
 
 
@@ -83,7 +87,9 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     answers, errors = start.stop_all(fleet, paths.name, list(hosts), start.BY_HAND, workdirs=workdirs)
     unreachable = node_matching.unseen({name: _host_then(paths, name) for name in planned}, answers, errors, hosts)
     ended = {name: answer for name, answer in answers.items() if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable}
-    outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done")
+    holder = stopped_holder.here(paths)
+    held = f"{holder.is_stopped}, and sees none of this; it ends by itself after {holder.go_on}" if holder else ""
+    outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
     if before not in ("done", "failed"):
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
     event_log.append(paths, event("stopped", attempt, clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended)))
