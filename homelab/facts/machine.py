@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from homelab.facts.base import Run
 from homelab.models import WireModel
+from homelab.text.sanitize import plain
 
 
 class SystemFacts(WireModel):
@@ -108,9 +109,17 @@ class RunAtWork(WireModel):
     owner: Annotated[str, Field(max_length=500)] = ""
 
 
+class RunRecovered(WireModel):
+    """The supervisor of a run that is between two attempts. `process` is read by `homelab.runs.process_owner`."""
+
+    by: Annotated[str, Field(max_length=400), AfterValidator(plain)] = ""
+    process: dict[str, Any] = {}
+
+
 class RunsFacts(WireModel):
-    """Runs of this project on the node. `at_work`: what those do that are alive."""
+    """Runs of this project on the node. `at_work`: what those do that are alive. `recovered`: nothing of them is alive, and their supervisor is at work."""
 
     alive: tuple[Run, ...] = ()
     at_work: dict[Run, RunAtWork] = {}
+    recovered: dict[Run, RunRecovered] = {}
     secrets_removed: tuple[Run, ...] = ()  # of runs that were over: the node had lost power in them

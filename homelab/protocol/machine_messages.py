@@ -27,6 +27,13 @@ class Facts(TypedDict, total=False):
     collective_test: Json | None
 
 
+class RunRecovered(TypedDict):
+    """A run between two attempts, in the answer of `facts`: who its supervisor is, as it says itself."""
+
+    by: str
+    process: dict[str, Json]
+
+
 class RunAtWork(TypedDict):
     """A run that is alive, in the answer of `facts`: how far it is, since when no rank here has spoken, and who looks after it ("" for nobody)."""
 

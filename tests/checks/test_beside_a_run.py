@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from homelab.checks import fixes, registry
 from homelab.checks.evidence import Evidence, Finding
 from homelab.control.launch import prepare
-from homelab.control.preflight import preflight
+from homelab.control.preflight import gather, preflight
 from homelab.errors import HomelabError
+from homelab.runs import process_owner
 from homelab.text.units import local_moment
 from tests.checks import healthy
 from tests.fakes import FakeFleet
@@ -80,6 +83,33 @@ def test_two_trainings_on_the_same_cards_are_refused_by_name() -> None:
         prepare._refuse_busy(found(beside(TRAINS)))
     assert f"homelab status --wait {RUN}, then the same command again" in caught.value.hint and "--skip runs.alive" in caught.value.hint
     prepare._refuse_busy([finding for finding in found(beside(TRAINS, with_cards=False)) if finding.level == "warn"])
+
+
+BETWEEN = {"recovered": {RUN: {"by": "me on tower, process 7", "process": {"pid": 7, "born": 1, "boot_id": "another", "namespace": "n"}}}}
+
+
+@pytest.mark.parametrize("with_cards", [True, False])
+def test_a_run_between_two_attempts_is_said_and_a_launch_does_not_take_its_place(with_cards: bool) -> None:
+    """Nothing of it is alive: cards and memory look free."""
+    evidence = healthy.gpu() if with_cards else healthy.cpu()
+    evidence = healthy.with_facts(evidence, evidence.head, runs=BETWEEN)
+    findings = found(evidence)
+    assert [(finding.check, finding.level, finding.keeps_out) for finding in findings] == [("runs.alive", "warn", False)], "two that recover do not wait for each other"
+    assert findings[0].message.startswith(f"run {RUN} is being recovered here: its supervisor (me on tower, process 7)") and fixes.offered(findings) == []
+    assert f"homelab status --wait {RUN}" in findings[0].hint
+    prepared = prepare.Prepared(healthy.recipe(), Path("r.toml"), [], evidence, findings, (), None, None)
+    with pytest.raises(HomelabError, match=f"run {RUN} is being recovered on tower") as caught:
+        prepare.refuse_on_failure(prepared)
+    assert f"homelab stop {RUN}" in str(caught.value.hint) and "--skip runs.alive" in str(caught.value.hint)
+    prepare.refuse_on_failure(replace(prepared, skipped=("runs.alive",)))
+
+
+def test_a_supervisor_of_this_machine_that_is_gone_recovers_nothing() -> None:
+    facts = healthy.with_facts(healthy.cpu(), "tower", runs=BETWEEN).facts["tower"]
+    assert gather._without_the_dead(facts) == facts
+    dead = {"by": "me", "process": {**process_owner.mark(), "pid": 2**22 - 1}}
+    facts = healthy.changed(facts, runs={"recovered": {RUN: dead}})
+    assert gather._without_the_dead(facts).runs.recovered == {}
 
 
 def test_to_skip_is_offered_only_where_it_helps() -> None:

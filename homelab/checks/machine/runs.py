@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
-from homelab.facts.machine import RunAtWork
+from homelab.facts.machine import RunAtWork, RunRecovered
 from homelab.facts.node import Facts
 from homelab.runs.state import FRESH_OTHER_S, FRESH_STEP_S
 from homelab.text.hint import Hint, homelab
@@ -23,6 +23,13 @@ def alive(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             yield Problem("fail", f"run {run} is left over here: {stale}", fix=homelab("stop", run))
         else:
             yield Problem("warn", f"run {run} {what_it_does(evidence, node, facts, run)}", Hint("start after it: {}", after(run)), is_busy=bool(node.gpus))
+    for run, supervisor in facts.runs.recovered.items():
+        yield Problem("warn", recovered(run, supervisor), Hint("start after it: {}", after(run)))
+
+
+def recovered(run: str, supervisor: RunRecovered) -> str:
+    """That this run is between two attempts, and who looks after it."""
+    return f"run {run} is being recovered here: its supervisor ({supervisor.by or 'of another machine'}) starts it again"
 
 
 def why_stale(facts: Facts, run: str) -> str:

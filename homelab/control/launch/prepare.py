@@ -14,6 +14,7 @@ from typing import Any
 from homelab import __version__
 from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding
+from homelab.checks.machine import runs
 from homelab.config.cluster import Cluster
 from homelab.config.profile_request import ProfiledSteps
 from homelab.config.program_command import Typed
@@ -95,6 +96,7 @@ def refuse_on_failure(prepared: Prepared) -> None:
             hint=first.hint if error is not None or registry.is_certain(first.check) else Hint("{}; to go on regardless: --skip {}", first.hint, first.check),
         )
     _refuse_busy(prepared.findings)
+    _refuse_recovered(prepared)
     if prepared.refused:
         raise prepared.refused
     for name, error in prepared.evidence.unreachable.items():
@@ -115,6 +117,18 @@ def _refuse_busy(findings: Sequence[Finding]) -> None:
             where=f"node {busy[0].node}, check {busy[0].check}",
             hint=Hint("{}; both at once, where there is room for both: {}", busy[0].hint, " ".join(f"--skip {check}" for check in checks)),
         )
+
+
+def _refuse_recovered(prepared: Prepared) -> None:
+    """Raises HomelabError where a run is between two attempts on these nodes: their memory looks free, and is about to be taken."""
+    if "runs.alive" in prepared.skipped:
+        return
+    for name, facts in prepared.evidence.facts.items():
+        for run, supervisor in facts.runs.recovered.items():
+            raise HomelabError(
+                runs.recovered(run, supervisor).replace(" here", f" on {name}", 1), where=f"node {name}, check runs.alive",
+                hint=Hint("start after it: {}; to end it: {}; both at once, where there is room for both: --skip runs.alive", runs.after(run), homelab("stop", run)),
+            )  # fmt: skip
 
 
 def launch(

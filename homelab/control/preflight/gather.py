@@ -18,6 +18,7 @@ from homelab.facts.node import Facts
 from homelab.planning import cards, lan_address
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet, on_all
+from homelab.runs import process_owner
 from homelab.text.say import Say
 
 # A matmul on a cold GPU can take half a minute; an unreachable node is found by its connect time-out.
@@ -92,10 +93,16 @@ def _facts(
         facts = Facts.model_validate(answer)
         if facts.system.time is not None:
             offsets[name] = min(facts.system.time - asked_at, 0.0) or max(facts.system.time - answered_at, 0.0)
-        return cards.chosen(fleet.cluster.node(name), facts)
+        return cards.chosen(fleet.cluster.node(name), _without_the_dead(facts))
 
     answers, unreachable = on_all([node.name for node in fleet.cluster.nodes], one)
     return answers, unreachable, offsets, took
+
+
+def _without_the_dead(facts: Facts) -> Facts:
+    """The node hears of a supervisor for a while after its end: one that was on this machine is known to be gone."""
+    living = {run: supervisor for run, supervisor in facts.runs.recovered.items() if not process_owner.is_dead(supervisor.process)}
+    return facts.model_copy(update={"runs": facts.runs.model_copy(update={"recovered": living})}) if living != facts.runs.recovered else facts
 
 
 def _round_trip_ms(fleet: Fleet, name: str) -> float:

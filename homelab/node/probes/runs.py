@@ -1,4 +1,4 @@
-"""Runs of homelab that are alive on this node and how far they are, and ended runs whose secrets were still on its disk."""
+"""Runs of homelab that are alive on this node and how far they are, those that are being recovered, and ended runs whose secrets were still on its disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, leftovers, ownership
+from homelab.node.run import attempt_records, claims, leftovers, ownership
 from homelab.node.system import processes
 from homelab.protocol import files, layout
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import RunAtWork
+    from homelab.protocol.machine_messages import RunAtWork, RunRecovered
 
 _LAST_LINES = 40
 
@@ -25,7 +25,25 @@ def read(request: JsonObject) -> JsonObject:
     """Their names, and what each does."""
     pids_of = processes.of_runs(request["workdir"], request["node"])
     at_work = {run: _at_work(request["workdir"], run, request["node"], pids) for run, pids in pids_of.items()}
-    return {"alive": sorted(pids_of), "at_work": at_work, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+    recovered = _recovered(request["workdir"], request["node"], set(pids_of))
+    return {"alive": sorted(pids_of), "at_work": at_work, "recovered": recovered, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+
+
+def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecovered]:
+    """The runs of which nothing is alive here, though their supervisor is at work: it is between two attempts. A run that is done is none of them."""
+    found: dict[str, RunRecovered] = {}
+    root = os.path.join(paths.expand(workdir), layout.RUNS)
+    for run in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+        supervisor = ownership.follower(workdir, run) if layout.is_usable(run) and run not in alive else None
+        if supervisor is None or supervisor["has_left"]:
+            continue
+        folder = paths.run_dir(workdir, run)
+        attempt = (paths.attempts(folder) or [0])[-1]
+        node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
+        end = files.read_object(os.path.join(node_dir, layout.EXIT_JSON)) or {}
+        if end.get("returncode") != 0 and claims.stopped_attempt(workdir, run) != attempt:
+            found[run] = {"by": supervisor["by"], "process": supervisor["process"]}
+    return found
 
 
 def _at_work(workdir: str, run: str, node: str, pids: list[int]) -> RunAtWork:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from homelab.node.probes import runs
 from homelab.node.run import claims, ownership, poll, status_stream, torchrun
 from homelab.node.storage import run_folders
 from homelab.node.system import boot_clock
@@ -97,3 +98,37 @@ def test_who_gives_up_does_not_end_what_another_has_started(request_of: dict[str
     with pytest.raises(claims.RefusedError, match="gone on elsewhere"):
         torchrun.stop({key: request_of[key] for key in ("workdir", "run", "node")} | {"after": 1})
     torchrun.stop({key: request_of[key] for key in ("workdir", "run", "node")} | {"after": 2, "grace_s": 0.0})
+
+
+def recovered(request: dict[str, Any]) -> list[str]:
+    return sorted(runs.read({"workdir": request["workdir"], "node": NODE})["recovered"])
+
+
+@pytest.mark.parametrize(("end", "expected"), [(None, [RUN]), ({"returncode": 1}, [RUN]), ({"returncode": None, "signal": 9, "stopped": True}, [RUN]), ({"returncode": 0}, [])])
+def test_a_run_between_two_attempts_is_told_and_one_that_is_done_is_not(request_of: dict[str, Any], clock: list[float], end: Any, expected: list[str]) -> None:
+    folder = Path(request_of["workdir"]) / "runs" / RUN
+    if end is not None:
+        (folder / "attempts" / "2" / "nodes" / NODE / "exit.json").write_text(json.dumps(end))
+    assert recovered(request_of) == [], "nobody follows it"
+    ear = ownership.Ear(str(folder), request_of)
+    ear.hear()
+    assert recovered(request_of) == expected
+    clock[0] += ownership.SILENT_S + 1
+    assert recovered(request_of) == [], "it is not heard any more"
+    ear.hear()
+    ear.leave()
+    assert recovered(request_of) == [], "it has left"
+
+
+def test_a_run_that_was_stopped_by_hand_is_not_recovered(request_of: dict[str, Any], clock: list[float]) -> None:
+    ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
+    assert recovered(request_of) == [RUN]
+    with claims.stopping({**request_of, "by_hand": True}):
+        pass
+    assert recovered(request_of) == []
+
+
+def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
+    monkeypatch.setattr(runs.processes, "of_runs", lambda *_: {RUN: [7]})
+    assert recovered(request_of) == []
