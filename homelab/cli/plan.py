@@ -93,23 +93,25 @@ def command(
 def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool) -> tuple[PlanInputs, list[str], InputError | None]:
     """What the plan is made from, from the nodes or (offline) from cluster.toml alone, what a person should know of it, and what of the recipe's
     files cannot be read here."""
-    from homelab.control.launch import inputs, planner
-    from homelab.control.preflight import gather
+    from homelab.control.launch import data_files, inputs, planner
+    from homelab.control.preflight import data_verdict, gather
     from homelab.errors import InputError
     from homelab.remote.fanout import Fleet
 
     if offline:
         try:
-            return planner.inputs_of(cluster, {}, training, inputs.of_recipe(training, recipe), recipe.stem), [], None
+            items = inputs.of_recipe(training, recipe)
+            return planner.inputs_of(cluster, {}, training, items, recipe.stem), [], data_files.fault(items)
         except InputError as error:  # only the number of rows is missed
             return planner.inputs_of(cluster, {}, training, [], recipe.stem), [f"{error.message}: {error.where}"], error
     items = inputs.of_recipe(training, recipe)
     with Fleet(cluster) as fleet, common.progress(as_json) as say:
         evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say)
+        blocked = data_files.fault(items) or data_verdict.fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
-    return planner.inputs_from(evidence, training, items, recipe.stem), notes, None
+    return planner.inputs_from(evidence, training, items, recipe.stem), notes, blocked
 
 
 def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:

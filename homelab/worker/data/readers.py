@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homelab.worker.data import file_kind
+from homelab.protocol import file_kind
+from homelab.protocol.file_kind import SUFFIXES
 from homelab.worker.errors import WorkerError
-
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
         hint = again or "put the file there on every node, or name it relative to the recipe: then it is shipped"
         raise WorkerError("the data file is not on this node", where=str(path), hint=hint)
     with path.open("rb") as file:
-        disguised = file_kind.unmask(path, file.read(16))
+        disguised = file_kind.unmask(path, file.read(file_kind.FIRST_BYTES))
     if disguised is not None:
         kind, fix = disguised
         raise WorkerError(f"the data file is {kind}", where=str(path), hint=fix)

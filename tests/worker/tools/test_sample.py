@@ -21,9 +21,10 @@ from homelab.control.launch import inputs
 from homelab.control.preflight import data_sample
 from homelab.facts.data_sample import FileSample, SampleResult
 from homelab.facts.node import Facts
+from homelab.protocol import file_kind
 from homelab.protocol.data_rows import beginning
 from homelab.remote.fanout import Fleet
-from homelab.worker.data import file_kind, readers
+from homelab.worker.data import readers
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
 from tests.checks import healthy

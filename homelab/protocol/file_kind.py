@@ -1,7 +1,7 @@
-"""Data files that are not what their name says, recognised by their first bytes: compressed, or text that is not UTF-8.
+"""Data files that hold no rows, or are not what their name says, by their first bytes: packed, binary, or text that is not UTF-8.
 
 Sources: RFC 1952 (gzip), 8878 (zstd), APPNOTE.TXT (zip), the xz and bzip2 formats; RFC 4627 section 3 for UTF-16 and UTF-32 without
-a mark: the first two characters of JSON, and of nearly every table, are ASCII.
+a mark: the first two characters of JSON, and of nearly every table, are ASCII. The others: the list of file signatures of Wikipedia.
 """
 
 from __future__ import annotations
@@ -9,12 +9,37 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+FIRST_BYTES = 512
+
 _PACKED = (
     (b"\x1f\x8b", "gzip", ".gz", "gunzip"),
     (b"\x28\xb5\x2f\xfd", "zstd", ".zst", "unzstd"),
     (b"\xfd7zXZ\x00", "xz", ".xz", "unxz"),
     (b"BZh", "bzip2", ".bz2", "bunzip2"),
 )
+_ARCHIVES = ((b"7z\xbc\xaf\x27\x1c", "a 7z archive", "7z x"), (b"Rar!", "a rar archive", "unrar x"))
+_OTHERS = (
+    (b"%PDF", "a PDF document"),
+    (b"{\\rtf", "an RTF document"),
+    (b"\xd0\xcf\x11\xe0", "a document of an old Office"),
+    (b"\x89PNG", "a picture (PNG)"),
+    (b"\xff\xd8\xff", "a picture (JPEG)"),
+    (b"GIF8", "a picture (GIF)"),
+    (b"II*\x00", "a picture (TIFF)"),
+    (b"MM\x00*", "a picture (TIFF)"),
+    (b"RIFF", "a sound, a picture or a film (RIFF)"),
+    (b"ID3", "a sound (MP3)"),
+    (b"OggS", "a sound (Ogg)"),
+    (b"fLaC", "a sound (FLAC)"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"GGUF", "a model (GGUF)"),
+    (b"ARROW1", "an Arrow file"),
+    (b"Obj\x01", "an Avro file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy array"),
+)
+_TEXT_OF_IT = "write what it says into a .txt, .csv or .jsonl file, and name that file in the recipe"
 _MARKS = (  # UTF-32 before UTF-16, whose mark begins like it
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -35,11 +60,23 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
         return "a zip archive (as spreadsheets are, too)", f"unzip {file}, then name the file from inside it in the recipe"
     if first.startswith(b"PAR1") and path.suffix != ".parquet":
         return "a Parquet file", f"mv {file} {shlex.quote(str(path.with_suffix('.parquet')))}, and name it so in the recipe"
+    for magic, name, unpack in _ARCHIVES:
+        if first.startswith(magic):
+            return name, f"{unpack} {file}, then name the file from inside it in the recipe"
+    if first[257:262] == b"ustar":
+        return "a tar archive", f"tar xf {file}, then name the file from inside it in the recipe"
+    if first.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS, and the data is not here", f"git lfs pull, in the folder of {file}"
+    other = next((name for magic, name in _OTHERS if first.startswith(magic)), None)
+    if other is not None:
+        return other, _TEXT_OF_IT
+    if path.suffix == ".parquet":
+        return None if first.startswith(b"PAR1") or not first else ("no Parquet file, whatever its name says", "name it after what it holds, or fetch it once more")
     encoding = next((name for mark, name in _MARKS if first.startswith(mark)), None)
     if encoding is None and len(first) >= 4:
         encoding = _ZEROS.get(tuple(int(byte != 0) for byte in first[:4]))  # type: ignore[arg-type]
     if encoding is None:
-        return None
+        return ("binary, and no text", _TEXT_OF_IT) if b"\x00" in first else None
     converted = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
     return f"{encoding} text, not UTF-8", f"iconv -f {encoding} -t UTF-8 {file} > {converted}, and name that file in the recipe"
 
