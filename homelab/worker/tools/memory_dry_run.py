@@ -59,6 +59,7 @@ def dry_run(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         gpu,
+        fake_kernels.grouped_experts(device, precision),
         contextlib.nullcontext() if situation.masked else fake_kernels.no_mask(),
     ):
         materialise(model)

@@ -30,6 +30,9 @@ CONFIG = {
 }  # fmt: skip
 
 
+MIXTURE = {**CONFIG, "model_type": "mixtral", "num_local_experts": 4}
+
+
 def method(kind: str, targets: Any = "all-linear") -> dict[str, Any]:
     """`kind` of a method, or "lora 8bit"."""
     name, _, base = kind.partition(" ")
@@ -141,6 +144,38 @@ def test_within_two_percent_of_the_real_step(folder: Path, monkeypatch: pytest.M
     assert dry["at"] == real.at
     assert sum(dry["items"].values()) == dry["peak_bytes"] and set(dry["items"]) <= set(rank_memory.SEEN_BY_A_DRY_RUN)
     assert estimated(how, settings, precision, "cpu", rows) == pytest.approx(dry["peak_bytes"], rel=0.10)
+
+
+# (method, precision, rows)
+MIXTURES = [("lora", "bf16", 1)]
+MORE_MIXTURES = [("full", "fp32", 1), ("full", "bf16", 3), ("qlora", "fp32", 3), ("lora", "fp32", 3), ("lora 8bit", "bf16", 3), ("qlora", "bf16", 1)]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "case", [*MIXTURES, *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE_MIXTURES)], ids=lambda case: "-".join(map(str, case))
+)
+def test_the_step_of_a_mixture_of_experts_is_that_of_the_real_one(tmp_path: Path, case: Any) -> None:
+    kind, precision, rows = case
+    torch.manual_seed(0)
+    known = {key: value for key, value in MIXTURE.items() if key != "model_type"}
+    transformers.MixtralForCausalLM(transformers.MixtralConfig(**known)).save_pretrained(tmp_path / "mixtral")
+    how, settings = method(kind), train(320, False, True)
+
+    real = really(tmp_path / "mixtral", how, settings, precision, rows, rows > 1)
+    dry = memory_dry_run.dry_run(MIXTURE, how, settings, Situation("cpu", precision, micro_batch=rows, masked=rows > 1))
+
+    assert dry["peak_bytes"] == pytest.approx(real.peak_bytes, rel=0.02), (dry, real.items)
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_a_card_without_bf16_makes_the_gradient_of_frozen_experts_too(kind: str) -> None:
+    small = {**MIXTURE, "vocab_size": 64, "num_hidden_layers": 1}
+    experts_bytes = 4 * CONFIG["hidden_size"] * 2 * CONFIG["intermediate_size"] * 2  # one matrix of all experts of the layer, 16 bits an element
+    newer, older = (memory_dry_run.dry_run(small, method(kind), train(8, False, True), Situation("cuda", precision, micro_batch=1, masked=False))
+                    for precision in ("bf16", "fp16"))  # fmt: skip
+
+    assert older["peak_bytes"] - newer["peak_bytes"] == pytest.approx(experts_bytes, rel=0.1)
 
 
 @pytest.mark.timeout(60)
