@@ -104,12 +104,12 @@ def test_a_run_between_two_attempts_is_said_and_a_launch_does_not_take_its_place
     prepare.refuse_on_failure(replace(prepared, skipped=("runs.alive",)))
 
 
-def test_a_supervisor_of_this_machine_that_is_gone_recovers_nothing() -> None:
-    facts = healthy.with_facts(healthy.cpu(), "tower", runs=BETWEEN).facts["tower"]
-    assert gather._without_the_dead(facts) == facts
-    dead = {"by": "me", "process": {**process_owner.mark(), "pid": 2**22 - 1}}
-    facts = healthy.changed(facts, runs={"recovered": {RUN: dead}})
-    assert gather._without_the_dead(facts).runs.recovered == {}
+@pytest.mark.parametrize(("recovered", "expected"), [(BETWEEN["recovered"], [RUN]), ({RUN: {"by": "me", "process": {**process_owner.mark(), "pid": 2**22 - 1}}}, [])])
+def test_a_supervisor_of_this_machine_that_is_gone_recovers_nothing(tmp_path: Path, recovered: Any, expected: list[str]) -> None:
+    facts = healthy.with_facts(healthy.cpu(), "tower", runs={"recovered": recovered}).facts["tower"]
+    fleet = FakeFleet(tmp_path, ["tower"]).answer("facts", facts.model_dump(mode="json"))
+    seen = gather.facts(fleet, recipe=None, material=[], port=0).facts["tower"]
+    assert list(seen.runs.recovered) == expected
 
 
 def test_to_skip_is_offered_only_where_it_helps() -> None:

@@ -21,6 +21,8 @@ from homelab.control.recovery import manual_lock, recover_run
 from homelab.control.stopping import stop
 from homelab.dashboard import live
 from homelab.errors import InputError
+from homelab.node import supervisor_host
+from homelab.node.paths import supervised_dir
 from homelab.runs import process_owner
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import SupervisorReply
@@ -114,6 +116,16 @@ def test_one_on_a_node_is_let_go_on_over_there(fleet: FakeFleet, nodes: Nodes, p
     with pytest.raises(InputError) as caught:
         recover_run._refuse_supervised(fleet, paths)
     assert "kill -CONT 77" in str(caught.value.hint) and "kill -KILL 77" in str(caught.value.hint)
+
+
+def test_a_node_tells_that_its_supervisor_is_stopped(paths: RunPaths, holder: psutil.Process, tmp_path: Path) -> None:
+    place = Path(supervised_dir(str(tmp_path / "node"), paths.name)) / "runs" / paths.name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(paths.root)
+    assert SupervisorReply.model_validate(supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
+    holder.send_signal(signal.SIGCONT)
+    wait_until(lambda: not process_owner.is_stopped(holder.pid), 10)
+    assert not SupervisorReply.model_validate(supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
 
 
 def test_a_command_that_ctrl_z_has_stopped_while_it_had_the_claim(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process, tmp_path: Path) -> None:
