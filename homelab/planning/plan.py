@@ -11,6 +11,7 @@ from homelab.planning import (
     afterwards,
     cards,
     data_source,
+    excess,
     job,
     lan_address,
     launch_spec,
@@ -62,7 +63,7 @@ def make(inputs: PlanInputs) -> Plan:
         ),
         warnings=(
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
-            *afterwards.warnings(recipe, taking_part.facts),
+            *afterwards.warnings(recipe, taking_part.facts), *excess.warnings(recipe, taking_part.facts, inputs.config),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),

@@ -8,6 +8,7 @@ from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence, Level
 from homelab.config.recipe import TrainRecipe
 from homelab.facts.model_build import BuildResult
+from homelab.planning import excess
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import decimal_size
 
@@ -86,17 +87,29 @@ def ids(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         yield built.node, Problem("warn", f"{seen}: a row with such a token would end the run (none of the sampled rows has one)", widen)
 
 
-@check("model.positions", "seq_len is within the absolute positions of the model", worst="fail", sees="build")
+@check("model.positions", "seq_len is within the positions of the model", worst="fail", sees="build")
 def positions(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """fail where the data has a row that is longer than the model has positions; warn where seq_len allows one."""
-    built = evidence.build
-    if built is None or built.positions is None or not isinstance(evidence.recipe, TrainRecipe) or evidence.recipe.train.seq_len <= built.positions:
+    """fail where the data has a row that is longer than the model's absolute positions; warn where seq_len allows one, and beyond rotary positions."""
+    recipe, built = evidence.recipe, evidence.build
+    if not isinstance(recipe, TrainRecipe):
         return
-    seq_len = evidence.recipe.train.seq_len
-    longest = max((min(file.longest_tokens, seq_len) for file in evidence.sample.files.values()), default=0) if evidence.sample is not None else 0
-    level: Level = "fail" if longest > built.positions else "warn"
-    message = f"seq_len is {seq_len}, and the model has {built.positions} positions" + (f"; the data has a row of {longest} tokens" if level == "fail" else "")
-    yield built.node, Problem(level, message, f"edit the recipe: [train] seq_len = {built.positions} or less")
+    seq_len, longest = recipe.train.seq_len, 0
+    if evidence.sample is not None:
+        longest = max((min(file.longest_tokens, seq_len) for file in evidence.sample.files.values()), default=0)
+    if built is not None and built.positions is not None:
+        if seq_len > built.positions:
+            level: Level = "fail" if longest > built.positions else "warn"
+            seen = f"seq_len is {seq_len}, and the model has {built.positions} positions"
+            yield built.node, Problem(level, seen + _row_beyond(longest, built.positions), f"edit the recipe: [train] seq_len = {built.positions} or less")
+        return
+    trained = excess.positions(recipe.model.name, evidence.facts, built.config if built is not None else None)
+    if trained is not None and seq_len > trained:
+        seen, edit = excess.beyond(seq_len, trained)
+        yield "", Problem("warn", seen + _row_beyond(longest, trained), edit)
+
+
+def _row_beyond(longest: int, most: int) -> str:
+    return f"; the data has a row of {longest} tokens" if longest > most else ""
 
 
 def _found(evidence: Evidence, topic: str) -> Iterator[tuple[str, Problem]]:
