@@ -42,7 +42,6 @@ from tests.fakes import FakeFleet, FakeNode
 pytestmark = pytest.mark.timeout(3600)
 NAMES = ("tower", "laptop")
 CANARY = "canary-0123456789"
-MISSING = "the key is left out"
 OTHER, DONE = "2026-01-02-0000-other", "2026-01-03-0000-done"
 SKIPPED = ("--skip", "network", "--skip", "collective")
 _CHECKS = ("disk", "memory", "python", "runs", "gpu")
@@ -81,7 +80,7 @@ def hostile(outside: Path, many: int) -> list[Any]:
     for _ in range(300):
         deep = [deep]
     return [
-        MISSING, None, True, -1, 10**30, float("nan"), float("inf"), "", "x" * 20_000, f"../../../../{outside.name}/canary", str(outside / "canary"), "$(touch pwned)",
+        None, True, -1, 10**30, float("nan"), float("inf"), "", "x" * 20_000, f"../../../../{outside.name}/canary", str(outside / "canary"), "$(touch pwned)",
         "\x1b]52;c;cHduZWQ=\x07\x1b[2J", "\u202e\u200b\x00\x9b1m", "a\nfix: sh -c evil", "-rf", [], {}, [None], {"../x": {}}, deep, [0] * many, {str(n): 0 for n in range(many)},
     ]  # fmt: skip
 
@@ -109,16 +108,13 @@ def _kind(value: Any) -> str:
 
 def exchanged(answer: Any, place: tuple[Any, ...], value: Any) -> Any:
     if not place:
-        return {} if value is MISSING else value
+        return value
     answer = copy.deepcopy(answer)
     inner = answer
     try:
         for key in place[:-1]:
             inner = inner[key]
-        if value is MISSING:
-            del inner[place[-1]]
-        else:
-            inner[place[-1]] = value
+        inner[place[-1]] = value
     except (KeyError, IndexError, TypeError):
         return answer
     return answer

@@ -16,6 +16,7 @@ from homelab.errors import InputError
 from homelab.planning.performance.dataset_size import DataFile
 from homelab.protocol import layout
 from homelab.protocol.digest import file_sha256, sha256_and_rows
+from homelab.protocol.file_kind import SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
         raise InputError(
             "this file is not there" if not local.exists() else "this is not a file",
             where=f"{recipe_path}, key {key}: {local}",
-            hint="paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",
+            hint=_of_folder(name, local, key) or "paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",
         )
     try:
         if local.stat().st_size == 0:
@@ -115,6 +116,17 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
         raise InputError(
             "this file cannot be read", where=f"{recipe_path}, key {key}: {local}", hint=f"ls -l {shlex.quote(str(local))}"
         ) from error
+
+
+def _of_folder(name: str, local: Path, key: str) -> str | None:
+    """The edit that names a file of a folder, where there is one that could be meant."""
+    suffixes = (".py",) if key == "script.path" else SUFFIXES
+    try:
+        files = sorted(file.name for file in local.iterdir() if file.suffix in suffixes and file.is_file())
+    except OSError:
+        return None
+    section, _, word = key.partition(".")
+    return f"this is a folder; edit the recipe: [{section}] {word} = {json.dumps(str(Path(name, files[0])))}" if files else None
 
 
 def files_of(items: Iterable[RecipeInput]) -> dict[str, DataFile]:

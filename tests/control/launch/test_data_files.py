@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from homelab.cli import main
-from homelab.control.launch import data_files
+from homelab.control.launch import data_files, inputs
 from homelab.control.launch.inputs import RecipeInput
+from homelab.errors import InputError
+from tests import builders
+from tests.checks import healthy
+from tests.fakes import FakeFleet
 
 ROW = json.dumps({"text": "a red door"}).encode() + b"\n"
 
@@ -74,7 +78,8 @@ def test_what_cannot_be_read_is_named_with_its_first_edit(tmp_path: Path, case: 
     name, content, word = UNREADABLE[case]
     (tmp_path / name).write_bytes(content)
     error = data_files.fault([shipped(tmp_path / name)])
-    assert error is not None and word in f"{error.message} {error.where}" and name in error.where and error.hint
+    assert error is not None and name in error.where and error.hint
+    assert word in f"{error.message} {error.where.replace(str(tmp_path / name), '')}", "the file's own name has the word, too"
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -94,3 +99,38 @@ def test_the_plan_ends_with_1_and_says_it_first(tmp_path: Path, monkeypatch: pyt
     assert main.run(["plan", str(tmp_path / "r.toml"), "--offline"]) == 1
     said = capsys.readouterr().out
     assert "It cannot run" in said and word in said and "First: " in said and "Next: homelab launch" not in said
+
+
+@pytest.mark.parametrize(
+    ("role", "suffix", "named"), [("data", ".jsonl", '[data] train = "rows/a.jsonl"'), ("data", ".png", "relative to the recipe"), ("script", ".py", '[script] path = "rows/a.py"')]
+)
+def test_a_folder_is_answered_with_a_file_of_it(tmp_path: Path, role: str, suffix: str, named: str) -> None:
+    (tmp_path / "rows").mkdir()
+    for name in ("b", "a"):
+        (tmp_path / "rows" / f"{name}{suffix}").write_bytes(ROW)
+    recipe = healthy.recipe(data={"train": "rows/"}) if role == "data" else builders.script_recipe(script={"path": "rows/"})
+    with pytest.raises(InputError, match="this is not a file") as caught:
+        inputs.of_recipe(recipe, tmp_path / "r.toml")
+    assert named in str(caught.value.hint)
+
+
+WRONG = {"where": "x.jsonl, line 1", "message": 'the row has no "text", it has "txet"', "hint": 'rename "txet" to "text"'}
+
+
+@pytest.mark.parametrize("rows_bad", [[WRONG], []])
+def test_a_plan_that_asks_the_nodes_takes_what_one_finds_in_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows_bad: list[dict[str, str]]
+) -> None:
+    """Keys are the worker's to judge: from here such a file looks well."""
+    (tmp_path / "x.jsonl").write_bytes(b'{"txet": "a red door"}\n')
+    (tmp_path / "cluster.toml").write_text(f'[[nodes]]\nname = "tower"\nhost = "192.0.2.1"\nworkdir = "{tmp_path}/tower"\n')
+    (tmp_path / "r.toml").write_text(RECIPE.format(name="x.jsonl"))
+    fleet = FakeFleet(tmp_path, ["tower"])
+    fleet.answer("facts", builders.facts("tower", recipe=healthy.recipe(data={"train": "x.jsonl"})).model_dump(mode="json"))
+    fleet.answer("sample-data", {"sample": {"files": {"train": {"whole": True, "rows_read": 1, "rows_bad": rows_bad}}}}).replace_connections(monkeypatch)
+    monkeypatch.setenv("HOMELAB_CLUSTER", str(tmp_path / "cluster.toml"))
+    monkeypatch.setenv("COLUMNS", "300")
+    code = main.run(["plan", str(tmp_path / "r.toml"), "--no-dry-run"])
+    said = capsys.readouterr().out
+    assert fleet.verbs("sample-data") and ("Next: homelab launch" in said) is not bool(rows_bad)
+    assert code == (1 if rows_bad else 0) and (WRONG["message"] in said and f"First: {WRONG['hint']}" in said) is bool(rows_bad)
