@@ -88,12 +88,13 @@ def watch(
     refresh_s: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
     on_leave: Callable[[], None] = lambda: None,
+    again: str = "",
 ) -> Watched:
     """Draw what `collect` sees until the run is over, then leave the last picture standing.
 
     On a terminal that can (`can_draw`) it fills the screen, with keys where standard input is one, too; elsewhere it prints one line
     whenever something has changed. Ctrl-C and the key q stop the watching, not the run, and say so; `on_leave` is called first, because with
-    keys `collect` may be at work in another thread. What `collect` raises goes through.
+    keys `collect` may be at work in another thread; `again` is the command that looks once more. What `collect` raises goes through.
     """
     last: Snapshot | None = None
 
@@ -109,10 +110,10 @@ def watch(
         else:
             _watch_without_keys(collect, console, refresh_s, sleep, keep)
     except KeyboardInterrupt:
-        _leave(last, console)
+        _leave(last, console, again)
         return Watched(last, "interrupted")
     if last is None or not last.is_over:
-        _leave(last, console)
+        _leave(last, console, again)
         return Watched(last, "left")
     if can_draw(console):
         console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
@@ -145,13 +146,13 @@ def _watch_without_keys(
             last_line = line
 
 
-def _leave(last: Snapshot | None, console: Console) -> None:
+def _leave(last: Snapshot | None, console: Console, again: str) -> None:
     if last is not None and can_draw(console):
         console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
     if last is None or not last.is_over:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
-        ending = f"; to end it: {stop}" if stop else ""
-        console.print(f"The run goes on without you watching{ending}", markup=False, highlight=False, soft_wrap=True)
+        ways = (f"; to look again: {again}" if again else "") + (f"; to end it: {stop}" if stop else "")
+        console.print(f"The run goes on without you watching{ways}", markup=False, highlight=False, soft_wrap=True)
 
 
 def export_svg(snapshot: Snapshot, path: Path, *, width: int = 100, height: int | None = None) -> None:

@@ -28,7 +28,7 @@ def said(word: str, config: dict[str, Any] | None = None, **sections: Any) -> li
 def test_rows_beyond_the_positions_are_said_with_both_edits(config: dict[str, Any] | None, name: str) -> None:
     (line,) = said("positions", config, train=LONG, model={"name": name})
     assert line.startswith("seq_len 16384 is beyond the 8192 positions that the model was trained with (max_position_embeddings)")
-    assert "seq_len = 8192 or less" in line and '"rope_scaling": {"rope_type": "yarn", "factor": 2.0}' in line
+    assert "seq_len = 8192 or less" in line and '"rope_type": "yarn", "factor": 2.0 in its rope_parameters' in line
     assert said("positions", config, train={**LONG, "seq_len": 8192}, model={"name": name}) == []
 
 

@@ -224,7 +224,8 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Optio
     cannot be asked any more, 130 after Ctrl-C.
     """
     watcher = Watcher(fleet, paths)
-    watched = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, on_leave=watcher.leave)
+    again = homelab("status --wait", paths.name).with_options(options)
+    watched = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, on_leave=watcher.leave, again=again)
     snapshot = watched.last
     if watched.end != "over" or snapshot is None:
         return EXIT_DONE if watched.end == "left" else EXIT_INTERRUPTED
