@@ -80,9 +80,10 @@ def test_without_a_terminal_a_line_is_printed_only_when_something_changed() -> N
 @pytest.mark.parametrize("terminal", [True, False])
 def test_ctrl_c_leaves_the_run_alone_and_says_so(terminal: bool) -> None:
     script, screen = Script(RUNNING, KeyboardInterrupt()), console(terminal=terminal)
-    assert watch(script.collect, screen, sleep=script.sleep) == Watched(RUNNING, "interrupted")
+    again = f"homelab status --wait {sample.RUN}"
+    assert watch(script.collect, screen, sleep=script.sleep, again=again) == Watched(RUNNING, "interrupted")
     said = output(screen).splitlines()[-1]
-    assert said == f"The run goes on without you watching; to end it: homelab stop {sample.RUN}"
+    assert said == f"The run goes on without you watching; to look again: {again}; to end it: homelab stop {sample.RUN}"
 
 
 def test_ctrl_c_while_waiting() -> None:

@@ -233,3 +233,25 @@ def test_who_waits_ends_the_rest_of_a_failed_attempt_only_where_no_supervisor_wa
 def test_who_leaves_with_a_key_has_interrupted_nothing(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, watched: Any, code: int) -> None:
     monkeypatch.setattr(live, "watch", lambda *_, **__: Watched(None, watched))
     assert monitor.until_end(fleet, paths, console=Console(file=io.StringIO()), options=lambda verb: "") == code
+
+
+@pytest.mark.parametrize("own", OWNERS)
+def test_who_is_interrupted_while_a_run_recovers_is_told_how_to_look_again(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, own: Own
+) -> None:
+    real, looks, said = monitor.Watcher.look, 0, io.StringIO()
+
+    def look(watcher: monitor.Watcher) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            raise KeyboardInterrupt
+        return real(watcher)
+
+    monkeypatch.setattr(monitor.Watcher, "look", look)
+    with ExitStack() as stack:
+        own(paths, nodes, stack)
+        nodes.end(stopped=False)
+        assert monitor.until_end(fleet, paths, console=Console(file=said, width=200), options=lambda verb: " --cluster other.toml") == 130
+    assert f"goes on without you watching; to look again: homelab status --cluster other.toml --wait {paths.name}" in said.getvalue()
+    assert fleet.verbs(*ENDS) == []
