@@ -23,7 +23,7 @@ class ModelFile(WireModel):
 class ModelFacts(WireModel):
     """The base model as it lies on this node. `config` is its config.json; `problem` says why it cannot be used.
 
-    `instead` is what the folder holds in the place of a model: adapters (of `base`), GGUF files, or a model in its maker's own form.
+    `instead` is what the folder holds in the place of a model, by `protocol.model_forms`: adapters (of `base`), GGUF files, a model in another form.
     `damaged`: it is there, and downloading or copying it again is the only way. `has_token` and `hub` ("ok", "offline", or why it
     cannot be reached) are asked where a hub model is not in the cache.
     """
@@ -34,7 +34,7 @@ class ModelFacts(WireModel):
     size_bytes: int | None = None
     problem: str | None = None
     damaged: bool = False
-    instead: Literal["", "adapters", "gguf", "original"] = ""
+    instead: Literal["", "adapters", "gguf", "original", "onnx", "framework", "diffusion", "sentences"] = ""
     base: Annotated[str, Field(max_length=200), AfterValidator(plain_lines)] = ""
     files: dict[str, ModelFile] = {}
     has_chat_template: bool | None = None

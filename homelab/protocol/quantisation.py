@@ -14,6 +14,7 @@ from typing import NamedTuple
 NF4, INT8 = "nf4", "int8"
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 _SCALE_BYTES = 4
+_UNNAMED = "a method without a name"
 # What transformers turns into 16-bit weights while it loads (`dequantize=True`). Computing in the stored type is left to no node: one card
 # has its kernels and another has not, so that the same recipe would be two trainings.
 WIDENED = ("fp8", "mxfp8", "mxfp4")
@@ -40,7 +41,7 @@ class Stored(NamedTuple):
     @property
     def words(self) -> str:
         """"GPTQ in 4 bits"."""
-        name = self.method if self.method in ("bitsandbytes", "compressed-tensors") else self.method.upper()
+        name = self.method if self.method in ("bitsandbytes", "compressed-tensors", _UNNAMED) else self.method.upper()
         return f"{name} in {self.bits} bits" if self.bits else name
 
 
@@ -55,7 +56,8 @@ def stored_of(config: object) -> Stored | None:
         return Stored("bitsandbytes", 4, NF4, True)
     if said.get("load_in_8bit") or said.get("_load_in_8bit"):
         return Stored("bitsandbytes", 8, INT8, True)
-    method = str(said.get("quant_method") or "an unnamed method")[:40].lower()
+    named = said.get("quant_method")
+    method = named[:40].lower() if isinstance(named, str) and named else _UNNAMED
     bits = said.get("bits", said.get("w_bit"))
     if method in WIDENED:
         return Stored(method, None, None, True)

@@ -16,6 +16,7 @@ QUANTISED = {
     usable.WIDENED: {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     usable.FOREIGN: {"quantization_config": {"quant_method": "gptq", "bits": 4}},
 }
+FOREIGN = ("gptq", "awq", "hqq", "compressed-tensors", "torchao", "bitnet", "eetq", "quanto", "fbgemm_fp8", "aqlm", "x" * 10_000, None, 7, ["fp8"])
 METHODS = {usable.FULL: ("full", "auto"), usable.LORA: ("lora", "auto"), usable.LORA_8BIT: ("lora", "8bit"), usable.QLORA: ("qlora", "auto")}
 CELLS = [(form, method) for form in QUANTISED for method in METHODS]
 
@@ -56,7 +57,7 @@ def test_the_edit_of_each_refusal_is_tried(form: str, method: str) -> None:
         ({}, usable.PLAIN), ({"quantization_config": None}, usable.PLAIN), ({"quantization_config": "gptq"}, usable.PLAIN),
         ({"quantization_config": {"load_in_4bit": True}}, usable.BNB_4BIT), ({"quantization_config": {"_load_in_8bit": True, "quant_method": "bitsandbytes"}}, usable.BNB_8BIT),
         *(({"quantization_config": {"quant_method": name}}, usable.WIDENED) for name in ("fp8", "mxfp4")),
-        *(({"quantization_config": {"quant_method": name}}, usable.FOREIGN) for name in ("gptq", "awq", "hqq", "compressed-tensors", "torchao", "x" * 10_000, None, 7)),
+        *(({"quantization_config": {"quant_method": name}}, usable.FOREIGN) for name in FOREIGN),
     ],
 )  # fmt: skip
 def test_what_a_config_says_of_its_weights(config: dict[str, Any], form: str) -> None:

@@ -17,6 +17,7 @@ from homelab.config.recipe import Model, TrainRecipe
 from homelab.facts.node import Facts
 from homelab.facts.training import ModelFacts
 from homelab.node_commands import copy_between, environment_of, on_node, path_word
+from homelab.protocol import model_forms
 from homelab.shell import quote_words
 from homelab.text.hint import Command, Hint, chain, homelab
 from homelab.text.units import decimal_size, listed
@@ -65,7 +66,7 @@ def _in_its_place(model: ModelFacts) -> str:
         return Hint("edit the recipe: [model] name = {}; to go on from these adapters, put them into their model first ({}), and name the result", whole, homelab("merge RUN"))
     if model.instead == "gguf":
         return Hint("edit the recipe: [model] name = the 16-bit model that it was made from (its page on the hub names it); {} makes a GGUF of the result", homelab("gguf RUN"))
-    return "edit the recipe: [model] name = the same model in the form of transformers (config.json and *.safetensors; its name often ends in -hf)"
+    return f"edit the recipe: {model_forms.HELD[model.instead][1]}"
 
 
 @check("model.hub", "a base model that has to be downloaded can be", worst="fail", sees="model")

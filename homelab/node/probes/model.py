@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import files
+from homelab.protocol import files, model_forms
 
 if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Beside the weights, what decides how the model computes and how text becomes tokens. config.json is compared key by key.
 _COMPARED = (
-    *_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "vocab.txt",
-    "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
+    *model_forms.TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 # The files that a tokenizer takes its chat template from.
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -62,19 +59,16 @@ def _model_folder(folder: str, request: JsonObject) -> JsonObject:
         return answer
     names = os.listdir(folder)
     answer["config"] = files.read_json(os.path.join(folder, "config.json"))
-    try:
-        weights = _weights(folder, names)
-    except OSError:
-        weights = []
+    weights = model_forms.weights(folder, names)
     other = _instead(folder, names)
     if other:
         answer.update(other)
     elif answer["config"] is None:
         answer["problem"] = "config.json is missing or broken: this is not a model folder"
-    elif not any(name in names for name in _WEIGHTS):
-        answer["problem"] = f"no weights ({' or '.join(_WEIGHTS[:2])})"
-    elif not any(name in names for name in _TOKENIZERS):
-        answer["problem"] = f"no tokenizer ({' or '.join(_TOKENIZERS)})"
+    elif not any(name in names for name in model_forms.WEIGHTS):
+        answer["problem"] = f"it has {model_forms.lacking(folder, names)}"
+    elif not any(name in names for name in model_forms.TOKENIZERS):
+        answer["problem"] = f"it has no tokenizer ({' or '.join(model_forms.TOKENIZERS[:3])})"
     else:
         answer["found"] = True
     try:
@@ -88,26 +82,23 @@ def _model_folder(folder: str, request: JsonObject) -> JsonObject:
 
 def _instead(folder: str, names: list[str]) -> JsonObject:
     """What the folder holds in the place of a base model; nothing where it may be one."""
-    if "adapter_config.json" in names:
+    kind = model_forms.instead(names)
+    if not kind:
+        return {}
+    answer = {"instead": kind, "problem": f"it {model_forms.HELD[kind][0]}"}
+    if kind == model_forms.ADAPTERS:
         settings = files.read_json(os.path.join(folder, "adapter_config.json"))
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         base = base[:200] if isinstance(base, str) else ""
-        whose = f": they belong to {base}" if base else ""
-        return {"instead": "adapters", "base": base, "problem": f"it holds adapters (adapter_config.json), and no model by itself{whose}"}
-    if any(name in names for name in _WEIGHTS):
-        return {}
-    if any(name.endswith(".gguf") for name in names):
-        return {"instead": "gguf", "problem": "it holds GGUF files, which llama.cpp answers with and nobody trains"}
-    if "params.json" in names or any(name.startswith("consolidated.") for name in names):
-        return {"instead": "original", "problem": "it holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read"}
-    return {}
+        answer.update(base=base, problem=answer["problem"] + (f": they belong to {base}" if base else ""))
+    return answer
 
 
 def _inside(folder: str, names: list[str], weights: list[str], request: JsonObject) -> JsonObject:
     """The content checks of a folder that has every file it needs."""
     for name in weights:
         if name not in names:
-            return {"found": False, "problem": f"{name} is missing, which the index of the weights names"}
+            return {"found": False, "problem": f"it has {model_forms.lacking(folder, names)}"}
         fault = weights_fault(os.path.join(folder, name))
         if fault:
             return {"found": False, "damaged": True, "problem": f"{name} {fault}"}
@@ -119,19 +110,6 @@ def _inside(folder: str, names: list[str], weights: list[str], request: JsonObje
     }
     kept.save()
     return {"files": file_digests, "has_chat_template": has_chat_template(folder, names), "template_writes_date": template_writes_date(folder, names)}
-
-
-def _weights(folder: str, names: list[str]) -> list[str]:
-    """The files that transformers loads the weights from: safetensors before .bin, one file before several (modeling_utils.py)."""
-    for one, index in (_WEIGHTS[:2], _WEIGHTS[2:]):
-        if one in names:
-            return [one]
-        if index in names:
-            content = files.read_json(os.path.join(folder, index))
-            parts = content.get("weight_map") if isinstance(content, dict) else None
-            values = parts.values() if isinstance(parts, dict) else ()
-            return sorted({name for name in values if isinstance(name, str) and "/" not in name})
-    return []
 
 
 def weights_fault(path: str) -> str | None:

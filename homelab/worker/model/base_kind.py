@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from homelab.protocol import model_forms
 from homelab.worker.errors import WorkerError
 
 WHERE = "[model] name in the recipe"
-_DECODER = "edit the recipe: [model] name = a causal language model, which predicts the next word (Qwen/Qwen3-0.6B is one)"
+_DECODER = f"edit the recipe: {model_forms.HELD[model_forms.SENTENCES][1]}"
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 # Suffixes under which quantised copies of a model are published.
 _COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I)
@@ -37,30 +38,34 @@ def refuse_folder(folder: Path) -> None:
         fault = "is not a model folder: it has no config.json" if folder.is_dir() else "does not exist on this node"
         raise WorkerError(
             f"the model folder {folder} {fault}", where=WHERE,
-            hint=f"copy the model there on every node (`rsync -a MODEL/ NODE:{folder}/`), or give a hub id like org/name",
+            hint=f"{_copied(folder)}, or give a hub id like org/name",
         )  # fmt: skip
+    lacking = model_forms.lacking(str(folder), names)
+    if lacking:
+        raise WorkerError(f"the model folder {folder} has {lacking}", where=WHERE, hint=_copied(folder))
+
+
+def _copied(folder: Path | str) -> str:
+    return f"copy the model there on every node (`rsync -a MODEL/ NODE:{str(folder).rstrip('/')}/`)"
 
 
 def refuse_files(names: Sequence[str], folder: Path, shown: str) -> None:
     """Raises WorkerError where files with these names are no base model but something known. `folder`: where the small ones can be read."""
-    if "adapter_config.json" in names:
+    kind = model_forms.instead(names)
+    if kind == model_forms.ADAPTERS:
         raise _adapters(read_object(folder / "adapter_config.json"), shown)
-    if "config.json" in names:
-        return
-    if any(name.endswith(".gguf") for name in names):
+    if kind == model_forms.GGUF:
         raise gguf(shown)
-    if "params.json" in names or any(name.startswith("consolidated.") for name in names):
-        raise WorkerError(
-            f"{shown} holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read", where=WHERE,
-            hint="take the same model in the form of transformers (config.json and *.safetensors; on the hub its name often ends in -hf)", needs_launch=True,
-        )  # fmt: skip
+    if kind:
+        seen, edit = model_forms.HELD[kind]
+        raise WorkerError(f"{shown} {seen}", where=WHERE, hint=f"edit the recipe: {edit}", needs_launch=True)
 
 
 def _adapters(settings: dict[str, Any], shown: str) -> WorkerError:
     base = str(settings.get("base_model_name_or_path") or "")[:200]
     named = f'edit the recipe: [model] name = "{base}"' if base else "edit the recipe: [model] name = the model that they were trained on"
     return WorkerError(
-        f"{shown} holds adapters (adapter_config.json), and no model by itself{f': they belong to {base}' if base else ''}", where=WHERE,
+        f"{shown} {model_forms.HELD[model_forms.ADAPTERS][0]}{f': they belong to {base}' if base else ''}", where=WHERE,
         hint=f"{named}; to go on from these adapters, put them into their model first (homelab merge RUN, or PEFT's merge_and_unload) and name the result", needs_launch=True,
     )  # fmt: skip
 
@@ -68,18 +73,20 @@ def _adapters(settings: dict[str, Any], shown: str) -> WorkerError:
 def gguf(shown: str) -> WorkerError:
     """The error for a folder or a repository of GGUF files."""
     return WorkerError(
-        f"{shown} holds GGUF files, which llama.cpp answers with and nobody trains", where=WHERE,
+        f"{shown} {model_forms.HELD[model_forms.GGUF][0]}", where=WHERE,
         hint=f"edit the recipe: [model] name = {original_of(shown)}; homelab gguf RUN makes a GGUF of the result", needs_launch=True,
     )  # fmt: skip
 
 
-def refuse_config(config: dict[str, Any], where: str) -> None:
+def refuse_config(config: object, where: str) -> None:
     """Raises WorkerError for a config.json (as JSON) of which the installed transformers builds no model."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    if not isinstance(config, dict):
+        raise WorkerError("config.json holds no JSON object", where=where, hint="the file is damaged: copy the folder again from where it came")
     kind, own_code = config.get("model_type"), config.get("auto_map")
-    if kind in CONFIG_MAPPING:
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
         return
     if isinstance(own_code, dict) and own_code:
         files = sorted({str(value).split("--")[-1].partition(".")[0] + ".py" for value in own_code.values() if isinstance(value, str)})
@@ -185,6 +192,8 @@ def load_error(error: Exception, path: str, what: str = "model") -> Exception:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     first = (lines[-1] if lines[0].endswith(":") else lines[0])[:300]
     where = f"[model] name = {path!r}"
+    if what == "tokenizer" and os.path.isdir(path) and not any(os.path.exists(os.path.join(path, name)) for name in model_forms.TOKENIZERS):
+        return WorkerError(f"the model folder {path} has no tokenizer ({' or '.join(model_forms.TOKENIZERS[:3])})", where=where, hint=_copied(path))
     for pattern, hint in _KNOWN_FAULTS:
         if re.search(pattern, text, re.I | re.S):
             seen = f"{type(error).__name__}: {first}" if isinstance(error, KeyError) else first
@@ -216,6 +225,7 @@ _KNOWN_FAULTS = (
     (r"does not appear to have a file named config\.json",
      "this repository holds no whole model: are they adapters, or GGUF files? Edit the recipe: [model] name = the model that they were made from"),
     (r"not a valid JSON|Expecting |Extra data|Unterminated string|EOF while parsing", "a JSON file of the folder is damaged: copy the folder again from where it came"),
+    (r"Padding_idx must be within", "config.json says a pad_token_id that the embedding has no row for: copy the folder again, or edit its config.json: pad_token_id < vocab_size"),
     (r"not a multiple of|must be divisible|Class validation error|Field .* expected", "config.json contradicts itself: copy it again from where the model came"),
     (r"sentencepiece|tiktoken|protobuf", "install what its tokenizer needs in the node's environment: pip install sentencepiece tiktoken protobuf"),
 )  # fmt: skip

@@ -173,6 +173,7 @@ def load_base(
     stored = stored_weights.of(config)
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, **stored_weights.options(stored, config)}
     quantisation = stored_weights.held(stored, quantisation)
+    stored_weights.refuse_quantising(config.model_type, quantisation)
     if quantisation is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
             hint = 'pip install bitsandbytes in the node\'s environment, or set [method] kind = "lora" without base'

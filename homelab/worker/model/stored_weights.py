@@ -15,6 +15,9 @@ from homelab.protocol.quantisation import NF4, Stored
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.base_kind import original_of
 
+# dt_proj: transformers 5, modeling_mamba.py. Jamba and Falcon Mamba leave the product to the layer where the base is quantised.
+_BARE_PRODUCTS = ("mamba",)
+
 
 def of(config: Any) -> Stored | None:
     """How the weights of this configuration (transformers' own) are stored; None where they are not quantised."""
@@ -52,6 +55,15 @@ def refuse(stored: Stored | None, kind: str, wanted: str | None, name: str) -> N
         f"{seen}, and {asked} would quantise them once more", where="[method] in the recipe",
         hint=f"edit the recipe: {other} holds them {held}; or [model] name = {original}", needs_launch=True,
     )  # fmt: skip
+
+
+def refuse_quantising(model_type: str, how: str | None) -> None:
+    """Raises WorkerError where a base of this type is to be quantised (`how`: NF4 or INT8), and its class multiplies by a weight past the layer."""
+    if how is not None and model_type in _BARE_PRODUCTS:
+        raise WorkerError(
+            f"a model of type {model_type} computes with its weights past their layers, so that no base of it can be quantised", where="[method] in the recipe",
+            hint='edit the recipe: kind = "lora" without base holds the weights in 16 bits', needs_launch=True,
+        )  # fmt: skip
 
 
 def _cannot_load(stored: Stored) -> str:

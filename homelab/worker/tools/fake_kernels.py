@@ -69,6 +69,7 @@ def quantise(model: Any, dtype: Any, how: str) -> None:
             if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
                 setattr(parent, name, make(child))
     model.is_loaded_in_8bit, model.is_loaded_in_4bit = how == INT8, how == NF4
+    model.config._is_quantized = True  # as transformers' load does; Jamba and Falcon Mamba then leave a product to their layer
 
 
 def _eight_bit(linear: Any) -> Any:

@@ -113,6 +113,7 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
     except Exception as error:
         raise base_kind.load_error(error, "config.json") from error
     how = stored_weights.held(stored, settings.quantisation)
+    stored_weights.refuse_quantising(loaded.model_type, how)
     if how is not None:
         fake_kernels.quantise(model, dtype, how)
     model.config.use_cache = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import struct
 import time
@@ -18,6 +19,7 @@ from homelab.facts.training import ModelFacts
 from homelab.node.probes import model as probe
 from homelab.node.storage import digests
 from homelab.node.system import hub
+from homelab.protocol import model_forms
 
 pytestmark = pytest.mark.timeout(30)
 LARGE = 40 << 20  # more than what is read wholly
@@ -148,7 +150,7 @@ def test_every_part_that_the_index_names_has_to_be_there(home: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
     found = ask(place, home)
-    assert not found.found and "model-00002-of-00002.safetensors is missing" in str(found.problem)
+    assert not found.found and "it has no model-00002-of-00002.safetensors" in str(found.problem)
     (place / "model-00002-of-00002.safetensors").write_bytes(weights(10))
     assert set(ask(place, home).files) == {
         *index["weight_map"].values(),
@@ -158,6 +160,28 @@ def test_every_part_that_the_index_names_has_to_be_there(home: Path) -> None:
     for odd in ("[]", '{"weight_map": {"a": 1, "b": "../../x"}}', "{", "null"):
         (place / "model.safetensors.index.json").write_text(odd)
         assert ask(place, home).path, odd
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["model.onnx"], "onnx"), (["onnx"], "onnx"), (["openvino_model.xml"], "onnx"), (["tf_model.h5"], "framework"), (["flax_model.msgpack"], "framework"),
+        (["model_index.json"], "diffusion"), (["a-Q4_K_M.gguf"], "gguf"), (["consolidated.safetensors"], "original"), (["modules.json"], ""),
+        (["model.safetensors", "model.onnx", "tf_model.h5", "a.gguf", "modules.json"], ""), (["model.safetensors", "adapter_config.json"], "adapters"),
+    ],
+)  # fmt: skip
+def test_what_lies_in_the_place_of_weights_has_a_name_and_an_edit(home: Path, names: list[str], kind: str) -> None:
+    place = folder(home / "m")
+    (place / "model.safetensors").rename(home / "kept")
+    for name in names:
+        shutil.copy(home / "kept", place / name)
+    found = ask(place, home)
+    assert found.instead == kind and found.found == (kind == "" and "model.safetensors" in names)
+    if kind:
+        seen, edit = model_forms.HELD[kind]
+        assert seen in str(found.problem) and (edit or kind in ("adapters", "gguf"))
+    elif not found.found:
+        assert "it has no weights" in str(found.problem)
 
 
 def test_a_model_in_the_hubs_cache_is_known_by_the_digests_that_it_was_downloaded_under(home: Path) -> None:

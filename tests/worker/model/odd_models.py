@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import transformers
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _HALF = (("layers", 1), ("ffn_dim", 64), ("attention_heads", 4))
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 QUANTISED = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
@@ -46,7 +46,7 @@ def other(model: Path, folder: Path, name: str) -> Path:
     kind, settings, built = OTHERS[name]
     config = transformers.AutoConfig.for_model(kind, vocab_size=json.loads((model / "config.json").read_text())["vocab_size"], **settings)
     getattr(transformers, built)(config).save_pretrained(folder)
-    for file in _FILES:
+    for file in FILES:
         if (model / file).is_file() and not (folder / file).exists():
             shutil.copy(model / file, folder)
     return folder
@@ -55,11 +55,30 @@ def other(model: Path, folder: Path, name: str) -> Path:
 def without_model(model: Path, folder: Path, files: dict[str, str]) -> Path:
     """The tiny model's tokenizer and these files, without a model."""
     folder.mkdir()
-    for file in _FILES:
+    for file in FILES:
         if (model / file).is_file():
             shutil.copy(model / file, folder)
     for name, text in files.items():
         (folder / name).write_text(text)
+    return folder
+
+
+def replacing(model: Path, folder: Path, without: str, names: Sequence[str]) -> Path:
+    """A copy of the tiny model, empty files of these names in the place of one of its own."""
+    shutil.copytree(model, folder)
+    (folder / without).unlink()
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def in_parts(model: Path, folder: Path, *, missing: str) -> Path:
+    """A copy of the tiny model in files of 50 kB, without those whose name begins so."""
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors").unlink()
+    transformers.AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder, max_shard_size="50KB")
+    for file in folder.glob(f"{missing}*"):
+        file.unlink()
     return folder
 
 
@@ -78,7 +97,7 @@ def quantised(model: Path, folder: Path, bits: int) -> Path:
     how = transformers.BitsAndBytesConfig(**(four if bits == 4 else {"load_in_8bit": True}))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, quantization_config=how, device_map={"": "cpu"})
     loaded.save_pretrained(folder)
-    for file in _FILES:
+    for file in FILES:
         if (model / file).is_file():
             shutil.copy(model / file, folder)
     return folder

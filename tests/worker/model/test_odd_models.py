@@ -34,6 +34,16 @@ def holding(**files: str) -> Make:
     return lambda model, folder: odd_models.without_model(model, folder, {name.replace("__", "."): text for name, text in files.items()})
 
 
+def with_files(*names: str, without: str = "model.safetensors") -> Make:
+    """The tiny model, these files in the place of one of its own."""
+    return lambda model, folder: odd_models.replacing(model, folder, without, names)
+
+
+def described(kind: str, **settings: Any) -> Make:
+    """config.json alone decides."""
+    return holding(config__json=json.dumps({"model_type": kind, **settings}), model__safetensors="")
+
+
 # What it is: (the folder, [method] kind, what is seen, what helps)
 CASES: dict[str, tuple[Make, str, str, str]] = {
     "a type of a newer release": (edited(model_type="qwen9", transformers_version="99.1.0"), "lora", "does not know models of type qwen9",
@@ -50,6 +60,22 @@ CASES: dict[str, tuple[Make, str, str, str]] = {
                  "holds adapters (adapter_config.json), and no model by itself: they belong to meta-llama/Llama-3.1-8B", '[model] name = "meta-llama/Llama-3.1-8B"'),
     "adapters beside a model": (lambda model, folder: _beside(odd_models.changed(model, folder), "adapter_config.json", ADAPTERS), "lora", "holds adapters", "homelab merge RUN"),
     "GGUF": (lambda model, folder: odd_models.without_model(model, folder, {"tiny-Q4_K_M.gguf": "GGUF"}), "lora", "holds GGUF files", "the 16-bit model that it was made from"),
+    "GGUF beside a config": (with_files("tiny-Q4_K_M.gguf"), "lora", "holds GGUF files", "the 16-bit model that it was made from"),
+    "a maker's own form beside a config": (with_files("consolidated.00.pth"), "lora", "in its maker's own form", "in the form of transformers"),
+    "ONNX": (with_files("model.onnx"), "lora", "for ONNX or OpenVINO alone", "in the form of transformers"),
+    "TensorFlow": (with_files("tf_model.h5"), "lora", "for TensorFlow or Flax alone", "in the form of transformers"),
+    "Flax": (with_files("flax_model.msgpack"), "lora", "for TensorFlow or Flax alone", "in the form of transformers"),
+    "diffusers": (holding(model_index__json="{}"), "lora", "a model of diffusers", DECODER),
+    "a part of diffusers": (with_files("diffusion_pytorch_model.safetensors"), "lora", "a model of diffusers", DECODER),
+    "sentence-transformers": (holding(modules__json="[]"), "lora", "a model of sentence-transformers", DECODER),
+    "no weights": (with_files(), "lora", "has no weights (model.safetensors", "rsync -a MODEL/ NODE:"),
+    "a part of the weights is missing": (lambda model, folder: odd_models.in_parts(model, folder, missing="model-00002"), "lora",
+                                         "has no model-00002-of-", "rsync -a MODEL/ NODE:"),
+    "a list for a config": (lambda model, folder: _beside(odd_models.changed(model, folder), "config.json", "[]"), "lora", "holds no JSON object", "copy the folder again"),
+    "a list for a type": (edited(model_type=["llama"]), "lora", "names no model_type", "copy the folder again"),
+    "a padding token without a row": (edited(pad_token_id=99_999), "lora", "Padding_idx", "pad_token_id < vocab_size"),
+    **{name: (described(name), "lora", "is no causal language model", DECODER) for name in ("qwen2_vl", "llava", "qwen2_audio", "clip")},  # type: ignore[misc]
+    "mamba, quantised": (described("mamba", hidden_size=32, num_hidden_layers=2, state_size=8), "qlora", "no base of it can be quantised", 'kind = "lora" without base'),
     "a maker's own form": (holding(params__json="{}"), "lora", "in its maker's own form", "in the form of transformers"),
     "no config": (holding(README__md="hello"), "lora", "has no config.json", "rsync -a MODEL/ NODE:"),
     **{name: (lambda model, folder, name=name: odd_models.other(model, folder, name), "lora", seen, DECODER)  # type: ignore[misc]
@@ -149,6 +175,17 @@ def test_a_loss_without_a_sum_is_seen_without_a_number(model: Path, tmp_path: Pa
     with pytest.raises(WorkerError, match="averaged per pass") as refused:
         check_loss_is_a_sum(load_as_a_rank(folder, tmp_path, kind="lora"), torch.device("cpu"))
     assert "one node" not in refused.value.hint, "on one node it depends on the micro-batch in the same way"
+
+
+def test_a_folder_without_a_tokenizer_is_copied_again(model: Path, tmp_path: Path) -> None:
+    folder = odd_models.changed(model, tmp_path / "odd")
+    for file in odd_models.FILES:
+        (folder / file).unlink(missing_ok=True)
+
+    for load in (lambda: load_as_a_rank(folder, tmp_path, kind="lora"), lambda: data_sample.load(str(folder), None)):
+        with pytest.raises(WorkerError, match="has no tokenizer") as refused:
+            load()
+        assert f"rsync -a MODEL/ NODE:{folder}/" in refused.value.hint
 
 
 @pytest.mark.parametrize("part", ["model", "pre_tokenizer"])
