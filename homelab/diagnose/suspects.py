@@ -16,6 +16,7 @@ from homelab.protocol.phases import BEFORE_TRAINING
 from homelab.runs.poll_reply import RankError, RankReply, Reply, RunReply
 from homelab.runs.state import node_part
 from homelab.text.hint import Hint, homelab
+from homelab.text.node_words import advice
 
 # What a stop sends, first politely and then not: on a node that was stopped these say nothing.
 _STOP_SIGNALS = (2, 9, 15)
@@ -96,7 +97,7 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
     words = matching.judge(lines, reply.log_tail.stdout)
     raised = words if matching.has_exception(lines) else None
     if reply.error is not None:
-        yield replace(suspect(_account(reply.error, raised)), own_hint=reply.error.hint, needs_launch=reply.error.needs_launch)
+        yield replace(suspect(_account(reply.error, raised)), own_hint=advice(node, reply.error.hint), needs_launch=reply.error.needs_launch)
         return
     if raised is not None:
         # A program that died of its exception ends with an exit code: after a signal that exception was survived.

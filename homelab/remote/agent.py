@@ -13,9 +13,9 @@ from homelab.node_commands import by_root, on_node, path_word
 from homelab.remote import answers, ship
 from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.remote.decoding import MOST_VALUES, decoded
-from homelab.remote.node_words import advice
 from homelab.remote.session import Completed, Session, Stream
 from homelab.text.hint import Command, Hint, homelab
+from homelab.text.node_words import advice
 from homelab.text.sanitize import plain, plain_lines
 
 _MARK = ANSWER_MARK.encode() + b"\n"

@@ -145,7 +145,7 @@ def test_the_workers_own_account_comes_first() -> None:
     own = {"message": "row 17 has no 'completion'", "where": "train.jsonl:17", "hint": "homelab data check train.jsonl"}
     diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, traceback("ValueError: x"), error=own))
     assert (diagnosis.cause, diagnosis.first_rank, diagnosis.where) == ("worker-error", 1, "train.jsonl:17")
-    assert (diagnosis.title, diagnosis.hint) == (own["message"], own["hint"])
+    assert (diagnosis.title, diagnosis.hint) == (own["message"], f"node mini says: {own['hint']}")
     assert not diagnosis.retryable
 
 
@@ -162,10 +162,10 @@ def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> Non
     own = {"message": "the loss is not a number", "where": "step 12", "hint": "lower [train] learning_rate", "needs_launch": True}
     diagnosis = found(node("mini", 1, error=own))
     assert (diagnosis.cause, diagnosis.where) == ("nan-loss", "step 12")
-    assert diagnosis.hint == "lower [train] learning_rate; then, as a new training: homelab launch RECIPE"
+    assert diagnosis.hint == "node mini says: lower [train] learning_rate; then, as a new training: homelab launch RECIPE"
     assert diagnosis.launch == "homelab launch RECIPE" and with_cluster(diagnosis).launch == "homelab launch --cluster c.toml RECIPE"
     as_before = found(node("mini", 1, error={**own, "needs_launch": False}))
-    assert (as_before.hint, as_before.launch) == (own["hint"], "")
+    assert (as_before.hint, as_before.launch) == ("node mini says: lower [train] learning_rate", "")
 
 
 def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
@@ -361,10 +361,10 @@ def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
 def test_what_a_worker_says_of_a_shipped_data_file() -> None:
     own = {"message": "this line is not JSON", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}
     hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
-    assert hint == "every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch --cluster c.toml 'my run.toml'"
+    assert hint == "node mini says: every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch --cluster c.toml 'my run.toml'"
     own |= {"where": "/w/data/148cb44a9d59563d/rows.jsonl", "hint": "homelab recover r brings it again"}
     hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
-    assert hint == "homelab recover --cluster c.toml r brings it again"
+    assert hint == "node mini says: homelab recover --cluster c.toml r brings it again"
 
 
 def test_braces_in_a_message_are_only_text() -> None:

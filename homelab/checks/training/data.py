@@ -17,6 +17,7 @@ from homelab.facts.data_sample import FileSample
 from homelab.facts.node import Facts
 from homelab.node_commands import copy_between, on_node, path_word
 from homelab.text.hint import Command, Hint, chain, homelab
+from homelab.text.node_words import advice
 from homelab.text.units import decimal_size, listed
 
 MOST_TRUNCATED = 0.10
@@ -75,10 +76,10 @@ def _copy(evidence: Evidence, source: str, node: Node, path: str) -> Command:
 def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where the worker would refuse a row. It is the cluster's matter: the file is the same everywhere, or data.same says so."""
     for role, file in _sampled(evidence):
-        if file.rows_bad:
+        if file.rows_bad and evidence.sample is not None:
             first, *others = file.rows_bad
             more = f"; also {listed(_row(other.where) for other in others)}" if others else ""
-            hint = Hint.said(first.hint) or f"fix the file, or edit the recipe: [data] {role} = another file"
+            hint = advice(evidence.sample.node, first.hint) or f"fix the file, or edit the recipe: [data] {role} = another file"
             kind = "data" if first.where.startswith("hub:") else "file"
             yield "", Problem("fail", f"{role} {kind} {first.where}: {first.message}{more}", hint)
 

@@ -10,6 +10,7 @@ from homelab.config.recipe import TrainRecipe
 from homelab.facts.model_build import BuildResult
 from homelab.planning import excess
 from homelab.text.hint import Hint, homelab
+from homelab.text.node_words import advice
 from homelab.text.units import decimal_size
 
 
@@ -65,7 +66,7 @@ def tokenizer(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     yield from _found(evidence, "tokenizer")  # of a model that no node has yet
     if isinstance(evidence.recipe, TrainRecipe) and evidence.sample is not None and evidence.sample.tokenizer is not None:
         error = evidence.sample.tokenizer
-        yield evidence.sample.node, Problem("fail", error.message, Hint.said(error.hint) or "copy the model's folder again")
+        yield evidence.sample.node, Problem("fail", error.message, advice(evidence.sample.node, error.hint) or "copy the model's folder again")
 
 
 @check("model.ids", "the embedding has a row for every token that the data holds", worst="fail", sees="build")
@@ -114,7 +115,10 @@ def _row_beyond(longest: int, most: int) -> str:
 
 def _found(evidence: Evidence, topic: str) -> Iterator[tuple[str, Problem]]:
     built: BuildResult | None = evidence.build
-    for finding in built.findings if built is not None else ():
+    if built is None:
+        return
+    for finding in built.findings:
         if finding.topic == topic:
             where = f" ({finding.where})" if finding.where and finding.where not in finding.message else ""
-            yield built.node if built is not None else "", Problem(finding.level, f"{finding.message}{where}", Hint.said(finding.hint))
+            hint = advice(built.node, finding.hint) or Hint("see what it is about: {}", homelab("explain", f"model.{topic}"))
+            yield built.node, Problem(finding.level, f"{finding.message}{where}", hint)

@@ -11,10 +11,10 @@ from homelab.control.inspection import chat, run_folder
 from homelab.errors import HomelabError, NoRoomError, UnreachableError
 from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet
-from homelab.remote.node_words import advice
 from homelab.remote.session import Stream
 from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
+from homelab.text.node_words import advice
 from homelab.text.sanitize import plain, plain_lines, plain_piece
 
 Message = dict[str, str]

@@ -20,9 +20,9 @@ from homelab.protocol.errors import parts_of
 from homelab.remote.answers import CollectiveLine
 from homelab.remote.decoding import decoded
 from homelab.remote.fanout import Fleet, on_all
-from homelab.remote.node_words import advice
 from homelab.remote.session import Stream
 from homelab.text.hint import Hint, homelab
+from homelab.text.node_words import advice
 from homelab.text.sanitize import plain_lines
 from homelab.text.say import Say
 

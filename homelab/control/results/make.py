@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from homelab.errors import HomelabError, InputError, UnreachableError
 from homelab.remote.agent import Agent
 from homelab.remote.decoding import decoded
-from homelab.remote.node_words import advice
 from homelab.results.answers_of_nodes import Made
 from homelab.text.hint import homelab
+from homelab.text.node_words import advice
 from homelab.text.sanitize import plain_lines
 from homelab.text.say import Say
 

@@ -28,6 +28,7 @@ from homelab.runs import store
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import SupervisorReply
 from homelab.text.hint import Command, Hint, chain, homelab
+from homelab.text.node_words import advice
 from homelab.text.say import Say
 from homelab.text.units import listed
 
@@ -225,7 +226,7 @@ def _refuse_unreached(cluster: Cluster, head: Node, errors: Mapping[str, Mapping
     raise HomelabError(
         f"{head.name} does not reach {listed(closed)}, so a supervisor there could not look after {'it' if len(closed) == 1 else 'them'}: {first['message']}",
         where=f"from node {head.name} to {name}: {first['where']}",
-        hint=Hint("{}; or leave it on this machine: --supervise here", _authorise(head, refused) if refused else Hint.said(first["hint"])),
+        hint=Hint("{}; or leave it on this machine: --supervise here", _authorise(head, refused) if refused else advice(head.name, first["hint"])),
     )
 
 

@@ -1,4 +1,4 @@
-"""The advice of a node: homelab quotes it, and does not give it."""
+"""The advice of a node: homelab quotes it, and does not give it. Pure."""
 
 from __future__ import annotations
 

