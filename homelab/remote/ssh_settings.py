@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
+from homelab.remote import processes
 from homelab.text.hint import Command, Hint
 
 Settings = Mapping[str, Sequence[str]]
@@ -53,7 +52,7 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
     where = f"node {node.name} ({node.host})"
     # As bytes, there and back: a name may hold letters that this locale has not (LC_ALL=C).
     command = [word.encode("utf-8", "surrogateescape") for word in (program, "-G", *words)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = processes.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         output, errors = (text.decode("utf-8", "surrogateescape") for text in process.communicate(timeout=LIMIT_S))
     except subprocess.TimeoutExpired as error:
@@ -63,7 +62,7 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
         ) from error
     finally:
         if process.returncode is None:
-            end_group(process)
+            processes.end_group(process)
     if process.returncode != 0:
         raise _refused(node, errors)
     settings: dict[str, list[str]] = {}
@@ -76,19 +75,6 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
 def by_hand(node: Node) -> Command:
     """The same question, for a person."""
     return Command(shlex.join(["ssh", "-G", *words_of(node), node.host]))
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a program that was started in a session of its own, and all that it has started there (a proxy, a `Match exec`)."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group whose members are all gone
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 def _refused(node: Node, errors: str) -> UnreachableError:

@@ -28,21 +28,18 @@ from homelab.cli import command_list, main
 from homelab.control.setup import wheelhouse
 from homelab.errors import NoRoomError
 from homelab.node import verbs
-from homelab.protocol import layout, profile_files
 from homelab.protocol.errors import EXIT_INTERNAL
 from homelab.provision.requirements import Lock
 from homelab.remote import answers, ship
 from homelab.remote.decoding import MOST_VALUES, decoded
 from homelab.remote.session import Stream
-from homelab.runs import fingerprint
 from tests import builders
-from tests.control.results.test_fetch_profiles import summary
 from tests.fakes import FakeFleet, FakeNode
+from tests.remote import desks
+from tests.remote.desks import DONE, NAMES, OTHER
 
 pytestmark = pytest.mark.timeout(3600)
-NAMES = ("tower", "laptop")
 CANARY = "canary-0123456789"
-OTHER, DONE = "2026-01-02-0000-other", "2026-01-03-0000-done"
 SKIPPED = ("--skip", "network", "--skip", "collective")
 _CHECKS = ("disk", "memory", "python", "runs", "gpu")
 COMMANDS = {
@@ -185,9 +182,10 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LyingNode:
     desk.mkdir()
     fleet = FakeFleet(tmp_path / "nodes", NAMES)
     node = fleet.nodes["laptop"] = LyingNode("laptop", tmp_path / "nodes" / "laptop", fleet.asked)
-    _answer_for_others(fleet, _write_runs(desk, fleet))
+    workdirs = {name: fleet.nodes[name].workdir for name in NAMES}
+    _answer_for_others(fleet, desks.write_runs(desk, workdirs))
     fleet.replace_connections(monkeypatch)
-    _write_desk(desk, fleet)
+    desks.write(desk, workdirs)
     monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # all commands are made anew at each call
     monkeypatch.setattr(wheelhouse, "_resolve", _resolved)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -228,58 +226,6 @@ def _facts(name: str, request: dict[str, Any]) -> dict[str, Any]:
     facts["system"]["time"] = time.time()
     facts["python"]["code_hash"] = ship.archive()[0]
     return facts
-
-
-def _write_desk(desk: Path, fleet: FakeFleet) -> None:
-    nodes = [f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{number}"\nworkdir = "{fleet.nodes[name].workdir}"\n' for number, name in enumerate(NAMES, 2)]
-    (desk / "cluster.toml").write_text("".join(nodes))
-    (desk / "train.py").write_text("print(1)\n")
-    (desk / "train.jsonl").write_text('{"text": "hello"}\n' * 20)
-    (desk / "recipe.toml").write_text(
-        '[model]\nname = "~/models/smol"\n[data]\ntrain = "train.jsonl"\n[method]\nkind = "lora"\n[train]\nsteps = 3\nglobal_batch = 12\nlearning_rate = 1e-3\n'
-    )
-
-
-def _write_runs(desk: Path, fleet: FakeFleet) -> str:
-    """The runs here and on the nodes; the fingerprint of their recipe."""
-    ranks = tuple(builders.rank_plan(number, name) for number, name in enumerate(NAMES))
-    data = {"train": {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "ab" * 32}, "eval": None}
-    profile = {"first_step": 8, "last_step": 9, "ranks": [0, 1]}
-    for run in (builders.RUN, OTHER, DONE):
-        paths = builders.run_folder(desk / "runs", run, recipe=builders.recipe(), plan=builders.plan(ranks, run=run), data=data, profile=profile if run == DONE else None)
-        described = json.loads(paths.run_json.read_text())
-        recipe_hash = str(fingerprint.fingerprint(described))
-        paths.run_json.write_text(json.dumps({**described, "recipe_hash": recipe_hash}))
-        for number, name in enumerate(NAMES) if run != DONE else ():
-            _failed(fleet.nodes[name].workdir / layout.run(run), paths.run_json, paths.plan_json(1), number, name)
-    _done(fleet.nodes["laptop"].workdir / layout.run(DONE))
-    return recipe_hash
-
-
-def _done(folder: Path) -> None:
-    """A run that has ended well: its model, and the profile of a rank."""
-    place = folder / profile_files.rank_folder(1)
-    for made in (folder / layout.FINAL, place):
-        made.mkdir(parents=True)
-    weights = (20).to_bytes(8, "little") + b"{" + bytes(range(256)) * 8
-    for name, content in {"adapter_model.safetensors": weights, "README.md": b"card", "tokenizer.json": b"{}"}.items():
-        (folder / layout.FINAL / name).write_bytes(content)
-    (place / profile_files.SUMMARY).write_text(json.dumps(summary(1, run=DONE)))
-
-
-def _failed(folder: Path, run_json: Path, plan: Path, number: int, name: str) -> None:
-    place, rank = folder / layout.node(1, name), folder / layout.rank(1, number)
-    for made in (place, rank):
-        made.mkdir(parents=True)
-    (folder / "run.json").write_bytes(run_json.read_bytes())
-    (folder / layout.plan_json(1)).write_bytes(plan.read_bytes())
-    (place / "start.json").write_text(json.dumps({"command": [], "attempt": 1, "run": builders.RUN}))
-    (place / "exit.json").write_text(json.dumps({"returncode": 1, "ended_at": 2000.0}))
-    (place / "err.log").write_text("Traceback\nRuntimeError: CUDA out of memory\n")
-    (rank / "heartbeat.json").write_text(json.dumps({"time": 1500.0, "phase": "training", "step": 7, "total_steps": 10, "pid": 4}))
-    line = {"kind": "train", "time": 1500.0, "attempt": 1, "rank": number, "node": name, "step": 7, "loss": 1.0, "tokens": 5, "step_s": 1.0}
-    (rank / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    (rank / "error.json").write_text(json.dumps({"message": "out of memory", "where": "here", "hint": "less"}))
 
 
 def told(command: list[str]) -> tuple[int, str]:
