@@ -26,7 +26,10 @@ PRINTERS = ("cli/terminal.py", "cli/clean_console.py")
 # Their words are read by the agent, torchrun or a practice node, and come here as an answer; they cannot import what is not shipped.
 ON_NODES = ("node", "worker")
 PERMITTED = {
+    "cli/demo.py": "it shows the commands of its walk, which clean what they print",
     "lab/model.py": "a program of the lab alone: it says a path of this machine",
+    "lab/misconfigurations/cables.py": "it starts a program of ours on a practice node",
+    "lab/node_init.py": "it runs on a practice node",
     "lab/misconfigurations/nvidia_smi.py": "it plays nvidia-smi on a practice node",
     "lab/misconfigurations/holder.py": "it runs on a practice node",
 }
@@ -36,6 +39,7 @@ METHODS = frozenset({
     "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines", "sys.stdout.buffer.write", "sys.stderr.buffer.write", "sys.__stdout__.write",
     "sys.__stderr__.write", "os.write", "warnings.warn", "logging.warning", "logging.error", "Text.from_markup", "Text.from_ansi", "traceback.print_exc", "getpass.getpass",
 })  # fmt: skip
+STARTS = frozenset({"subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call", "os.system", "os.posix_spawn", "processes.start"})
 CONSOLES = frozenset({"Console", "rich.console.Console", "console.Console", "rich.get_console", "get_console"})
 
 
@@ -49,7 +53,10 @@ def breaches(tree: ast.Module) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
-        if name in CONSOLES:
+        keywords = {keyword.arg for keyword in node.keywords}
+        if name in STARTS and not keywords >= {"stdout", "stderr"} and not keywords & {"capture_output", None}:
+            yield f"{node.lineno}: {ast.unparse(node)} (it inherits the terminal)"
+        elif name in CONSOLES:
             words = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             if "StringIO" not in words.get("file", ""):
                 yield f"{node.lineno}: {ast.unparse(node)}"
@@ -87,7 +94,7 @@ def test_one_place_prints() -> None:
         "typer.echo(answer.text)", "print(answer.text)", "sys.stdout.write(piece)", "sys.stderr.write(f'{error.message}')", "Console().print(x)", "click.echo(x)",
         "rich.print(x)", "print(json.dumps(x, ensure_ascii=False))", "input(f'{name}? ')", "typer.confirm(ask)", "typer.prompt(question, default=x)", "Text.from_markup(said)",
         "from typer import echo", "from sys import stdout", "from rich import print", "rich.console.Console(stderr=True)", "os.write(1, text)", "print('a', *words)",
-        "sys.stdout.write(json.dumps(x) + name)", "Console(file=sys.stderr)",
+        "sys.stdout.write(json.dumps(x) + name)", "Console(file=sys.stderr)", "subprocess.run(['ssh', host])", "processes.start(command, stdout=log)",
     ],
 )  # fmt: skip
 def test_the_rule_is_awake(line: str) -> None:

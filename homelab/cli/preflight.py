@@ -192,7 +192,6 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
 def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
     """Run the fixes that the person agrees to; whether any was run. What no command can fix is named."""
     import os
-    import subprocess
     import sys
 
     from homelab.checks import fixes
@@ -213,12 +212,23 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
             continue
         ran = True
         with hub_token.lent(environment) as (given, descriptors):
-            completed = subprocess.run(["/bin/sh", "-c", offer.command], env=given, pass_fds=descriptors, check=False)
-        terminal.echo("  done" if completed.returncode == 0 else f"  it ended with exit code {completed.returncode}")
+            code = _run(offer.command, given, descriptors)
+        terminal.echo("  done" if code == 0 else f"  it ended with exit code {code}")
     by_hand = fixes.by_hand(look.findings)
     if by_hand:
         terminal.echo("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand)))
     return ran
+
+
+def _run(command: str, environment: dict[str, str], descriptors: tuple[int, ...]) -> int:
+    """The exit code. The command has this terminal for questions and answers (sudo, ssh), and what it prints is cleaned: a node says it."""
+    import subprocess
+
+    with subprocess.Popen(
+        ["/bin/sh", "-c", command], env=environment, pass_fds=descriptors, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        terminal.relay(process)
+    return process.returncode
 
 
 def _is_fit(look: Look) -> bool:

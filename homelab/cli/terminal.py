@@ -5,14 +5,20 @@ A node, a model, a log or a file may have said it. Nobody else prints: tests/tes
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homelab.text.sanitize import plain_json, plain_piece
 
+if TYPE_CHECKING:
+    import subprocess
+
 _BOLD, _RED, _DIM, _END = "\033[1m", "\033[31m", "\033[2m", "\033[0m"
+_LOOK_S = 0.1
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -25,6 +31,29 @@ def piece(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     stream.write(plain_piece(text))
     stream.flush()
+
+
+def relay(process: subprocess.Popen[bytes]) -> None:
+    """What a program that was started says on its stdout, at once, until it has ended: a question waits for its answer in the middle of a line.
+
+    `ssh -t` has put the terminal into raw mode, where a line feed alone does not go to the beginning of a line.
+    """
+    import select
+
+    assert process.stdout is not None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    end, again = ("\r\n", "\r") if sys.stdout.isatty() else ("\n", "\n")
+    while True:
+        if not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            if process.poll() is not None:  # what it has left behind may hold its stdout open
+                return
+            continue
+        block = os.read(process.stdout.fileno(), 1 << 16)
+        parts = re.split("(\r*\n|\r)", decoder.decode(block, final=not block))
+        sys.stdout.write("".join(plain_piece(part) if number % 2 == 0 else end if "\n" in part else again for number, part in enumerate(parts)))
+        sys.stdout.flush()
+        if not block:
+            return
 
 
 def document(value: Any) -> None:
