@@ -98,6 +98,7 @@ class Evidence:
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
     answer_seconds: Mapping[str, float] = field(default_factory=dict)  # how long each node took for its facts
     greetings_s: Mapping[str, float] = field(default_factory=dict)  # from the connection to the first byte of each SSH server
+    without_effect: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # keys of ssh_config that are not obeyed, with the reason
     links: tuple[Link, ...] = ()
     lan: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # node -> (LAN address, interface) as the plan chose
     code_hash: str | None = None  # of the code that is shipped (`homelab.remote.ship`)

@@ -30,6 +30,7 @@ class SshSession:
         """Connect. Raises UnreachableError with the cause in words and the command that fixes it."""
         self.node = node.name
         self._address = ssh_login.resolve(node)
+        self.without_effect = self._address.without_effect
         self._where = self._address.where(node)
         self._connection, self.greeting_s = ssh_transport.connect(cluster, node, self._address, self._where)
         self._asking = threading.Lock()  # paramiko waits for one answer at a time

@@ -29,6 +29,8 @@ class Address:
     """The keys that OpenSSH itself must obey (`homelab.remote.ssh_keys`)."""
     not_supported: tuple[str, ...] = ()
     """Keys that might let `ssh HOST` in, and that are not obeyed, each with the reason."""
+    without_effect: tuple[str, ...] = ()
+    """Keys that were set for something on the node, and that are not obeyed, with the reason."""
 
     @property
     def hops(self) -> tuple[ssh_route.Hop, ...]:
@@ -71,7 +73,8 @@ def address_of(node: Node, options: ssh_settings.Settings) -> Address:
     answered = ("userknownhostsfile", "globalknownhostsfile", "knownhostscommand", "verifyhostkeydns") if node.known_hosts else ()
     beyond = ssh_keys.beyond_paramiko(options, defaults, instead=(*answered, *(("identityfile",) if node.identity_file else ())))
     return Address(
-        host, port, user, files, None if jump in ("none", "") else jump, known_as, options, beyond, tuple(ssh_keys.refused(options, defaults))
+        host, port, user, files, None if jump in ("none", "") else jump, known_as, options, beyond, tuple(ssh_keys.refused(options, defaults)),
+        tuple(ssh_keys.without_effect(options, defaults)),
     )
 
 

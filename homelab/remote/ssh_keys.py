@@ -7,6 +7,7 @@ makes OpenSSH itself the transport (`homelab.remote.openssh`), as does a key tha
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -27,6 +28,8 @@ _OWN_CONNECTION = "homelab opens a connection of its own, because a borrowed one
 _OWN_LIMITS = "homelab looks for signs of life itself, every 5 s"
 _LAW = "what a command sees on a node belongs into cluster.toml: [nodes] environment is recorded with every run"
 _OWN_PROGRAMS = "only the way to a node runs programs here: ProxyCommand, Match exec"
+_NO_AGENT = "no agent is lent to a node: whoever is root there could log in elsewhere as you"
+_OWN_COMMANDS = "homelab's own commands run on a node"
 _NOT_SERVED = "it concerns another side than a login's"
 
 _BY_USE: Mapping[Use, Mapping[str, str]] = {
@@ -55,22 +58,24 @@ _BY_USE: Mapping[Use, Mapping[str, str]] = {
         "EscapeChar": _NO_TERMINAL, "ExitOnForwardFailure": _NO_TERMINAL, "FingerprintHash": "fingerprints are SHA256", "ForkAfterAuthentication": _NO_TERMINAL,
         "ForwardX11": _NO_TERMINAL, "ForwardX11Timeout": _NO_TERMINAL, "ForwardX11Trusted": _NO_TERMINAL, "GatewayPorts": _NO_TERMINAL,
         "HashKnownHosts": "hashed names are read; `homelab trust` writes plain ones", "LogLevel": "errors have words of ours", "LogVerbose": "errors have words of ours",
-        "PermitRemoteOpen": _NO_TERMINAL, "RequestTTY": _NO_TERMINAL, "SendEnv": _LAW, "ServerAliveCountMax": _OWN_LIMITS, "ServerAliveInterval": _OWN_LIMITS,
+        "PermitRemoteOpen": _NO_TERMINAL, "RequestTTY": _NO_TERMINAL, "ServerAliveCountMax": _OWN_LIMITS, "ServerAliveInterval": _OWN_LIMITS,
         "SessionType": _NO_TERMINAL, "StdinNull": _NO_TERMINAL, "StreamLocalBindMask": _NO_TERMINAL, "StreamLocalBindUnlink": _NO_TERMINAL,
         "SyslogFacility": _NOT_SERVED, "TunnelDevice": _NO_TERMINAL, "VisualHostKey": "fingerprints are compared as text", "WarnWeakCrypto": _NOT_SERVED,
         "XAuthLocation": _NO_TERMINAL,
     },
     Use.REFUSED: {
         "BatchMode": _NOBODY_TYPES, "ControlMaster": _OWN_CONNECTION, "ControlPath": _OWN_CONNECTION, "ControlPersist": _OWN_CONNECTION,
-        "DynamicForward": _NO_TERMINAL, "ForwardAgent": "no agent is lent to a node: whoever is root there could log in elsewhere as you",
+        "DynamicForward": _NO_TERMINAL, "ForwardAgent": _NO_AGENT,
         "KbdInteractiveAuthentication": _NOBODY_TYPES, "KbdInteractiveDevices": _NOBODY_TYPES, "LocalCommand": _OWN_PROGRAMS,
         "LocalForward": _NO_TERMINAL, "NoHostAuthenticationForLocalhost": "every host key is verified", "NumberOfPasswordPrompts": _NOBODY_TYPES,
         "PasswordAuthentication": _NOBODY_TYPES, "PermitLocalCommand": _OWN_PROGRAMS,
-        "RemoteCommand": "homelab's own commands run on a node", "RemoteForward": _NO_TERMINAL, "SetEnv": _LAW,
+        "RemoteCommand": _OWN_COMMANDS, "RemoteForward": _NO_TERMINAL, "SendEnv": _LAW, "SetEnv": _LAW,
         "StrictHostKeyChecking": "every host key is verified: `homelab trust NODE` accepts one, once", "Tunnel": _NO_TERMINAL,
         "UpdateHostKeys": "a node adds no key to your files by itself",
     },
 }  # fmt: skip
+_MISSED = (_NO_TERMINAL, _LAW, _OWN_PROGRAMS, _NO_AGENT, _OWN_COMMANDS)
+_OF_LANGUAGE = re.compile(r"LANG|LC_\S+")  # distributions send these for every host, in /etc/ssh/ssh_config
 USES: Mapping[str, Use] = {name.lower(): use for use, names in _BY_USE.items() for name in names}
 """Key in small letters, as `ssh -G` prints it -> what becomes of it."""
 WHY: Mapping[str, str] = {name.lower(): why for names in _BY_USE.values() for name, why in names.items()}
@@ -96,6 +101,16 @@ def refused(settings: Mapping[str, Sequence[str]], defaults: Mapping[str, Sequen
         f"{spelled[key]} ({WHY[key]})" for key in ("stricthostkeychecking", "nohostauthenticationforlocalhost", "controlpath")
         if _differs(key, settings.get(key, ()), defaults)
     ]  # fmt: skip
+
+
+def without_effect(settings: Mapping[str, Sequence[str]], defaults: Mapping[str, Sequence[str]]) -> list[str]:
+    """Keys that were set for something on the node or through the connection, and that homelab leaves out, with the reason: "SetEnv (REASON)"."""
+    found: dict[str, list[str]] = {}
+    for name, why in _BY_USE[Use.REFUSED].items():
+        values = [value for value in settings.get(name.lower(), ()) if not (name == "SendEnv" and _OF_LANGUAGE.fullmatch(value))]
+        if why in _MISSED and values and _differs(name.lower(), values, defaults):
+            found.setdefault(why, []).append(name)
+    return [f"{', '.join(names)} ({why})" for why, names in found.items()]
 
 
 def _differs(key: str, values: Sequence[str], defaults: Mapping[str, Sequence[str]]) -> bool:

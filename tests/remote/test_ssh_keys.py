@@ -46,6 +46,27 @@ def test_openssh_serves_each_key_that_it_alone_obeys(key: str) -> None:
     assert beyond({key: ["a"]}, **{key: ["a"]}) == ()
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
+def test_what_was_set_for_the_node_and_is_left_out_is_told(tmp_path: Path) -> None:
+    def told(lines: str) -> str:
+        (tmp_path / "config").write_text(f"Host a\n{lines}")
+        found = [
+            subprocess.run(["ssh", "-F", str(file), "-G", "a"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.splitlines()
+            for file in ("/dev/null", tmp_path / "config")
+        ]
+        defaults, settings = ({line.split()[0]: [other.partition(" ")[2] for other in lines if other.split()[0] == line.split()[0]] for line in lines} for lines in found)
+        return "; ".join(ssh_keys.without_effect(settings, defaults))
+
+    set_for_the_node = {
+        "LocalForward": "1 localhost:1", "RemoteForward": "1 localhost:1", "SetEnv": "A=b", "SendEnv": "A", "RemoteCommand": "tmux", "ForwardAgent": "yes",
+        "DynamicForward": "1080", "LocalCommand": "true", "Tunnel": "yes",
+    }  # fmt: skip
+    for key, value in set_for_the_node.items():
+        assert told(f"{key} {value}\n").startswith(f"{key} (") and told(f"{key} {value}\n").count("(") >= 1
+    assert told("SetEnv A=b\nSendEnv A\n") == f"SendEnv, SetEnv ({ssh_keys._LAW})"
+    assert told("SendEnv LANG LC_*\nHashKnownHosts yes\nControlMaster auto\nServerAliveInterval 5\nCompression yes\n") == ""
+
+
 def test_a_key_of_a_newer_openssh_is_left_to_openssh() -> None:
     assert beyond({"brandnewkey": ["yes"]}) == ("brandnewkey",) and beyond({"brandnewkey": ["no"]}, brandnewkey=["no"]) == ()
 

@@ -62,4 +62,6 @@ def slow(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 @subject("ssh", "the node lets us in, and answers", cluster_first=True)
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
-    return f"{facts.system.user}@{facts.system.hostname}, {facts.system.os}"
+    missed = evidence.without_effect.get(node.name, ())
+    note = f"; of ssh_config has no effect here: {'; '.join(missed)}" if missed else ""
+    return f"{facts.system.user}@{facts.system.hostname}, {facts.system.os}{note}"

@@ -42,12 +42,13 @@ def facts(
     well = [node.name for node in cluster.nodes if node.name in answers]
     latencies, _ = on_all(well, lambda name: _round_trip_ms(fleet, name))
     greetings = {name: getattr(fleet.agent(name).session, "greeting_s", 0.0) for name in latencies}
+    without_effect = {name: getattr(fleet.agent(name).session, "without_effect", ()) for name in latencies}
     lan = lan_address.lan_of_all(cluster, answers)
     sleepers.remember(cluster.nodes, answers, lan)
     return Evidence(
         cluster=cluster, head=well[0] if well else cluster.nodes[0].name, master_port=port, code_hash=ship.archive()[0],
         facts=answers, unreachable=unreachable, clock_offsets_s=offsets, latencies_ms=latencies, answer_seconds=took, greetings_s=greetings,
-        lan=lan, recipe=recipe, data=on_node,
+        without_effect=without_effect, lan=lan, recipe=recipe, data=on_node,
     )  # fmt: skip
 
 
