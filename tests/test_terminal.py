@@ -39,7 +39,7 @@ METHODS = frozenset({
     "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines", "sys.stdout.buffer.write", "sys.stderr.buffer.write", "sys.__stdout__.write",
     "sys.__stderr__.write", "os.write", "warnings.warn", "logging.warning", "logging.error", "Text.from_markup", "Text.from_ansi", "traceback.print_exc", "getpass.getpass",
 })  # fmt: skip
-STARTS = frozenset({"subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call", "os.system", "os.posix_spawn", "processes.start"})
+STARTS = frozenset({"subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call", "os.system", "os.posix_spawn", "own_programs.start"})
 CONSOLES = frozenset({"Console", "rich.console.Console", "console.Console", "rich.get_console", "get_console"})
 
 
@@ -94,7 +94,7 @@ def test_one_place_prints() -> None:
         "typer.echo(answer.text)", "print(answer.text)", "sys.stdout.write(piece)", "sys.stderr.write(f'{error.message}')", "Console().print(x)", "click.echo(x)",
         "rich.print(x)", "print(json.dumps(x, ensure_ascii=False))", "input(f'{name}? ')", "typer.confirm(ask)", "typer.prompt(question, default=x)", "Text.from_markup(said)",
         "from typer import echo", "from sys import stdout", "from rich import print", "rich.console.Console(stderr=True)", "os.write(1, text)", "print('a', *words)",
-        "sys.stdout.write(json.dumps(x) + name)", "Console(file=sys.stderr)", "subprocess.run(['ssh', host])", "processes.start(command, stdout=log)",
+        "sys.stdout.write(json.dumps(x) + name)", "Console(file=sys.stderr)", "subprocess.run(['ssh', host])", "own_programs.start(command, stdout=log)",
     ],
 )  # fmt: skip
 def test_the_rule_is_awake(line: str) -> None:

@@ -13,7 +13,7 @@ from typing import IO, BinaryIO
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
-from homelab.remote import processes
+from homelab.remote import own_programs
 from homelab.remote.session import Completed, Lines, Stream
 from homelab.text import own_machine
 from homelab.text.hint import homelab
@@ -50,7 +50,7 @@ class LocalSession:
     ) -> Completed:
         """See `Session.run`."""
         kept, errors = io.BytesIO(), bytearray()
-        process = processes.start(["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = own_programs.start(["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         beside = [
             threading.Thread(target=_feed, args=(process.stdin, head, stdin), daemon=True), threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True),
@@ -81,7 +81,7 @@ class LocalSession:
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
-        process = processes.start(
+        process = own_programs.start(
             ["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert process.stdin is not None

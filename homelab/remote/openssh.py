@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from homelab.remote import processes
+from homelab.remote import own_programs
 
 # Agents ask their owner now and then (1Password, a key with a button); the server's greeting has a limit of its own, ConnectTimeout.
 LOGIN_LIMIT_S = 45.0
@@ -49,7 +49,7 @@ class Transport:
         master = [*words, "-o", "ControlMaster=yes", "-o", f"ControlPath={self._socket.replace('%', '%%')}", "-o", "ControlPersist=no", "-T", "--", host, _STAY]
         with (self._folder / "errors").open("wb") as errors:
             # In a session of its own: Ctrl-C is ours, and its end is the end of every proxy.
-            self._process = processes.start(
+            self._process = own_programs.start(
                 [_bytes(word) for word in master], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
         try:
@@ -85,7 +85,7 @@ class Transport:
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """An `ssh` process over the connection."""
         command = [_bytes(word) for word in ("ssh", *_CLIENT, "-S", self._socket.replace("%", "%%"), *words)]
-        return processes.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+        return own_programs.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
 
     def round_trip_s(self, limit_s: float) -> float:
         """Seconds of a question that the server answers without a shell: a connection to its own port 1, which it refuses. Raises OSError.
@@ -110,7 +110,7 @@ class Transport:
             raise OSError("it stopped answering") from error
         finally:
             if process.returncode is None:
-                processes.end_group(process)
+                own_programs.end_group(process)
 
     def close(self) -> None:
         """End the connection, its proxies and its socket. Idempotent."""
@@ -118,7 +118,7 @@ class Transport:
             if self._process.stdin:
                 self._process.stdin.close()
         if self._folder.exists():
-            processes.end_group(self._process)
+            own_programs.end_group(self._process)
             shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ import paramiko
 from homelab.config.cluster import Cluster, Node
 from homelab.errors import UnreachableError
 from homelab.node_commands import known_hosts_option
-from homelab.remote import hostkeys, login_errors, openssh, openssh_errors, processes, ssh_route, ssh_settings
+from homelab.remote import hostkeys, login_errors, openssh, openssh_errors, own_programs, ssh_route, ssh_settings
 from homelab.remote.ssh_address import Address, address_of, as_login, refuse_missing_key
 from homelab.text.hint import Command, Hint
 from homelab.text.units import listed
@@ -36,14 +36,14 @@ def offered_key(cluster: Cluster, node: Node, address: Address, known_kinds: Col
         file = Path(folder) / "shown"
         words = ssh_route.words(cluster, node, address.settings, where, before=_showing(file, address.settings, known_kinds))
         command = [word.encode("utf-8", "surrogateescape") for word in (*words, "-T", "--", node.host, "true")]
-        process = processes.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        process = own_programs.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             errors = process.communicate(timeout=ssh_route.limit_s(address.settings) + ssh_route.HOP_LIMIT_S)[1]
             refused = openssh.RefusedError(errors.decode("utf-8", "replace"))
         except subprocess.TimeoutExpired:
             refused = openssh.RefusedError("", is_hanging=True)
         finally:
-            processes.end_group(process)
+            own_programs.end_group(process)
         keys = hostkeys.keys_in(file)
     if not keys:
         raise explain(cluster, node, address, where, refused)

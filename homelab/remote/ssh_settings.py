@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from homelab.config.cluster import Node
 from homelab.errors import UnreachableError
-from homelab.remote import processes
+from homelab.remote import own_programs
 from homelab.text.hint import Command, Hint
 
 Settings = Mapping[str, Sequence[str]]
@@ -52,7 +52,7 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
     where = f"node {node.name} ({node.host})"
     # As bytes, there and back: a name may hold letters that this locale has not (LC_ALL=C).
     command = [word.encode("utf-8", "surrogateescape") for word in (program, "-G", *words)]
-    process = processes.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = own_programs.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         output, errors = (text.decode("utf-8", "surrogateescape") for text in process.communicate(timeout=LIMIT_S))
     except subprocess.TimeoutExpired as error:
@@ -62,7 +62,7 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
         ) from error
     finally:
         if process.returncode is None:
-            processes.end_group(process)
+            own_programs.end_group(process)
     if process.returncode != 0:
         raise _refused(node, errors)
     settings: dict[str, list[str]] = {}
