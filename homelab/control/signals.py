@@ -113,9 +113,9 @@ def _end() -> None:
     for work in [*_at_limit]:
         threading.Thread(target=work, daemon=True).start()
     time.sleep(_END_S - _HURRY_S)
-    processes = sys.modules.get("homelab.remote.processes")  # not imported, nothing started
-    if processes is not None:
-        processes.kill_all()
+    own_programs = sys.modules.get("homelab.remote.own_programs")  # not imported, nothing started
+    if own_programs is not None:
+        own_programs.kill_all()
     with contextlib.suppress(OSError, ValueError):
         if _at_limit:
             os.write(2, b"it took too long to be undone, and the nodes were asked to end it: homelab status and homelab stop show what runs\n")
