@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -106,6 +107,8 @@ def recut(scene: Scene) -> None:
     text = ground.recipe(**RECUT).replace(str(ground.model), str(model))
     ground.desk.write("recut.toml", text if ground.strategy != "auto" else text + '[parallel]\nstrategy = "pipeline"\n')
     scene.victim = names[0]
+    for node in scene.lab.nodes:
+        shutil.rmtree(Path(node.workdir) / "speeds", ignore_errors=True)  # what an earlier case has measured: the plan would know
     scene.lab.fault(scene.victim, "throttle=0.25")  # taken back by `Ground.restore`
     scene.launch("recut.toml")
     with scene.fault():
