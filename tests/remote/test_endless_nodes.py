@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from homelab.protocol.errors import EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_UNREACHABLE
+from homelab.protocol.errors import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_UNREACHABLE
 from tests.remote import desks
 from tests.remote.places import Places, of_this_test
 from tests.remote.test_hostile_node import COMMANDS
@@ -145,7 +145,8 @@ def judge(desk: Desk, way: str, name: str) -> str:
     seconds, code, peak, said = ended(desk, way, COMMANDS[name])
     case = f"{name}, {way}: exit code {code}, {seconds:.1f} s after SIGTERM, peak {peak // 1000} MB"
     print(f"{case}\n{said[-1500:]}")
-    assert code in ((EXIT_INTERRUPTED,) if seconds else (0, EXIT_FAILED, EXIT_INPUT, EXIT_UNREACHABLE)), case
+    # What must be done whole ends with its own code, also after a signal (`signals.held`).
+    assert code in (EXIT_INTERRUPTED, EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_UNREACHABLE), case
     assert seconds < LIMIT_S and peak < MOST_KILOBYTES and "Traceback (most recent" not in said and "internal error" not in said, case
     gone_s = time.monotonic() + 2.0  # a process that was told to end
     while (left := desk.left()) and time.monotonic() < gone_s:
@@ -154,7 +155,7 @@ def judge(desk: Desk, way: str, name: str) -> str:
     return case if desk.asked.exists() else f"{case}, no agent asked"
 
 
-@pytest.mark.thorough  # a SIGTERM is heard late at times
+@pytest.mark.thorough  # about 8 s each; where no processor is left for the command, it can end later
 @pytest.mark.parametrize(("way", "name"), QUICK, ids=[name for _, name in QUICK])
 def test_a_command_ends_though_its_nodes_do_not(desk: Desk, way: str, name: str) -> None:
     assert "no agent asked" not in judge(desk, way, name)
