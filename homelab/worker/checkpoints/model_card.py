@@ -17,8 +17,16 @@ from homelab.worker.runtime.task import Task
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 
-def model_card(task: Task, curves: Curves, step: int) -> str:
-    """README.md with the front matter that the hub reads (base model, library), losses before and after, recipe, data, cluster, versions. `step`: of the weights.
+_MOVED = (
+    "PEFT alone (also inside of other programs) reads adapters of this model's shared experts and dense layers as those of its routed experts, "
+    "and gives other answers without an error (peft 0.21). Use the merged model (`homelab merge`), or `homelab chat`."
+)
+
+
+def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool) -> str:
+    """README.md with the front matter that the hub reads (base model, library), losses before and after, recipe, data, cluster, versions.
+
+    `step`: of the weights. `is_moved_by_peft`: of an adapter that PEFT alone would put on other layers.
 
     People publish it: it names no folder of a node, which tells who has an account there.
     """
@@ -33,6 +41,7 @@ def model_card(task: Task, curves: Curves, step: int) -> str:
         "## Result",
         _results(curves, int(curves.last[0]) if curves.last else 0),
         f"These are the weights after step {step}" + (", the best of all evaluations." if step == early_stopping.best_step(curves.eval_losses) else "."),
+        *(["## Use", _MOVED] if is_moved_by_peft else []),
         "## Data",
         "\n".join(_data(role, source, task.data) for role, source in task.run["data"].items() if source),
         "## Recipe",

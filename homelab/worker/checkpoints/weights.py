@@ -170,7 +170,8 @@ def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, ta
             if task.stage is not None:  # PEFT leaves out what its own model does not have: the layers of all other stages
                 save({adapter_name(name): tensor for name, tensor in tensors.items()}, partial / "adapter_model.safetensors")
         tokenizer.save_pretrained(partial)
-        (partial / "README.md").write_text(model_card(task, curves, step), encoding="utf-8")
+        is_moved = task.method.kind != "full" and adapter_targets.is_moved_by_peft(model)
+        (partial / "README.md").write_text(model_card(task, curves, step, is_moved_by_peft=is_moved), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)
     except Exception as error:  # the libraries that write have errors of their own

@@ -7,6 +7,7 @@ router that learns, and not in others: the same recipe would train 13 million we
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -76,6 +77,21 @@ def as_written() -> Iterator[None]:
         yield
     finally:
         conversion.convert_peft_config_for_transformers = original
+
+
+def is_moved_by_peft(adapted: Any) -> bool:
+    """Whether PEFT alone, without `as_written`, reads the saved adapters of this model as those of other layers."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    def reached(config: Any) -> tuple[object, ...]:
+        return tuple(named if isinstance(named, str) else sorted(named or ()) for named in (config.target_modules, config.target_parameters))
+
+    for config in adapted.peft_config.values():
+        read = copy.deepcopy(config)
+        conversion.convert_peft_config_for_transformers(read, adapted.get_base_model(), None)
+        if reached(read) != reached(config):
+            return True
+    return False
 
 
 def is_of_routed_expert(name: str) -> bool:

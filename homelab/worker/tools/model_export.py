@@ -44,10 +44,12 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
 
     from homelab.worker.checkpoints import saving
     from homelab.worker.checkpoints.weights import WEIGHTS
+    from homelab.worker.model import adapter_targets
     from homelab.worker.model.build import DTYPES, add_adapters, from_pretrained, load_tokenizer, model_path
 
     imports.quiet()
     path, method = model_path(run), run["recipe"]["method"]
+    is_moved = False
     config = from_pretrained(AutoConfig, path, revision=run["recipe"]["model"].get("revision"))
     saved = load_file(str(checkpoint / WEIGHTS))
     with torch.device("meta"):
@@ -66,8 +68,10 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
             adapted = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
         adapted.peft_config["default"].base_model_name_or_path = path
         adapted.save_pretrained(partial, state_dict=saved, save_embedding_layers=False)
+        is_moved = adapter_targets.is_moved_by_peft(adapted)
     load_tokenizer(run, path).save_pretrained(partial)
-    (partial / result_files.CARD).write_text(model_card(task, Curves.carried_by(checkpoint, task), task.resume_step), encoding="utf-8")
+    card = model_card(task, Curves.carried_by(checkpoint, task), task.resume_step, is_moved_by_peft=is_moved)
+    (partial / result_files.CARD).write_text(card, encoding="utf-8")
 
 
 def main() -> int:

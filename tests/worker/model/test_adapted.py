@@ -37,6 +37,7 @@ from homelab.worker.model.build import add_adapters  # noqa: E402
 from homelab.worker.runtime.recipe import Method  # noqa: E402
 from homelab.worker.tools import adapter_delta  # noqa: E402
 from tests.law.test_usable import CELLS, METHODS, QUANTISED  # noqa: E402
+from tests.worker.model.test_adapter_targets import FAMILIES  # noqa: E402
 
 PLAIN = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -71,6 +72,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "laguna": ("laguna", {**MIXED, "mlp_only_layers": [0], "shared_expert_intermediate_size": 24}),
     "jetmoe": ("jetmoe", {**PLAIN, "kv_channels": 8}),
     "llama4": ("llama4_text", {**MIXED, "intermediate_size_mlp": 48}),
+    **{name: (name, FAMILIES[name][0]) for name in ("deepseek_v3", "qwen3_next", "granitemoe", "olmoe") if name in FAMILIES},
     "bart": ("bart", BART),
     "zamba": ("zamba", ZAMBA),
 }
@@ -106,6 +108,12 @@ TRAINED = [
     ("gpt_oss", "q_proj", {LINEAR}),
     ("jetmoe", "lm_head", {TIED_HEAD}),
     ("laguna", "gate_proj,up_proj,down_proj", {LINEAR}),
+    ("deepseek_v3", ALL, {LINEAR}),
+    ("deepseek_v3", "gate_proj,up_proj,down_proj", {EXPERTS}),
+    ("qwen3_next", ALL, {LINEAR}),
+    ("qwen3_next", "q_proj,gate_proj,up_proj,down_proj,lm_head", {LINEAR, EXPERTS, HEAD}),
+    ("granitemoe", ALL, {LINEAR}),
+    ("olmoe", ALL, {LINEAR}),
 ]
 REFUSED = [
     ("zamba", "q_proj,in_proj", SHARED),

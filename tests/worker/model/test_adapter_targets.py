@@ -101,6 +101,24 @@ def test_what_was_saved_is_loaded_into_the_same_layers(kind: str, tmp_path: Path
         assert torch.equal(adapted.eval()(input_ids=tokens).logits, again.eval()(input_ids=tokens).logits)
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "qwen2_moe", "mixtral", "llama"])
+def test_an_adapter_that_peft_alone_reads_otherwise_is_known(kind: str, tmp_path: Path) -> None:
+    """The card says so where it is so, and nowhere else: compared with what PEFT computes."""
+    from peft import PeftModel
+
+    adapted = add_adapters(built(kind), method(), seed=1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(0.03)
+    adapted.save_pretrained(tmp_path)
+    alone = PeftModel.from_pretrained(built(kind), str(tmp_path))
+    tokens = torch.arange(1, 9).unsqueeze(0)
+    with torch.no_grad():
+        is_other = not torch.allclose(adapted.eval()(input_ids=tokens).logits, alone.eval()(input_ids=tokens).logits, atol=1e-6)
+    assert adapter_targets.is_moved_by_peft(adapted) == is_other == (kind in ("deepseek_v3", "glm4_moe"))
+
+
 def test_dropout_on_fused_experts_is_refused_for_what_it_is() -> None:
     with pytest.raises(WorkerError) as refused:
         add_adapters(built("mixtral"), method(("q_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"), dropout=0.1), seed=1)
