@@ -115,10 +115,17 @@ def _row_beyond(longest: int, most: int) -> str:
 
 def _found(evidence: Evidence, topic: str) -> Iterator[tuple[str, Problem]]:
     built: BuildResult | None = evidence.build
-    if built is None:
+    if built is None or _is_told(evidence, built.node):
         return
     for finding in built.findings:
         if finding.topic == topic:
             where = f" ({finding.where})" if finding.where and finding.where not in finding.message else ""
             hint = advice(built.node, finding.hint) or Hint("see what it is about: {}", homelab("explain", f"model.{topic}"))
             yield built.node, Problem(finding.level, f"{finding.message}{where}", hint)
+
+
+def _is_told(evidence: Evidence, node: str) -> bool:
+    """Whether `model.there` has said already what this node's folder is, or lacks: one cause is one finding."""
+    facts = evidence.facts.get(node)
+    is_folder = isinstance(evidence.recipe, TrainRecipe) and evidence.recipe.model.is_folder
+    return is_folder and facts is not None and facts.model is not None and not facts.model.found
