@@ -133,4 +133,4 @@ def test_a_plan_that_asks_the_nodes_takes_what_one_finds_in_the_data(
     code = main.run(["plan", str(tmp_path / "r.toml"), "--no-dry-run"])
     said = capsys.readouterr().out
     assert fleet.verbs("sample-data") and ("Next: homelab launch" in said) is not bool(rows_bad)
-    assert code == (1 if rows_bad else 0) and (WRONG["message"] in said and f"First: {WRONG['hint']}" in said) is bool(rows_bad)
+    assert code == (1 if rows_bad else 0) and (WRONG["message"] in said and "First: " in said and WRONG["hint"] in said.partition("First: ")[2]) is bool(rows_bad)
