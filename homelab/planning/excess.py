@@ -14,7 +14,7 @@ from homelab.facts.node import Facts
 from homelab.planning import stored_base
 from homelab.planning.memory import architecture
 
-# From each model's config.json on the hub, for a plan that sees none: the models of `architecture.names`.
+# For a plan that sees no config.json: the models of `architecture.names`, as published. SmolLM2's was compared with its file, the others were not.
 _POSITIONS = {
     2048: ("TinyLlama/",),
     4096: ("meta-llama/Llama-2-",),

@@ -77,8 +77,13 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
         encoding = _ZEROS.get(tuple(int(byte != 0) for byte in first[:4]))  # type: ignore[arg-type]
     if encoding is None:
         return ("binary, and no text", _TEXT_OF_IT) if b"\x00" in first else None
-    converted = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
-    return f"{encoding} text, not UTF-8", f"iconv -f {encoding} -t UTF-8 {file} > {converted}, and name that file in the recipe"
+    return f"{encoding} text, not UTF-8", converted(path, encoding)
+
+
+def converted(path: Path, encoding: str) -> str:
+    """The command that writes the text of `path` as UTF-8 beside it, and what follows. It runs in every folder, whatever the file is called."""
+    target = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
+    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {target}, and name that file in the recipe"
 
 
 def half_character(text: str) -> str | None:

@@ -38,8 +38,7 @@ def _of_file(role: str, path: Path) -> InputError | None:
     try:
         return _of_text(path.suffix, rows.decode("utf-8-sig"), is_whole, where)
     except UnicodeDecodeError as error:
-        hint = f"convert it: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}, and name that file in the recipe"
-        return InputError(f"the file is not UTF-8: {error.reason} at byte {error.start}", where=where, hint=hint)
+        return InputError(f"the file is not UTF-8: {error.reason} at byte {error.start}", where=where, hint=file_kind.converted(path, "latin1"))
 
 
 def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError | None:

@@ -64,9 +64,8 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
     try:
         records = [Record(index, where, fields) for index, (where, fields) in enumerate(rows)]
     except UnicodeDecodeError as error:
-        hint = f"convert it: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}"
         raise WorkerError(
-            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=hint
+            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=file_kind.converted(path, "latin1")
         ) from error
     if not records:
         raise WorkerError("the data file has no rows", where=str(path), hint="each row is one sample")

@@ -87,7 +87,10 @@ def _index(folder: Path, sizes: dict[str, int]) -> dict[str, str]:
     """Tensor -> file, of safetensors in several files; nothing where one file holds them all."""
     if "model.safetensors" in sizes or not (folder / "model.safetensors.index.json").is_file():
         return {}
-    said = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    try:
+        said = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):  # the load says so
+        return {}
     parts = said.get("weight_map") if isinstance(said, dict) else None
     return {str(tensor): str(file) for tensor, file in parts.items()} if isinstance(parts, dict) else {}
 

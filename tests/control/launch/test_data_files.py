@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -134,3 +135,13 @@ def test_a_plan_that_asks_the_nodes_takes_what_one_finds_in_the_data(
     said = capsys.readouterr().out
     assert fleet.verbs("sample-data") and ("Next: homelab launch" in said) is not bool(rows_bad)
     assert code == (1 if rows_bad else 0) and (WRONG["message"] in said and "First: " in said and WRONG["hint"] in said.partition("First: ")[2]) is bool(rows_bad)
+
+
+def test_the_command_that_converts_runs_whatever_the_file_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "anna's $(rows).jsonl"
+    path.write_bytes('{"text": "été"}\n'.encode("latin1"))
+    error = data_files.fault([RecipeInput("train", "shipped", str(path), local=path)])
+    assert error is not None
+    command = str(error.hint).partition(", and name")[0]
+    subprocess.run(["sh", "-c", command], check=True, cwd="/", timeout=20)
+    assert json.loads((tmp_path / f"utf8-{path.name}").read_text(encoding="utf-8")) == {"text": "été"}
