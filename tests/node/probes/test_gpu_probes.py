@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
 from homelab.node.system import programs, utilisation
 from tests.checks import fake_gpu, healthy
 from tests.checks.fake_gpu import REPLIES, reply
+from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)
 MIB = 1 << 20
@@ -222,11 +222,7 @@ def test_the_csv_answer_of_a_card_without_memory_figures() -> None:
 
 
 def test_holders_are_named_as_far_as_proc_says(bin_folder: Path) -> None:
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "train.py"], stdin=subprocess.PIPE,
-        env={**os.environ, "HOMELAB_RUN": "2026-demo"},
-    )  # fmt: skip
-    try:
+    with living("train.py", HOMELAB_RUN="2026-demo") as sleeper:
         xml = fake_gpu.held(
             reply("nvidia-smi-550-busy.xml"),
             [
@@ -238,8 +234,6 @@ def test_holders_are_named_as_far_as_proc_says(bin_folder: Path) -> None:
         fake_gpu.nvidia_smi(bin_folder, xml)
         (found,) = nvidia.ask()["cards"]
         first, second = holders.named(found["holders"])
-    finally:
-        sleeper.communicate()
     assert (first["run"], first["ours"], first["type"], first["memory_bytes"]) == ("2026-demo", True, "C+G", 4000 * MIB)
     assert first["user"] and first["program"] == Path(sys.executable).name
     assert second == {
@@ -304,14 +298,9 @@ def test_from_the_programs_to_the_findings(tmp_path: Path, bin_folder: Path, mon
     fake_gpu.nvidia_smi(bin_folder, xml)
     fake_gpu.program(bin_folder, "dmesg", {"": ""})
     assert found() == []
-    environment = {**os.environ, "HOMELAB_RUN": "2026-demo"}
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
-    try:
+    with living(HOMELAB_RUN="2026-demo") as sleeper:
         fake_gpu.nvidia_smi(bin_folder, fake_gpu.held(xml, [(sleeper.pid, "C", "python", 9000)]))
         (finding,) = found()
-    finally:
-        sleeper.kill()
-        sleeper.communicate()
     assert (finding.check, finding.node, finding.level, finding.fix) == (
         "gpu.memory",
         "tower",

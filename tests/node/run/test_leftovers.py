@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from homelab.node.run import leftovers, poll, secret_files
 from homelab.protocol import files
 from homelab.runs import event_log, store
 from homelab.runs.paths import RunPaths
+from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)
 RUN = "2026-01-01-0000-power-cut"
@@ -75,14 +73,8 @@ def test_a_start_that_is_under_way_keeps_them(tmp_path: Path, planned: tuple[int
 
 def test_a_run_that_lives_keeps_them(tmp_path: Path) -> None:
     secrets = left_by(tmp_path)
-    environment = {**os.environ, "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN)}
-    living = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert living.stdout is not None and living.stdout.readline()
+    with living(HOMELAB_RUN_DIR=paths.run_dir(str(tmp_path), RUN)):
         assert leftovers.remove_secrets(str(tmp_path)) == [] and secrets.exists()
-    finally:
-        living.kill()
-        living.communicate()
     assert leftovers.remove_secrets(str(tmp_path)) == [RUN]
 
 

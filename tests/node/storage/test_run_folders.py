@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from homelab.node.run import claims, secret_files
 from homelab.node.storage import run_folders
 from homelab.protocol import files
 from homelab.protocol.errors import Refusal
+from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)
 RUN = "2026-01-01-0000-over"
@@ -39,16 +38,11 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
 
 
 def test_one_that_lives_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
-    environment = {**os.environ, "HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
-    living = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert living.stdout is not None and living.stdout.readline()
+    environment = {"HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
+    with living(**environment):
         assert run_folders.weigh(request_of)["runs"][RUN]["busy"] == "it is alive on this node"
         with pytest.raises(Refusal, match="it is alive on this node"):
             run_folders.remove(request_of)
-    finally:
-        living.kill()
-        living.communicate()
     assert (tmp_path / "runs" / RUN / "big").exists()
 
 

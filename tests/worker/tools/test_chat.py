@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from homelab.worker.model.build import load_model  # noqa: E402
 from homelab.worker.runtime.task import load_task  # noqa: E402
 from homelab.worker.tools import chat, footprint  # noqa: E402
 from homelab.worker.tools.footprint import Card, Place, choose  # noqa: E402
+from tests.processes import living  # noqa: E402
 from tests.worker import harness  # noqa: E402
 
 GB = 10**9
@@ -117,9 +116,8 @@ class TestPlace:
 @pytest.fixture
 def rank_of_r1() -> Iterator[int]:
     """The pid of a process that belongs to the run r1."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, "HOMELAB_RUN": "r1"}) as process:
+    with living(HOMELAB_RUN="r1") as process:
         yield process.pid
-        process.communicate(b"\n")
 
 
 @pytest.mark.timeout(20)
