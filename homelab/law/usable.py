@@ -15,6 +15,7 @@ from typing import Any
 
 from homelab.law import gguf_classes
 from homelab.protocol import quantisation
+from homelab.protocol.quantisation import Stored
 
 # How a model's files hold its weights. Any other word is the `quant_method` of its config.json.
 PLAIN, BNB_4BIT, BNB_8BIT, WIDENED, FOREIGN = "16 or 32 bits", "bitsandbytes in 4 bits", "bitsandbytes in 8 bits", "made 16 bits wide while read", "another quantisation"
@@ -40,7 +41,8 @@ class Base:
     refusal: Refusal | None = None
 
 
-_SIXTEEN = "[model] name = the same model in 16 bits (its page on the hub names it)"
+ORIGINAL_MODEL = "the 16-bit model that it was made from; its page on the hub names it"
+_SIXTEEN = "[model] name = {original}"
 
 
 def _no(reason: str, edit: str) -> Base:
@@ -48,7 +50,7 @@ def _no(reason: str, edit: str) -> Base:
 
 
 _TWICE = "they would be quantised once more"
-_FOREIGN = _no("adapters on such weights can be neither trained alike on every machine nor merged", f'{_SIXTEEN}; kind = "qlora" then holds it in 4 bits while it trains')
+_FOREIGN = _no("adapters on such weights can be neither trained alike on every machine nor merged", f'{_SIXTEEN}; kind = "qlora" holds that one in 4 bits, too')
 _ROUNDED = _no("it trains the weights themselves, and these are rounded", f'[method] kind = "lora" trains adapters on them; or {_SIXTEEN}')
 CHECKPOINTS: dict[tuple[str, str], Base] = {
     (PLAIN, FULL): Base(),
@@ -74,11 +76,16 @@ CHECKPOINTS: dict[tuple[str, str], Base] = {
 def checkpoint_of(config: Mapping[str, Any]) -> tuple[str, str]:
     """(how the files hold the weights, its name for a person), of a config.json."""
     stored = quantisation.stored_of(dict(config))
+    return form_of(stored), stored.words if stored else PLAIN
+
+
+def form_of(stored: Stored | None) -> str:
+    """The checkpoint's row in the table."""
     if stored is None:
-        return PLAIN, PLAIN
+        return PLAIN
     if not stored.is_known:
-        return FOREIGN, stored.words
-    return {quantisation.NF4: BNB_4BIT, quantisation.INT8: BNB_8BIT}.get(stored.held or "", WIDENED), stored.words
+        return FOREIGN
+    return {quantisation.NF4: BNB_4BIT, quantisation.INT8: BNB_8BIT}.get(stored.held or "", WIDENED)
 
 
 def method_of(kind: str, base: str) -> str:
@@ -91,14 +98,14 @@ def merge_bases(config: Mapping[str, Any], kind: str, base: str) -> tuple[str, .
     return CHECKPOINTS[checkpoint_of(config)[0], method_of(kind, base)].merge
 
 
-def checkpoint_refusal(config: Mapping[str, Any], kind: str, base: str) -> Refusal | None:
-    """Why a model with this config.json cannot be trained by this method; None where it can."""
-    form, name = checkpoint_of(config)
-    refusal = CHECKPOINTS[form, method_of(kind, base)].refusal
-    if refusal is None:
+def checkpoint_refusal(stored: Stored | None, kind: str, base: str, original: str = ORIGINAL_MODEL) -> Refusal | None:
+    """Why files that are quantised so cannot be trained by this method; None where they can. `original`: in which words to name the model in 16 bits."""
+    refusal = CHECKPOINTS[form_of(stored), method_of(kind, base)].refusal
+    if refusal is None or stored is None:
         return None
     asked = 'base = "8bit"' if method_of(kind, base) == LORA_8BIT else f'kind = "{kind}"'
-    return Refusal(f"the weights of this model are quantised already ({name}), and [method] {asked} does not go with that: {refusal.reason}", refusal.edit)
+    reason = f"the weights of this model are quantised already ({stored.words}), and [method] {asked} does not go with that: {refusal.reason}"
+    return Refusal(reason, refusal.edit.format(original=original))
 
 
 # What an adapter is put on.

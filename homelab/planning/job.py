@@ -53,9 +53,9 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     """The job of these inputs on these machines."""
     if not isinstance(inputs.recipe, TrainRecipe):
         return Job(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step)
+    held = stored_base.as_held(inputs.recipe, stored_base.config_of(machines.facts, inputs.config))
     shape = shape_of(inputs.recipe.model.name, machines.facts, inputs.config)
     work = workload.estimate(inputs.recipe, machines, precision, shape, inputs.data)
-    held = stored_base.as_held(inputs.recipe, stored_base.config_of(machines.facts, inputs.config))
     return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work)
 
 

@@ -33,7 +33,6 @@ def make(inputs: PlanInputs) -> Plan:
     inputs = dataclasses.replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))
     recipe, taking_part = inputs.recipe, machines.choose(inputs)
     wsl.refuse_paging(recipe, taking_part.names, taking_part.facts, taking_part.device)
-    afterwards.refuse(recipe, taking_part.facts)
     precise = precision.choose(recipe, taking_part)
     work = job.of(inputs, taking_part, precise.value)
     addresses, address_choices = lan_address.choose(inputs.cluster, taking_part)

@@ -8,6 +8,7 @@ from typing import Any
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError
 from homelab.facts.node import Facts
+from homelab.law import usable
 from homelab.protocol import quantisation
 from homelab.protocol.quantisation import INT8, NF4
 
@@ -22,18 +23,14 @@ def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecip
     """The recipe with the method that holds the base as its files do: adapters on 4 bits of bitsandbytes are planned as qlora. FP8 and MXFP4
     are read as 16 bits.
 
-    Raises InputError for weights that homelab does not train on, and for a method that would quantise them once more.
+    Raises InputError where the method cannot train what is stored so.
     """
-    stored = quantisation.stored_of(config)
+    stored, method = quantisation.stored_of(config), recipe.method
     if stored is None:
         return recipe
-    method, seen = recipe.method, f"the weights of the model are quantised already ({stored.words})"
-    where, original = "config.json of the model, quantization_config", "edit the recipe: [model] name = the 16-bit model that it was made from"
-    if not stored.is_known:
-        raise InputError(f"{seen}, and homelab does not train on them", where=where, hint=f'{original}; kind = "qlora" holds that one in 4 bits, too')
-    if stored.held is not None and method.kind == "full":
-        raise InputError(f'{seen}: kind = "full" trains the weights themselves', where="recipe, [method] kind", hint=f'kind = "lora" trains adapters on them; or {original}')
-    if method.quantisation not in (None, stored.held):
-        raise InputError(f"{seen}, and the recipe would quantise them once more", where="recipe, [method]", hint=f'kind = "lora" holds them as they are; or {original}')
+    refusal = usable.checkpoint_refusal(stored, method.kind, method.base)
+    if refusal is not None:
+        where = "recipe, [method], and quantization_config in the model's config.json"
+        raise InputError(f"{recipe.model.name}: {refusal.reason}", where=where, hint=f"edit the recipe: {refusal.edit}")
     held = {NF4: {"kind": "qlora", "base": "auto"}, INT8: {"kind": "lora", "base": "8bit"}}
     return recipe.model_copy(update={"method": method.model_copy(update=held[stored.held])}) if stored.held in held else recipe

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.law import gguf_classes, usable
+from homelab.protocol.quantisation import stored_of
 
 QUANTISED = {
     usable.PLAIN: {},
@@ -41,14 +42,14 @@ def test_the_table_has_every_cell_and_no_contradiction() -> None:
 def test_the_edit_of_each_refusal_is_tried(form: str, method: str) -> None:
     kind, base = METHODS[method]
     config = QUANTISED[form]
-    refusal = usable.checkpoint_refusal(config, kind, base)
+    refusal = usable.checkpoint_refusal(stored_of(config), kind, base)
     assert (refusal is None) == (usable.CHECKPOINTS[form, method].refusal is None)
     if refusal is None:
         assert bool(usable.merge_bases(config, kind, base)) == (kind != "full")
         return
     assert "quantised already" in refusal.reason
     is_other_model = refusal.edit.startswith("[model]")
-    assert usable.checkpoint_refusal({} if is_other_model else config, *edited(refusal.edit, kind, base)) is None
+    assert usable.checkpoint_refusal(None if is_other_model else stored_of(config), *edited(refusal.edit, kind, base)) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from homelab.law import usable
 from homelab.protocol import model_forms
 from homelab.worker.errors import WorkerError
 
@@ -27,7 +28,7 @@ _COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(uns
 def original_of(name: str) -> str:
     """"org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
     shorter = _COPY.sub("", _COPY.sub("", name.rstrip("/")))
-    return "the 16-bit model that it was made from" + (f" (perhaps {shorter})" if shorter != name.rstrip("/") else "; its page on the hub names it")
+    return usable.ORIGINAL_MODEL if shorter == name.rstrip("/") else f"the 16-bit model that it was made from (perhaps {shorter})"
 
 
 def refuse_folder(folder: Path) -> None:

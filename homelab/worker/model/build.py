@@ -46,7 +46,7 @@ def model_path(run: dict[str, Any]) -> str:
 def refuse_unfit(task: Task, path: str) -> None:
     """Raises WorkerError where the base model cannot be trained in the recipe's way, as far as its files tell before any weight is read."""
     config = base_kind.config_of(path, task.model.revision)
-    stored_weights.refuse(stored_weights.of(config), task.method.kind, task.method.quantisation, path)
+    stored_weights.refuse(stored_weights.of(config), task.method, path)
 
 
 def load_tokenizer(run: dict[str, Any], path: str) -> Any:
@@ -137,7 +137,7 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
     found = stored_weights.of(base_kind.config_of(path, task.model.revision))
-    stored_weights.refuse(found, task.method.kind, how, path)
+    stored_weights.refuse(found, task.method, path)
     if found is not None:
         note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
     if task.stage is not None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from homelab.law import usable
 from homelab.protocol import quantisation
-from homelab.protocol.quantisation import NF4, Stored
+from homelab.protocol.quantisation import Stored
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.base_kind import original_of
+from homelab.worker.runtime.recipe import Method
 
 # dt_proj: transformers 5, modeling_mamba.py. Jamba and Falcon Mamba leave the product to the layer where the base is quantised.
 _BARE_PRODUCTS = ("mamba",)
@@ -29,31 +31,15 @@ def of(config: Any) -> Stored | None:
     return quantisation.stored_of({"quantization_config": said if isinstance(said, dict) else said.to_dict()})
 
 
-def refuse(stored: Stored | None, kind: str, wanted: str | None, name: str) -> None:
-    """Raises WorkerError where the method ([method] kind, and how it wants the base held) does not go with how the weights are stored."""
-    if stored is None:
+def refuse(stored: Stored | None, method: Method, name: str) -> None:
+    """Raises WorkerError where the method does not go with how the weights of the model `name` are stored."""
+    refusal = usable.checkpoint_refusal(stored, method.kind, method.base, original_of(name))
+    if stored is None or refusal is None:
         return
-    where, original = "config.json of the model, quantization_config", original_of(name)
-    seen = f"the weights are quantised already ({stored.words})"
-    if not stored.is_known:
-        why = _cannot_load(stored)
-        raise WorkerError(
-            f"{seen}, and homelab does not train on them{f': {why}' if why else ''}", where=where,
-            hint=f'edit the recipe: [model] name = {original}; kind = "qlora" holds that one in 4 bits, too', needs_launch=True,
-        )  # fmt: skip
-    if stored.held is not None and kind == "full":
-        raise WorkerError(
-            f'{seen}: kind = "full" trains the weights themselves, and these are rounded', where="[method] kind in the recipe",
-            hint=f'edit the recipe: kind = "lora" trains adapters on them; or [model] name = {original}', needs_launch=True,
-        )  # fmt: skip
-    if wanted is None or wanted == stored.held:
-        return
-    asked = 'kind = "qlora"' if wanted == NF4 else 'base = "8bit"'
-    held = "in 16 bits" if stored.held is None else "as they are"
-    other = 'kind = "lora"' if wanted == NF4 else 'leave base out, with kind = "lora"'
+    why = "" if stored.is_known else _cannot_load(stored)
     raise WorkerError(
-        f"{seen}, and {asked} would quantise them once more", where="[method] in the recipe",
-        hint=f"edit the recipe: {other} holds them {held}; or [model] name = {original}", needs_launch=True,
+        f"{refusal.reason}{f'. {why}' if why else ''}", where="[method] in the recipe, and quantization_config in the model's config.json",
+        hint=f"edit the recipe: {refusal.edit}", needs_launch=True,
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
 
     kind, settings = method["kind"], section(Method, {"method": method})
     base_kind.refuse_kind(loaded)
-    stored_weights.refuse(stored, kind, settings.quantisation, "the model")
+    stored_weights.refuse(stored, settings, "the model")
     dtype = torch.float32 if kind == "full" else DTYPES[precision]
     try:
         model = AutoModelForCausalLM.from_config(loaded, dtype=dtype)

@@ -50,7 +50,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
             _stay_offline()
         config = base_kind.config_of(path, revision)
         stored = stored_weights.of(config)
-        stored_weights.refuse(stored, method["kind"], section(Method, {"method": method}).quantisation, path)
+        stored_weights.refuse(stored, section(Method, {"method": method}), path)
         # The loss of all logits at once: how it is computed changes nothing of what is asked here.
         settings = {**train, "fused_loss": False, "gradient_checkpointing": False}
         with torch.device("meta"):

@@ -83,12 +83,12 @@ CASES: dict[str, tuple[Make, str, str, str]] = {
     "a reward model": (lambda model, folder: odd_models.other(model, folder, "a reward model"), "lora",
                        "the files lack lm_head.weight, which LlamaForCausalLM needs: they were saved by LlamaForSequenceClassification", "trained as what it was made from"),
     "a model for embeddings": (lambda model, folder: odd_models.other(model, folder, "a model for embeddings"), "full", "lack lm_head.weight", "trained as what it was made from"),
-    **{name: (edited(quantization_config=said), kind, "the weights are quantised already", "the 16-bit model that it was made from")
+    **{name: (edited(quantization_config=said), kind, "the weights of this model are quantised already", "the 16-bit model that it was made from")
        for name, said in odd_models.QUANTISED.items() for kind in ("lora",)},
     "gptq, quantised once more": (edited(quantization_config=odd_models.QUANTISED["gptq"]), "qlora", "GPTQ in 4 bits", 'kind = "qlora" holds that one in 4 bits, too'),
     "4 bits, all weights": (lambda model, folder: odd_models.quantised(model, folder, 4), "full", "these are rounded", 'kind = "lora" trains adapters on them'),
-    "8 bits, once more": (lambda model, folder: odd_models.quantised(model, folder, 8), "qlora", "quantise them once more", 'kind = "lora" holds them as they are'),
-    "fp8, once more": (lambda model, folder: odd_models.in_eight_float_bits(model, _made(folder))[0], "qlora", "quantise them once more", 'kind = "lora" holds them in 16 bits'),
+    "8 bits, once more": (lambda model, folder: odd_models.quantised(model, folder, 8), "qlora", "quantised once more", 'kind = "lora" holds them as they are'),
+    "fp8, once more": (lambda model, folder: odd_models.in_eight_float_bits(model, _made(folder))[0], "qlora", "quantised once more", 'kind = "lora" holds them in 16 bits'),
 }  # fmt: skip
 
 
