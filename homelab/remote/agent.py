@@ -148,7 +148,7 @@ class Agent:
                 hint=f"is this your machine? To have the agent shipped anew: {self._on_node('rm -r', '/code')}",
             )
         assert isinstance(answer, dict)
-        return answer if verb in _AS_IT_IS else cast(dict[str, Any], _harmless(answer))
+        return answer if verb in _AS_IT_IS else answers.with_defaults(verb, cast(dict[str, Any], _harmless(answer)))
 
     def _refusal(self, error: dict[str, Any]) -> HomelabError:
         message = plain_lines(str(error["message"]))

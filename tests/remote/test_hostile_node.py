@@ -40,6 +40,7 @@ from tests.remote.desks import DONE, NAMES, OTHER
 
 pytestmark = pytest.mark.timeout(3600)
 CANARY = "canary-0123456789"
+MISSING = "the key is left out"
 SKIPPED = ("--skip", "network", "--skip", "collective")
 _CHECKS = ("disk", "memory", "python", "runs", "gpu")
 COMMANDS = {
@@ -77,7 +78,7 @@ def hostile(outside: Path, many: int) -> list[Any]:
     for _ in range(300):
         deep = [deep]
     return [
-        None, True, -1, 10**30, float("nan"), float("inf"), "", "x" * 20_000, f"../../../../{outside.name}/canary", str(outside / "canary"), "$(touch pwned)",
+        MISSING, None, True, -1, 10**30, float("nan"), float("inf"), "", "x" * 20_000, f"../../../../{outside.name}/canary", str(outside / "canary"), "$(touch pwned)",
         "\x1b]52;c;cHduZWQ=\x07\x1b[2J", "\u202e\u200b\x00\x9b1m", "a\nfix: sh -c evil", "-rf", [], {}, [None], {"../x": {}}, deep, [0] * many, {str(n): 0 for n in range(many)},
     ]  # fmt: skip
 
@@ -105,13 +106,16 @@ def _kind(value: Any) -> str:
 
 def exchanged(answer: Any, place: tuple[Any, ...], value: Any) -> Any:
     if not place:
-        return value
+        return {} if value is MISSING else value
     answer = copy.deepcopy(answer)
     inner = answer
     try:
         for key in place[:-1]:
             inner = inner[key]
-        inner[place[-1]] = value
+        if value is MISSING:
+            del inner[place[-1]]
+        else:
+            inner[place[-1]] = value
     except (KeyError, IndexError, TypeError):
         return answer
     return answer

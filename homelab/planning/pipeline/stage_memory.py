@@ -34,8 +34,9 @@ from homelab.protocol.memory_items import (
     WORKING_SET,
 )
 
-_RECEIVES_AHEAD = 2  # homelab.worker.pipeline.neighbours
-_SENDS_UNDER_WAY = 1
+# homelab.worker.pipeline.neighbours: both are in the host's memory, so a card holds only the message that it computes with.
+_RECEIVES_AHEAD = 2
+_SENDS_UNDER_WAY = 2
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def _messages(shape: Architecture, method: Method, setup: RankSetup, train: Trai
     one that is sent. In 16 bit the input of every micro-batch in flight, too: the first layer keeps it only with checkpointing or in fp32."""
     one = message_bytes(shape, method, setup.precision, setup.micro_batch * train.seq_len)
     is_input_apart = method.kind != "full" and setup.precision != "fp32" and not train.gradient_checkpointing
-    before = 0 if part.is_first else _RECEIVES_AHEAD + _SENDS_UNDER_WAY + (in_flight if is_input_apart else 0)
-    behind = 0 if part.is_last else in_flight + _RECEIVES_AHEAD + 1
+    received, sent = (1, 1) if setup.device == "cuda" else (_RECEIVES_AHEAD, _SENDS_UNDER_WAY)
+    before = 0 if part.is_first else received + sent + (in_flight if is_input_apart else 0)
+    behind = 0 if part.is_last else in_flight + received + 1
     return one * (before + behind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import ClassVar
 
 from homelab.errors import InputError
@@ -14,6 +15,8 @@ from homelab.planning.strategy.base import Assignment, Automatic, Strategy
 from homelab.planning.strategy.ddp import TIMEOUT_S
 from homelab.planning.types import Choice
 
+#: torch 2.11 has no `FSDPModule.reset_iter_state`, by which the ranks stay in step after an evaluation.
+_LEAST_TORCH = (2, 13)
 _CHECKPOINTS = "every node saves all of it, so that any strategy goes on from it and a dead node costs nothing"
 
 
@@ -158,6 +161,12 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return f'sends plain sums, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
     if recipe.parallel.bucket_mb != "auto":
         return "exchanges whole blocks, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
+    for name, facts in job.machines.facts.items():
+        version = facts.python.packages.get("torch") or ""
+        release = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+        if name in job.machines.names and release and (int(release[1]), int(release[2])) < _LEAST_TORCH:
+            renewal = "renew the NVIDIA driver there (580 or newer) and run `homelab setup`" if job.machines.device == "cuda" else "`homelab setup`"
+            return f"needs torch {_LEAST_TORCH[0]}.{_LEAST_TORCH[1]} or newer, and {name} has {version}", f'{renewal}, or strategy = "ddp"'
     if recipe.train.optimizer != "adamw":
         blocks = f'with optimizer = "{recipe.train.optimizer}" would be another training: it rounds in blocks of 256 weights, and shards cut them elsewhere'
         return blocks, '[train] optimizer = "adamw" (another training, too), or strategy = "ddp"'

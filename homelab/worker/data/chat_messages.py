@@ -16,12 +16,14 @@ Message = dict[str, Any]
 _HINT = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 # ShareGPT's names, and those that older data has in the place of OpenAI's.
 _SHARED_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "chatbot": "assistant",
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "chatbot": "assistant", "ai": "assistant",
     "model": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool", "function": "tool", "ipython": "ipython",
     "function_response": "tool", "tool_response": "tool", "function_call": "assistant", "tool_call": "assistant",
 }  # fmt: skip
 _CALLS = ("function_call", "tool_call")
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+_SPEAKERS = ("user", "assistant", "system", "human", "gpt", "chatgpt", "bot", "chatbot", "ai")  # in any spelling but that of the templates
+_CONTENTS = ("text", "value", "message", "body")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -73,6 +75,9 @@ def _message(message: Any, where: str, role: str, content: str) -> Message:
     # An empty field of a table (Parquet) is no field: many templates write "None" for it.
     plain = {key: value for key, value in message.items() if key not in (role, content) and value is not None}
     name = _SHARED_ROLES.get(said.lower()) if role != "role" else _ROLES.get(said, said)
+    if role == "role" and said not in ("user", "assistant", "system") and said not in _ROLES and said.lower() in _SPEAKERS:
+        meant = _SHARED_ROLES[said.lower()]
+        raise WorkerError(f'no chat template knows the role "{said}"', where=where, hint=f'write "role": "{meant}" in its place, in every row')
     if name is None:
         known = ", ".join(sorted(set(_SHARED_ROLES)))
         raise WorkerError(f'the speaker "{said}" is not known', where=where, hint=f'write one of {known} for "{role}"')
@@ -96,7 +101,9 @@ def _content(value: Any, role: str, plain: Message, key: str, where: str) -> str
     if value is None and role == "assistant" and (plain.get("tool_calls") or any(plain.get(name) for name in REASONING)):
         return None
     if not isinstance(value, str):
-        raise WorkerError(f'"{key}" must be text, here it is {type(value).__name__}', where=where, hint=_HINT)
+        other = next((name for name in _CONTENTS if value is None and isinstance(plain.get(name), str)), None)
+        hint = f'the text stands under "{other}": [data] columns = {{ content = "{other}" }} in the recipe' if other else _HINT
+        raise WorkerError(f'"{key}" must be text, here it is {type(value).__name__}', where=where, hint=hint)
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from homelab.protocol import file_kind
 from homelab.protocol.file_kind import SUFFIXES
+from homelab.worker.data import file_forms
 from homelab.worker.errors import WorkerError
 
 
@@ -48,7 +49,7 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
         raise WorkerError(
             f'data files end in {", ".join(SUFFIXES)}; this one ends in "{path.suffix}"',
             where=f"{path}, key [data] train",
-            hint="rename the file after what it holds, or convert it to JSONL",
+            hint=file_forms.fix_of_separator("\t", path) if path.suffix == ".tsv" else "rename the file after what it holds, or convert it to JSONL",
         )
     if source.get("sha256"):
         with path.open("rb") as file:
@@ -81,23 +82,18 @@ def _jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 fields = json.loads(line)
             except ValueError as error:
-                hint = "every line is one JSON object, and no line break stands inside it"
-                raise WorkerError(f"this line is not JSON: {error}", where=where, hint=hint) from error
-            yield where, _object(fields, where)
+                raise WorkerError(f"this line is not JSON: {error}", where=where, hint=file_forms.fix_of_line(line, path)) from error
+            yield where, _object(fields, where, file_forms.fix_of_line(line, path))
 
 
 def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise
+        rows = json.loads(text)
     except ValueError as error:
-        hint = "a .json file is one list of objects; with one object per line, call it .jsonl"
-        raise WorkerError(f"this file is not JSON: {error}", where=str(path), hint=hint) from error
+        raise WorkerError(f"this file is not JSON: {error}", where=str(path), hint=file_forms.fix_of_text(text, path)) from error
     if not isinstance(rows, list):
-        raise WorkerError(
-            "a .json data file is one list of objects", where=str(path), hint='write [{"messages": ...}, ...]'
-        )
+        raise WorkerError("a .json data file is one list of objects", where=str(path), hint=file_forms.fix_of_value(rows, path))
     for number, fields in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         yield where, _object(fields, where)
@@ -108,6 +104,8 @@ def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            if (apart := file_forms.fix_of_header(list(reader.fieldnames or ()), path)) is not None:
+                raise WorkerError(f"the columns of a .csv file are separated by commas, here by {apart[0]}", where=f"{path}, line 1", hint=apart[1])
             for fields in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in fields or None in fields.values():
@@ -156,8 +154,7 @@ def _text(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 paragraph = []
 
 
-def _object(fields: Any, where: str) -> dict[str, Any]:
+def _object(fields: Any, where: str, hint: str = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}') -> dict[str, Any]:
     if not isinstance(fields, dict):
-        hint = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
         raise WorkerError(f"a row is a JSON object, this one is {type(fields).__name__}", where=where, hint=hint)
     return fields

@@ -34,7 +34,9 @@ def install(model: Any) -> None:
 
 def dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The matrix [outputs, inputs]. A scale is the largest absolute value of its row, which the code 127 stands for."""
-    return codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
+    scaled = scales.unsqueeze(1) * (1 / 127)
+    # In one pass over the matrix, 3 bytes per weight where a copy in `dtype` and a product need 7. The bits are the same.
+    return torch.mul(codes, scaled, out=torch.empty(codes.shape, dtype=dtype, device=codes.device))
 
 
 class _Product(torch.autograd.Function):

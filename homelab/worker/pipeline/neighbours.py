@@ -1,8 +1,10 @@
 """Messages to the stage before and the stage behind: activations go one way, their gradients the other. Nothing is awaited before it is needed.
 
 Receives are posted ahead, so that a message is on its way while the pass before it is computed; torch's own `Schedule1F1B` (2.13) waits for
-each send together with the next receive. With NCCL every boundary has a group for each direction, made at the start: groups that are made in
-the middle of a step, and one stream for both directions, can wait for each other.
+each send together with the next receive. Messages go through the host's memory and gloo, on cards too. There, a receive of NCCL is a kernel that
+occupies the card until its message comes. Whatever waits for the card meanwhile would wait for a message that needs this very rank: the first
+message of a connection, the first launch of a kernel, an allocator that gives memory back (tests/worker/cards has the rules and their sources).
+Between machines NCCL goes through the host's memory as well.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import torch.distributed as dist
 from homelab.worker.runtime import process_group
 
 _AHEAD = 2  # receives that are posted before their message is needed
+_UNDER_WAY = 2  # messages that are on their way at most, when the next is to be sent
 
 
 @dataclass
 class Channel:
-    """One direction of one boundary: the other rank, the group of both, and what is under way."""
+    """One direction of one boundary: the other rank, the group of all stages, and what is under way, in the host's memory."""
 
     peer: int
     group: Any
@@ -31,9 +34,10 @@ class Channel:
 
     def send(self, tensor: torch.Tensor) -> int:
         """Begin to send; the bytes. The tensor must not change any more."""
-        while self.sent and self.sent[0][0].is_completed():
-            self.sent.popleft()
-        self.sent.append((dist.isend(tensor, self.peer, group=self.group), tensor))
+        while len(self.sent) >= _UNDER_WAY:  # work of gloo is not completed before somebody waits for it
+            self.sent.popleft()[0].wait()
+        message = tensor.cpu()
+        self.sent.append((dist.isend(message, self.peer, group=self.group), message))
         return int(tensor.nbytes)
 
     def drain(self) -> None:
@@ -56,11 +60,11 @@ class Inbox:
         work, tensor = self._posted.popleft()
         work.wait()
         self._post(1)
-        return tensor
+        return tensor.to(self._device, non_blocking=True)  # torch keeps pinned memory until a card has read it
 
     def _post(self, count: int) -> None:
         for shape in itertools.islice(self._left, count):
-            tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+            tensor = torch.empty(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
             self._posted.append((dist.irecv(tensor, self._channel.peer, group=self._channel.group), tensor))
 
 
@@ -77,12 +81,14 @@ class Neighbours:
     def of(cls, rank: int, stages: Sequence[int]) -> Neighbours:
         """`stages`: the rank of each stage, from the first to the last. Collective."""
         channels: dict[str, Channel] = {}
+        # One group for all boundaries. Beside NCCL, torch splits its communicator for a smaller group on the ranks outside of it (pytorch issue
+        # 145376). Between two ranks gloo keeps the order of the messages in each direction.
+        group = dist.new_group(timeout=process_group.patience(), backend="gloo")
         for before, behind in itertools.pairwise(stages):
-            forward, backward = (dist.new_group([before, behind], timeout=process_group.patience()) for _ in range(2))
             if rank == before:
-                channels |= {"behind_out": Channel(behind, forward), "behind_in": Channel(behind, backward)}
+                channels |= {"behind_out": Channel(behind, group), "behind_in": Channel(behind, group)}
             elif rank == behind:
-                channels |= {"before_in": Channel(before, forward), "before_out": Channel(before, backward)}
+                channels |= {"before_in": Channel(before, group), "before_out": Channel(before, group)}
         return cls(**channels)
 
     def drain(self) -> None:

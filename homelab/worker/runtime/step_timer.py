@@ -95,6 +95,15 @@ class StepTimer:
         """This rank's last gradient of the step is computed."""
         self._ready = self._now()
 
+    def part_ready(self) -> None:
+        """The gradients of a part of a divided model are computed, and their sum over the ranks begins. The last part ends this rank's own work.
+
+        On a card, torch lets the stream that computes wait for these sums inside of `backward()` (2.13, _fsdp_param_group.py, finalize_backward),
+        and calls this in the stream that sums: without this event the last pass of every rank would end with that of the slowest.
+        """
+        if self.cuda:
+            self._ready = self._now(torch.cuda.default_stream())
+
     def gradients_reduced(self) -> None:
         """The averaged gradients are here."""
         if self._ready is None:
@@ -107,10 +116,11 @@ class StepTimer:
             self.communication_s += reduced - self._ready
         self._ready = None
 
-    def _now(self) -> Any:
+    def _now(self, stream: Any = None) -> Any:
+        """Seconds, or on CUDA an event of `stream` (the current one)."""
         if not self.cuda:
             return time.perf_counter()
         # `blocking`: the wait sleeps. NCCL needs the core that a busy wait would use.
         event = torch.cuda.Event(enable_timing=True, blocking=True)
-        event.record()
+        event.record(stream)
         return event

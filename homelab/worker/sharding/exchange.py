@@ -76,6 +76,8 @@ class _Scatter(_Counted, ReduceScatter):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:  # fmt: skip
         assert op == dist.ReduceOp.SUM, op
+        if self._exchange.timer is not None:
+            self._exchange.timer.part_ready()
         work: dist.Work | None = self._exchange.timed(
             self._name, lambda: sum_parts(output_tensor, input_tensor, group, async_op=async_op), input_tensor.nbytes
         )

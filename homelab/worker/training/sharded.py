@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -81,7 +82,10 @@ class Shards:
         if task.strategy != "hsdp":
             return init_device_mesh(task.device, (task.world_size,))
         per_node = task.world_size // len(set(task.nodes))
-        return init_device_mesh(task.device, (task.world_size // per_node, per_node), mesh_dim_names=("machines", "cards"))
+        mesh = init_device_mesh(task.device, (task.world_size // per_node, per_node), mesh_dim_names=("machines", "cards"))
+        for group in mesh.get_all_groups():  # torch gives them its own limit, 10 minutes with NCCL, and not that of the default group
+            dist.distributed_c10d._set_pg_timeout(process_group.patience(), group)
+        return mesh
 
     def after_wrap(self, wrapped: Any) -> None:
         pass

@@ -98,6 +98,11 @@ class ShareTrainer(Trainer):
         assert self.args.average_tokens_across_devices or task.world_size == 1
         assert self.args.n_gpu <= 1 and self.args.gradient_accumulation_steps == 1
 
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether a step's batches are on the card before its passes begin. They must not be copied again: a card's memory cannot be pinned."""
+        return self.task.device == "cuda" and self.task.switches.copy_ahead
+
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.strategy.configure(self.accelerator)
@@ -119,7 +124,7 @@ class ShareTrainer(Trainer):
         # Every rank has all rows and counts the whole batch by itself. The ranks exchange the counts with the losses and compare them
         # before they change the weights. A batch without any such token has a loss of 0 and a gradient of 0, not 0 / 0.
         count = torch.tensor(max(item.loss_tokens, 1), device=device)
-        if device.type == "cuda" and self.task.switches.copy_ahead:
+        if self.copies_ahead:
             item = dataclasses.replace(item, micro_batches=copied(item.micro_batches, device, pin=True))
         self.clock.input_ready()
         return [item], count

@@ -12,7 +12,8 @@ from homelab.planning.strategy import registry
 from tests import builders
 from tests.builders import NAMES
 
-METHODS = ({"kind": "lora"}, {"kind": "lora", "base": "8bit"}, {"kind": "qlora"}, {"kind": "full"})
+LORA = {"kind": "lora"}
+METHODS = (LORA, *(pytest.param(method, marks=pytest.mark.thorough) for method in ({"kind": "lora", "base": "8bit"}, {"kind": "qlora"}, {"kind": "full"})))
 
 
 @pytest.mark.parametrize("strategy", ["auto", *registry.STRATEGIES])
@@ -41,5 +42,5 @@ def test_every_proposal_is_one_that_the_strategy_takes(strategy: str, method: di
                 continue  # what else is held on a card is another test
             except InputError as error:
                 raise AssertionError(f"{way} is refused: {error.message}") from error
-    if strategy in ("ddp", "zero2") and method == METHODS[0]:
+    if strategy in ("ddp", "zero2") and method == LORA:
         assert seen, "there is something to walk"

@@ -15,6 +15,8 @@ from homelab.planning.strategy.registry import STRATEGIES, Selection
 from homelab.planning.types import StrategyPrice
 from tests import builders
 from tests.builders import NAMES
+from tests.checks import healthy
+from tests.planning.test_plan import make
 
 MODEL = "HuggingFaceTB/SmolLM2-1.7B"
 
@@ -100,6 +102,17 @@ def test_what_would_be_another_curve_is_refused(strategy: str, tables: dict[str,
     with pytest.raises(InputError, match=text) as refusal:
         chosen(job_of([[40], [40]], strategy=strategy, **tables))
     assert refusal.value.hint and refusal.value.where
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp"])
+def test_a_torch_without_what_shards_need_is_named(strategy: str) -> None:
+    """An RTX 50 with a driver of 570 gets torch 2.11."""
+    recipe, old = healthy.recipe(parallel={"strategy": strategy}), NAMES[1]
+    with pytest.raises(InputError, match=rf"needs torch 2\.13 or newer, and {old} has 2\.11\.0\+cu128") as refusal:
+        make(healthy.packages(healthy.gpu(), old, torch="2.11.0+cu128"), recipe)
+    assert "580" in refusal.value.hint and "homelab setup" in refusal.value.hint
+    for other in ("2.13.0+cu130", "3.0.1", None, "from source"):
+        assert make(healthy.packages(healthy.gpu(), old, torch=other), recipe).strategy == strategy
 
 
 def test_bytes_of_a_step_by_hand() -> None:

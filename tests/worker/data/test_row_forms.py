@@ -276,3 +276,21 @@ def test_a_run_of_an_older_version_goes_on_with_its_rows(tokenizer: Any, tmp_pat
     assert trained_text(own, now).startswith("two<|start|>two<|start|>") and "get_weather" in whole_text(own, now)
     with pytest.raises(WorkerError, match="no \"messages\""):
         encoding.Encoder(own, SETTINGS, 99, print, rules=1).encode([readers.Record(0, "rows, line 1", {"question": "a", "answer": "b"})], "train")
+
+
+@pytest.mark.parametrize(("role", "meant"), [("User", "user"), ("ASSISTANT", "assistant"), ("AI", "assistant"), ("Human", "user"), ("bot", "assistant")])
+def test_a_role_that_no_template_knows_is_refused_with_the_one_that_is_meant(tokenizer: Any, role: str, meant: str) -> None:
+    with pytest.raises(WorkerError, match=f'no chat template knows the role "{role}"') as refused:
+        encode(tokenizer, [{"messages": [{"role": role, "content": "one"}, MESSAGES[1]]}])
+    assert f'"role": "{meant}"' in refused.value.hint and "message 1" in refused.value.where
+    (made,), _ = encode(tokenizer, [{"conversations": [{"from": "Human", "value": "one"}, {"from": "AI", "value": "two"}]}])
+    assert trained_text(tokenizer, made) == "two<|end|>"
+
+
+def test_text_under_another_key_of_a_message_is_named(tokenizer: Any) -> None:
+    row = {"messages": [{"role": "user", "text": "one"}, {"role": "assistant", "text": "two"}]}
+    with pytest.raises(WorkerError) as refused:
+        encode(tokenizer, [row])
+    assert '[data] columns = { content = "text" }' in refused.value.hint
+    (made,), _ = encode(tokenizer, [row], columns={"content": "text"})
+    assert trained_text(tokenizer, made) == "two<|end|>"

@@ -49,6 +49,14 @@ def test_forward_and_gradient_are_those_of_the_dequantised_matrix(dtype: torch.d
     assert torch.allclose(one.grad, other.grad, rtol=0.02, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_pass_over_the_matrix_gives_the_bits_of_two(dtype: torch.dtype) -> None:
+    codes = torch.arange(-128, 128, dtype=torch.int8).repeat(64, 1)
+    scales = torch.randn(64, generator=torch.Generator().manual_seed(3)).abs()
+    two = codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
+    assert torch.equal(int8_linear.dequantised(codes, scales, dtype), two)
+
+
 def test_the_base_of_a_model_and_its_digest(model: Path) -> None:
     """All linear layers but the head; a scale that differs in one bit is another base."""
     loaded = build.load_base(str(model), None, quantisation.INT8, torch.float32, None, "here")

@@ -71,7 +71,8 @@ def test_on_a_card_a_sign_tells_that_a_pass_is_done_and_not_that_it_is_queued(mo
         def __init__(self, enable_timing: bool, blocking: bool = False) -> None:
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self, stream: object) -> None:
+            assert stream is None, "the current one"
             queued.append(self)
 
         def synchronize(self) -> None:

@@ -1,0 +1,50 @@
+"""The batches of a step go to a card once: its memory cannot be pinned a second time."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from homelab.worker.training import pipeline, trainer
+from homelab.worker.training.switches import Switches
+from tests.worker.cards.nccl import OnCard
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    micro_batches: list[dict[str, torch.Tensor]]
+    loss_tokens: int = 3
+    seeds: tuple[int, ...] = (0,)
+
+
+def copied(batches: list[dict[str, torch.Tensor]], device: torch.device, *, pin: bool) -> list[dict[str, torch.Tensor]]:
+    assert device.type == "cuda"
+    return [{name: (tensor.pin_memory() if pin and isinstance(tensor, OnCard) else tensor).as_subclass(OnCard) for name, tensor in batch.items()} for batch in batches]
+
+
+@pytest.mark.parametrize("copy_ahead", [True, False])
+def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.MonkeyPatch, copy_ahead: bool) -> None:
+    for module in (trainer, pipeline):
+        monkeypatch.setattr(module, "copied", copied)
+    monkeypatch.setattr(trainer, "torch", SimpleNamespace(tensor=lambda value, device: torch.tensor(value)))
+    task = SimpleNamespace(device="cuda", switches=dataclasses.replace(Switches(), copy_ahead=copy_ahead))
+    clock = SimpleNamespace(begin=lambda: None, input_ready=lambda: None, count_passes=lambda *_: None)
+    mine = SimpleNamespace(clock=clock, task=task, compute_loss_context_manager=None, hooks=SimpleNamespace(after_pass=None), accelerator=SimpleNamespace(backward=None))
+    mine.copies_ahead = trainer.ShareTrainer.copies_ahead.fget(mine)  # type: ignore[attr-defined]
+    items = iter([Item([{"input_ids": torch.ones(1, 4, dtype=torch.int64)}])])
+    (ready,), count = trainer.ShareTrainer.get_batch_samples(mine, items, 1, torch.device("cuda"))  # type: ignore[arg-type]
+    stages: Any = object.__new__(pipeline.Stages)
+    stages._device = torch.device("cuda", 0)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def step(batches: list[dict[str, torch.Tensor]], *_rest: Any) -> tuple[float, Any]:
+        seen.extend(batches)
+        return 0.0, SimpleNamespace(sent_bytes=0, passes_s=[], waited_s=0.0)
+
+    stages._pipeline = lambda *_: SimpleNamespace(step=step)
+    stages.run_passes(mine, SimpleNamespace(train=lambda: None), ready, count)
+    assert len(seen) == 1 and isinstance(seen[0]["input_ids"], OnCard)
