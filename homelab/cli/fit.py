@@ -54,7 +54,7 @@ def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInput
     from homelab.planning.memory import scenario
 
     try:
-        shape = shape_of(recipe.model.name, inputs.facts)
+        shape = shape_of(recipe.model.name, inputs.facts, inputs.config)
         memory = scenario.of_plan(make(inputs), shape, inputs.facts) if shape else None
     except scenario.DoesNotFit as error:
         memory = error.scenario

@@ -99,6 +99,7 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, a
     from homelab.remote.fanout import Fleet
 
     if offline:
+        _refuse_other_model(training)
         try:
             items = inputs.of_recipe(training, recipe)
             return planner.inputs_of(cluster, {}, training, items, recipe.stem), [], data_files.fault(items)
@@ -110,8 +111,19 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, a
         blocked = data_files.fault(items) or data_verdict.fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
+    if not any(facts.model is not None and facts.model.config for facts in evidence.facts.values()):
+        _refuse_other_model(training)
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
     return planner.inputs_from(evidence, training, items, recipe.stem), notes, blocked
+
+
+def _refuse_other_model(training: Recipe) -> None:
+    """Raises InputError where no node says what the model is, and what lies on this machine is none."""
+    from homelab.control.launch import base_model
+
+    fault = base_model.look(training).fault
+    if fault is not None:
+        raise fault
 
 
 def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.node import paths
 from homelab.node.run import secret_files
-from homelab.node.system import hub
-from homelab.protocol import files
+from homelab.protocol import files, hub_cache
 from homelab.protocol.errors import Refusal
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _fetched(request: JsonObject) -> Any:
 def _cached_names() -> list[str]:
     """Names of the models in the hub's cache of this node."""
     with contextlib.suppress(OSError):
-        return sorted(name[8:].replace("--", "/") for name in os.listdir(hub.cache()) if name.startswith("models--"))[:_MOST_NAMES]
+        return hub_cache.model_names()[:_MOST_NAMES]
     return []
 
 

@@ -22,7 +22,7 @@ class PlanInputs:
     `facts` may be empty (offline): cluster.toml is believed then. `code` and `script` are the shipped code and a [script]'s file, `files`
     everything that is shipped, as paths below a node's work folder; without `script` the recipe's own path is taken. `data` has the size
     of the data that does not lie on the nodes, by role, `throughputs` bytes per second from node to node, where measured. `moment`: when the run
-    was launched, UTC, where that is known. `config`: config.json of the model, where this machine has its folder.
+    was launched, UTC, where that is known. `config`: config.json of the model, where this machine has it.
     """
 
     cluster: Cluster

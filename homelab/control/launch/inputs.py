@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from homelab.config.recipe import HubData, Recipe, ScriptRecipe, TrainRecipe
 from homelab.control.launch import script_imports
@@ -136,14 +135,3 @@ def files_of(items: Iterable[RecipeInput]) -> dict[str, DataFile]:
         for item in items
         if item.kind != "on-node" and item.role in ("train", "eval")
     }
-
-
-def local_config(recipe: Recipe) -> dict[str, Any] | None:
-    """config.json of a model that is a folder, where this machine has that folder; None for any other, and for one that cannot be read."""
-    if not isinstance(recipe, TrainRecipe) or not recipe.model.is_folder:
-        return None
-    try:
-        content = json.loads((Path(recipe.model.name).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

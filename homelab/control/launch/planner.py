@@ -10,7 +10,7 @@ from typing import Any
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
-from homelab.control.launch import inputs
+from homelab.control.launch import base_model, inputs
 from homelab.control.launch.inputs import RecipeInput
 from homelab.facts.node import Facts
 from homelab.launchers import registry
@@ -27,7 +27,7 @@ def inputs_of(cluster: Cluster, facts: Mapping[str, Facts], recipe: Recipe, item
     return PlanInputs(
         cluster, recipe, facts, run, recipe.parallel.port, code=_below_workdir(ship.code_dir), script=shipped.get("script"),
         files=tuple(shipped.values()), data=inputs.files_of(items),
-        config=inputs.local_config(recipe),
+        config=base_model.look(recipe).config,
     )  # fmt: skip
 
 

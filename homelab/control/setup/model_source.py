@@ -10,6 +10,7 @@ from homelab.config.recipe import Model
 from homelab.control import hub_token, package
 from homelab.control.launch import links
 from homelab.errors import HomelabError, InputError
+from homelab.protocol import hub_cache
 from homelab.protocol.digest import file_sha256
 from homelab.provision import model_files
 from homelab.provision.setup_plan import Part
@@ -80,6 +81,4 @@ def _fetched(model: Model, say: Say) -> str:
 
 
 def _snapshot(model: Model, commit: str) -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE, "models--" + model.name.replace("/", "--"), "snapshots", commit)
+    return Path(hub_cache.snapshots(model.name), commit)

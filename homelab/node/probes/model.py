@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import files, model_forms
+from homelab.protocol import files, hub_cache, model_forms
 
 if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
@@ -35,17 +35,10 @@ def _model(request: JsonObject) -> JsonObject:
     name, revision = request["model"], request.get("revision")
     if name.startswith(("/", "~")):
         return _model_folder(os.path.expanduser(name), request)
-    snapshots = os.path.join(hub.cache(), "models--" + name.replace("/", "--"), "snapshots")
-    commit = revision
+    folder = hub_cache.snapshot(name, revision)
     answer = {"found": False, "path": None, "config": None, "size_bytes": None, "problem": "not in the hub cache"}
-    if commit is None or not os.path.isdir(os.path.join(snapshots, commit)):
-        try:
-            with open(os.path.join(os.path.dirname(snapshots), "refs", revision or "main")) as stream:
-                commit = stream.read().strip()
-        except OSError:
-            commit = None
-    if commit is not None:
-        answer = _model_folder(os.path.join(snapshots, commit), request)
+    if folder is not None:
+        answer = _model_folder(folder, request)
     if not answer["found"] and not answer.get("damaged"):
         # A token in the controller's environment is sent with the run.
         answer.update(has_token=bool(request.get("token_sent")) or hub.has_token(), hub=hub.way())

@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.system import hub
+from homelab.protocol import hub_cache
 
 if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
@@ -35,7 +35,7 @@ def read(request: JsonObject) -> JsonObject:
         "shm_free_bytes": _free_bytes(_statvfs(_SHM)) if os.path.isdir(_SHM) else None,
         "temporary_folder": temporary,
         "temporary_free_bytes": _free_bytes(_statvfs(temporary)) if temporary else None,
-        "cache_folder": os.path.abspath(hub.cache()),
+        "cache_folder": os.path.abspath(hub_cache.folder()),
         "cache_free_bytes": _cache_free_bytes(workdir),
         "open_files_soft": soft,
         "open_files_hard": hard,
@@ -102,7 +102,7 @@ def _temporary_folder() -> str | None:
 
 def _cache_free_bytes(workdir: str) -> int | None:
     """Of the disk that holds the Hub's cache, where it is another than the workdir's."""
-    cache = _existing(os.path.abspath(hub.cache()))
+    cache = _existing(os.path.abspath(hub_cache.folder()))
     try:
         if os.stat(cache).st_dev == os.stat(_existing(workdir)).st_dev:
             return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from homelab.node.setup import installed, pieces, record
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import files
+from homelab.protocol import files, hub_cache
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -83,7 +83,7 @@ def place(model: str, commit: str) -> str:
         if len(parts) != _DATA_FOLDERS or not all(_FILE.fullmatch(part) for part in parts):
             raise ValueError(f"not a place of data: {model!r}")
         return os.path.join(hub.data_cache(), *parts, commit)
-    return os.path.join(hub.cache(), "models--" + model.replace("/", "--"), "snapshots", commit)
+    return os.path.join(hub_cache.snapshots(model), commit)
 
 
 def _name_commit(repository: str, commit: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether this node could download from the hub: its cache, a token, a way to the hub. No token ever leaves this file."""
+"""Whether this node could download from the hub: a token, a way to the hub. No token ever leaves this file."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import socket
 import threading
 from urllib.parse import urlsplit
 
+from homelab.protocol import hub_cache
+
 CONNECT_S = 2.0
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TRUE = ("1", "ON", "YES", "TRUE")
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
-def home() -> str:
-    """The folder of the Hugging Face libraries (huggingface_hub, constants.py)."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.expanduser(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface"))
-
-
-def cache() -> str:
-    """The folder of downloaded repositories."""
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return os.path.expanduser(named) if named else os.path.join(home(), "hub")
-
-
 def data_cache() -> str:
     """The folder of data sets as `datasets` prepares them (its config.py)."""
     named = os.environ.get("HF_DATASETS_CACHE")
-    return os.path.expanduser(named) if named else os.path.join(home(), "datasets")
+    return os.path.expanduser(named) if named else os.path.join(hub_cache.home(), "datasets")
 
 
 def has_token() -> bool:
@@ -36,7 +26,7 @@ def has_token() -> bool:
     if any((os.environ.get(name) or "").strip() for name in _TOKENS):
         return True
     named = os.environ.get("HF_TOKEN_PATH")
-    path = os.path.expanduser(named) if named else os.path.join(home(), "token")
+    path = os.path.expanduser(named) if named else os.path.join(hub_cache.home(), "token")
     try:
         return os.path.getsize(path) > 0
     except OSError:
