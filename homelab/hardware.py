@@ -38,13 +38,13 @@ class Card:
     @property
     def compute_capability(self) -> tuple[int, int]:
         """(8, 6) for sm_86."""
-        digits = self.architecture.removeprefix("sm_")
-        return int(digits[:-1]), int(digits[-1])
+        return _capability(self.architecture)
 
-    @property
-    def has_bf16(self) -> bool:
-        """Whether the card computes in bfloat16: Ampere (8.0) and later. Turing and older emulate it, slowly."""
-        return self.compute_capability >= (8, 0)
+
+
+def _capability(architecture: str) -> tuple[int, int]:
+    digits = architecture.removeprefix("sm_")
+    return int(digits[:-1]), int(digits[-1])
 
 
 # name, memory in GiB, 16-bit dense TFLOPS with 32-bit accumulation, memory bandwidth in GB/s
@@ -266,3 +266,22 @@ def lookup(name: str) -> Card | None:
                 sizes = [int(word.removesuffix("gb")) * _GIB for word in size]
                 return replace(card, memory_bytes=sizes[0]) if sizes else card
     return None
+
+
+# The generation of GeForce cards by the first digits of their number: an RTX 5055 that no table has is Blackwell.
+_SERIES = {9: "sm_52", 10: "sm_61", 16: "sm_75", 20: "sm_75", 30: "sm_86", 40: "sm_89", 50: "sm_120"}
+_GEFORCE = re.compile(r"^(?:rtx |gtx )?(\d{1,2})[1-9]\d(?: |$)")  # "rtx 4070", "gtx 980"; a workstation card's number ends in 00
+
+
+def generation(name: str) -> tuple[int, int] | None:
+    """The compute capability of the card of this name: by the table, else by the series of a GeForce number; a series above the table's counts as its last.
+
+    None for a name that tells nothing: "new" is as good a guess as "old" for it.
+    """
+    card = lookup(name)
+    if card is not None:
+        return card.compute_capability
+    found = _GEFORCE.search(" ".join(_words(name)))
+    series = int(found[1]) if found else 0
+    architecture = _SERIES.get(series) or (_SERIES[max(_SERIES)] if series > max(_SERIES) else None)
+    return _capability(architecture) if architecture else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from homelab import hardware
+from homelab.facts import card_generation
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
 
@@ -22,7 +22,7 @@ _KINDS = (
 )
 _FELL_OFF = 79  # an Xid: the card fell off the bus
 # Parts without memory of their own, by CUDA's compute capability: Jetson TX1 to Orin, Thor (10.1 before CUDA 13) and GB10.
-_INTEGRATED = frozenset({"5.3", "6.2", "7.2", "8.7", "10.1", "11.0", "12.1"})
+_INTEGRATED = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)})
 
 
 def kind_of(words: str) -> str:
@@ -52,8 +52,7 @@ def shares_memory(card: GpuFacts, facts: Facts) -> bool:
         return False
     if card.shares_memory is not None:
         return card.shares_memory
-    sheet = hardware.lookup(card.name)
-    return card.compute_capability in _INTEGRATED or (sheet is not None and ".".join(map(str, sheet.compute_capability)) in _INTEGRATED)
+    return card_generation.of_card(card, facts.gpu) in _INTEGRATED
 
 
 def slot(bus_id: str) -> str:

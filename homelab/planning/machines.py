@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from homelab import hardware
 from homelab.config.cluster import Cluster, Node
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError, did_you_mean
-from homelab.facts import nvidia_answer
+from homelab.facts import card_generation, nvidia_answer
+from homelab.facts.card_generation import Capability
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.machine import SystemFacts
 from homelab.facts.node import Facts
@@ -41,6 +43,15 @@ class RankSlot:
     def card(self) -> str | None:
         """The uuid of the card; None where it is not known."""
         return self.facts.gpu.cards[self.local_rank].uuid if self.device == "cuda" and self.facts else None
+
+    @property
+    def capability(self) -> Capability | None:
+        """CUDA's number of the card's generation; None where it is not known, and for a CPU."""
+        if self.device != "cuda":
+            return None
+        if self.facts is None:
+            return hardware.generation(self.name)
+        return card_generation.of_card(self.facts.gpu.cards[self.local_rank], self.facts.gpu)
 
     def memory(self) -> tuple[int | None, int]:
         """(memory of the card or the machine, what of it is not free now), in bytes: other processes hold it, or the driver keeps it."""

@@ -64,7 +64,7 @@ def make(inputs: PlanInputs) -> Plan:
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
             *afterwards.warnings(recipe, taking_part.facts), *excess.warnings(recipe, taking_part.facts, inputs.config),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
-            *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
+            *precision.warnings_of(recipe, taking_part), *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" and not ranks[0].stage else "fixed",

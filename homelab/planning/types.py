@@ -76,7 +76,8 @@ class RankPlan(Value):
     In a pipeline every rank computes its layers of all samples, which are the share of the first stage's.
 
     `share` is what is expected where `Plan.balance` is "measured", and fixed where it is "fixed". `speed` is None while nothing is
-    known of it. `token_cap` is the longest row its memory takes; None: any. `card` is the uuid of its card; None: not known.
+    known of it. `token_cap` is the longest row its memory takes; None: any. `card` is the uuid of its card, `capability` CUDA's number of its
+    generation ((8, 6)); None: not known.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankPlan(Value):
     speed: Speed | None = None
     token_cap: int | None = None
     card: str | None = None
+    capability: tuple[int, int] | None = None
     stage: StagePlan | None = None
 
 

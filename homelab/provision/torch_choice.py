@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from homelab import hardware
 from homelab.errors import HomelabError
+from homelab.facts import card_generation
 from homelab.facts.node import Facts
 from homelab.models import Value
 from homelab.text.hint import Hint, homelab
@@ -31,16 +31,9 @@ class TorchChoice(Value):
 
 
 def capabilities(facts: Facts) -> list[Capability]:
-    """Compute capabilities of the node's cards, as its driver reports them, else by their names; unknown (new) cards are left out."""
-    versions = []
-    for card in facts.gpu.cards:
-        match = re.fullmatch(r"(\d+)\.(\d+)", card.compute_capability or "")
-        data_sheet = hardware.lookup(card.name)
-        if match:
-            versions.append((int(match[1]), int(match[2])))
-        elif data_sheet is not None:
-            versions.append(data_sheet.compute_capability)
-    return versions
+    """Compute capabilities of the node's cards, as driver or torch report them, else by their names; unknown (new) cards are left out."""
+    known = (card_generation.of_card(card, facts.gpu) for card in facts.gpu.cards)
+    return [capability for capability in known if capability is not None]
 
 
 def fleet_build(facts: Mapping[str, Facts]) -> TorchChoice:

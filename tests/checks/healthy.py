@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from homelab import hardware
 from homelab.checks.evidence import Evidence, Finding, Link
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
@@ -49,9 +50,13 @@ def packages(evidence: Evidence, node: str, **versions: str | None) -> Evidence:
 
 
 def card(evidence: Evidence, node: str, **changes: Any) -> Evidence:
-    """The same evidence, where the first card of `node` answers otherwise."""
+    """The same evidence, where the first card of `node` answers otherwise. One of another name is of that card's generation."""
     first, *rest = [entry.model_dump() for entry in evidence.facts[node].gpu.cards]
-    return with_facts(evidence, node, gpu={"cards": [{**first, **changes}, *rest]})
+    if "name" not in changes:
+        return with_facts(evidence, node, gpu={"cards": [{**first, **changes}, *rest]})
+    capability = changes.get("compute_capability", ".".join(map(str, hardware.generation(changes["name"]) or ())) or None)
+    device = {"name": changes["name"], "capability": [int(number) for number in capability.split(".")] if capability else []}
+    return probe(with_facts(evidence, node, gpu={"cards": [{**first, **changes, "compute_capability": capability}, *rest]}), node, device=device)
 
 
 def probe(evidence: Evidence, node: str, *, device: dict[str, Any] | None = None, **changes: Any) -> Evidence:

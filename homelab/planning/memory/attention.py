@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from homelab import hardware
 from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe
+from homelab.facts.card_generation import AMPERE, Capability
 from homelab.facts.node import Facts
 from homelab.law import padding
 
@@ -25,10 +25,7 @@ def why_padded(recipe: Recipe, facts: Mapping[str, Facts]) -> str:
     return ""
 
 
-def repeats_keys(device: str, precision: str, card: str) -> bool:
+def repeats_keys(device: str, precision: str, capability: Capability | None) -> bool:
     """Whether keys and values are repeated for grouped queries though no mask asks for it: only the flash kernel takes them as they
-    are, and it wants 16 bits and an Ampere (8.0) or later. A card that is not in the table is newer than the table."""
-    if device != "cuda":
-        return False
-    sheet = hardware.lookup(card)
-    return precision == "fp32" or (sheet is not None and sheet.compute_capability < (8, 0))
+    are, and it wants 16 bits and an Ampere or later. A card of a generation that nobody knows counts as one that repeats them: that is more memory."""
+    return device == "cuda" and (precision == "fp32" or capability is None or capability < AMPERE)

@@ -49,7 +49,7 @@ def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
         rank.micro_batch,
         rank.token_cap or recipe.train.seq_len,
         rank.micro_batch > 1 or packed,
-        repeats_keys(plan.device, plan.precision, rank.device_name),
+        repeats_keys(plan.device, plan.precision, rank.capability),
     )
 
 

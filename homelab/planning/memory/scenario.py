@@ -111,7 +111,7 @@ def of_plan(plan: Plan, shape: Architecture, facts: Mapping[str, Facts]) -> Memo
         if rank.memory is not None and rank.memory.available_bytes is not None:
             items = {item.name: item.size_bytes for item in rank.memory.items}
             beside = {name: items.get(name, 0) for name in rank_memory.BESIDE_TORCH} if plan.device == "cuda" else {}
-            repeats = repeats_keys(plan.device, plan.precision, rank.device_name)
+            repeats = repeats_keys(plan.device, plan.precision, rank.capability)
             held_bytes = items.get(HELD, 0)
             ranks.append(RankMemory(rank.rank, rank.node, rank.memory.available_bytes, held_bytes, repeats, beside))
     pages = not without_paging((rank.node for rank in plan.ranks), facts)

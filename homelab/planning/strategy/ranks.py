@@ -47,8 +47,9 @@ def whole_models(job: TrainingJob) -> Assignment:
 def rank_of(slot: RankSlot, *, share: int, micro_batch: int) -> RankPlan:
     """The process in this place, with its work."""
     return RankPlan(
-        rank=slot.rank, node=slot.node.name, local_rank=slot.local_rank, device_name=slot.name, share=share, micro_batch=micro_batch, card=slot.card
-    )
+        rank=slot.rank, node=slot.node.name, local_rank=slot.local_rank, device_name=slot.name, share=share, micro_batch=micro_batch, card=slot.card,
+        capability=slot.capability,
+    )  # fmt: skip
 
 
 def scenario_of(job: TrainingJob) -> MemoryScenario | None:
@@ -108,7 +109,7 @@ def setup_of(job: TrainingJob, slot: RankSlot, micro_batch: int = 1) -> RankSetu
     device, machines = job.machines.device, job.machines
     return RankSetup(
         job.precision, device, micro_batch, machines.world_size, _masked(job.recipe, micro_batch), job.recipe.parallel.compress,
-        repeats_keys(device, job.precision, slot.name), slot.memory()[1], _beside_torch(job.workload.speeds.files.get(slot.node.name), slot.local_rank),
+        repeats_keys(device, job.precision, slot.capability), slot.memory()[1], _beside_torch(job.workload.speeds.files.get(slot.node.name), slot.local_rank),
         job.division,
     )  # fmt: skip
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from homelab import hardware
 from homelab.checks.evidence import Evidence
 from homelab.errors import InputError
+from homelab.planning.memory import attention
+from tests import builders
 from tests.checks import healthy
 from tests.planning.test_plan import make, why
 
@@ -151,3 +154,45 @@ def test_a_date_in_the_rows_is_said() -> None:
     assert "chat template writes the date" in line and "that of the launch by UTC" in line
     dated = make(seen, healthy.recipe(), moment=datetime(2026, 11, 25, 23, 30)).warnings
     assert any("that of the launch by UTC (25 Nov 2026)" in warning for warning in dated)
+
+
+def offline(*cards: str, memory_gb: float = 8, **train: Any) -> tuple[str, list[str]]:
+    """(precision, what is said of it) of machines that nobody asked, each with a card of this name as its owner writes it."""
+    nodes = {f"n{number}": {"gpus": [{"model": name, "vram_gb": memory_gb}]} for number, name in enumerate(cards)}
+    train = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3, **train}
+    made = builders.make_plan(builders.cluster(nodes, nodes=nodes), healthy.recipe(train=train), {})
+    return made.precision, [line for line in made.warnings if "bf16" in line and not line.startswith("law:")]
+
+
+# A card that no table has, and what its node says of it: (capability of the driver, capability of torch).
+@pytest.mark.parametrize(
+    ("name", "said", "precision"),
+    [
+        ("NVIDIA Some Card", ("7.5", []), "fp16"), ("NVIDIA Some Card", (None, [7, 5]), "fp16"), ("NVIDIA Some Card", (None, []), "fp16"),
+        ("NVIDIA Some Card", ("8.9", []), "bf16"), ("NVIDIA Some Card", (None, [12, 0]), "bf16"),
+        ("NVIDIA GeForce RTX 4090", ("7.5", [7, 5]), "fp16"), ("Tesla T4", ("8.9", [8, 9]), "bf16"),
+    ],
+)  # fmt: skip
+def test_what_a_card_says_of_its_generation_goes_before_its_name(name: str, said: tuple[str | None, list[int]], precision: str) -> None:
+    seen = healthy.probe(healthy.card(healthy.gpu(), "oldtower", name=name, compute_capability=said[0]), "oldtower", device={"capability": said[1]})
+    made = make(seen, healthy.recipe())
+    assert made.precision == precision
+    is_known = any(said) or hardware.lookup(name) is not None
+    unsure = [line for line in made.warnings if "is not known here" in line]
+    assert bool(unsure) is not is_known
+    assert attention.repeats_keys("cuda", "bf16", made.ranks[2].capability) is (precision == "fp16")
+
+
+@pytest.mark.parametrize("name", ["Quadro RTX 3000", "GTX 1650 Ti", "TITAN X", "Quadro P6000", "T1000", "GTX 980 Ti", "Tesla M40", "MX450", "Some Card", "RTX"])
+def test_an_old_or_unknown_card_is_never_bf16_without_a_word(name: str) -> None:
+    precision, said = offline("RTX 4090", name)
+    assert precision == "fp16"
+    assert hardware.generation(name) is not None or (said and f"{name} of n1" in said[0] and "homelab plan RECIPE" in said[0])
+    precision, said = offline("RTX 4090", name, precision="bf16")
+    assert precision == "bf16" and said and f"{name} of n1" in said[0] and "[train] precision" in said[0]
+    assert offline("RTX 4090", name, precision="fp16")[1] == []
+
+
+@pytest.mark.parametrize("name", ["RTX 6090", "RTX 6070 Laptop", "5090", "RTX 5085 Super"])
+def test_a_newer_card_than_the_table_is_known_by_its_series(name: str) -> None:
+    assert offline("RTX 4090", name) == ("bf16", [])
