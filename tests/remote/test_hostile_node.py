@@ -14,8 +14,6 @@ import functools
 import io
 import itertools
 import json
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +31,11 @@ from homelab.provision.requirements import Lock
 from homelab.remote import answers, ship
 from homelab.remote.decoding import MOST_VALUES, decoded
 from homelab.remote.session import Stream
-from tests import builders
+from tests import builders, watched
 from tests.fakes import FakeFleet, FakeNode
 from tests.remote import desks
 from tests.remote.desks import DONE, NAMES, OTHER
+from tests.watched import Apart, opened, started
 
 pytestmark = pytest.mark.timeout(3600)
 CANARY = "canary-0123456789"
@@ -62,15 +61,6 @@ NOT_SWEPT = {
     "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",
     "wake": "asks for one true or false, and waits for minutes", "init": "asks for the facts, as preflight does; its words become a file (tests/discovery/test_proposal.py)",
 }  # fmt: skip
-opened: list[str] = []
-started: list[str] = []
-
-
-def _watch(event: str, args: tuple[Any, ...]) -> None:
-    if event == "open":
-        opened.append(str(args[0]))
-    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
-        started.append(str(args))
 
 
 def hostile(outside: Path, many: int) -> list[Any]:
@@ -172,11 +162,6 @@ class LyingNode(FakeNode):
         return answers.fault(verb, answers.without_damage(verb, answer))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def watched() -> None:
-    sys.addaudithook(_watch)
-
-
 @pytest.fixture
 def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LyingNode:
     """The desk of a cluster of two whose second node lies. Both have two runs that have failed; the second node a run that is done."""
@@ -243,11 +228,15 @@ def told(command: list[str]) -> tuple[int, str]:
     return code, out.getvalue()
 
 
-def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], *, most: int = 0) -> tuple[int, int]:
-    """How many lies were told, and how many more are refused in the same words as one of them.
+def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], *, most: int = 0) -> Apart[tuple[int, int]]:
+    """How many lies were told, and how many more are refused in the same words as one of them; in a process that is watched.
 
     With `most` only so many are told, spread over the keys, else every value at every key.
     """
+    return watched.apart(lambda: _sweep(node, command, tmp_path, values, most))
+
+
+def _sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], most: int) -> tuple[int, int]:
     node.lie = None
     command = [command[0], "--cluster", "cluster.toml", *command[1:]]
     _, honest = told(command)
@@ -283,7 +272,7 @@ def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any]
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_some_keys_of_each_answer_lie(lying: LyingNode, tmp_path: Path, command: list[str]) -> None:
-    assert sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 1000), most=5)[0] > 0
+    assert sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 1000), most=5).result[0] > 0
 
 
 def test_every_command_hears_lies_or_has_a_reason() -> None:
@@ -295,8 +284,7 @@ def test_every_command_hears_lies_or_has_a_reason() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_each_key_of_each_answer_lies_in_every_way(lying: LyingNode, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    count, alike = sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 100_000))
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
+    swept = sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 100_000))
     with capsys.disabled():
-        print(f"\n{' '.join(command)}: {count} lies, {alike} refused alike, peak {peak_mb} MB")
-    assert peak_mb < 500
+        print(f"\n{' '.join(command)}: {swept.result[0]} lies, {swept.result[1]} refused alike, peak {swept.peak_mb} MB")
+    assert swept.peak_mb < 500

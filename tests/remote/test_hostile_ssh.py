@@ -110,15 +110,16 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         places.close()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+# A recovery tries the links between nodes, whose addresses lead nowhere here: 13 s a lie.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) if name == "recover" else name for name in COMMANDS])
 def test_an_agent_that_sshd_starts_lies(lying: Node, tmp_path: Path, name: str) -> None:
     assert fanout.connect is status_streams.connect and SshSession.__module__ == "homelab.remote.ssh", "nothing is replaced"
     values = lies.hostile(tmp_path / "outside", 1000)
-    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, values[: 0 : -1], most=4)[0] > 0
+    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, values[: 0 : -1], most=4).result[0] > 0
     assert set(lying.seen) > {"facts", "checkpoints", "start", "manifest"}, "real answers were heard, too"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_agent_that_sshd_starts_lies_more(lying: Node, tmp_path: Path, name: str) -> None:
-    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, lies.hostile(tmp_path / "outside", 1000), most=60)[0] > 30
+    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, lies.hostile(tmp_path / "outside", 1000), most=60).result[0] > 30

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from homelab.control.recovery import resume, resume_guards, run_inputs
 from homelab.errors import HomelabError, InputError
 from homelab.runs import fingerprint, store
 from homelab.runs.paths import RunPaths
-from tests import builders
+from tests import builders, watched
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,22 +111,17 @@ def test_no_file_of_this_machine_is_looked_at_for_an_adopted_run(tmp_path: Path)
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     entry = shipped(path=str(secret), sha256=hashlib.sha256(SECRET.encode()).hexdigest())  # it has guessed the content
-    opened: list[str] = []
-    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" and _watching else None)
     fleet, paths = adopt(tmp_path, dict.fromkeys(NAMES, run_json({"train": entry})))
-    _watching.append(True)
-    try:
+
+    def looked() -> None:
         described = run_folder.description_of(paths)
         items = run_inputs.inputs_of(paths, described.run_json)
         assert resume_guards.changed_here(described.run_json) == []
         with pytest.raises(HomelabError, match=r"not on this node|not here"):
             start.ship_material(fleet, list(NAMES), items, lambda text: None)
-    finally:
-        _watching.clear()
-    assert str(secret) not in opened and fleet.verbs("receive-file") == []
+        assert watched.opened and str(secret) not in watched.opened and fleet.verbs("receive-file") == []
 
-
-_watching: list[bool] = []
+    watched.apart(looked)
 
 
 def test_nothing_is_sent_before_its_digest_is_compared_here(tmp_path: Path) -> None:
