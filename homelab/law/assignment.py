@@ -133,9 +133,9 @@ def _added_s(
 ) -> tuple[float, tuple[int, int, int]]:
     """(seconds that a row adds, the open pass after it): it joins the open pass, whose first row is the longest, or starts another."""
     rows, longest, total = open_pass
-    alone = speed.micro_batch_s + speed.token_s * length
+    alone = speed.pass_s(length)
     tokens = limits.tokens(rows + 1, longest, total + length)
-    joined = speed.token_s * (tokens - limits.tokens(rows, longest, total))
+    joined = speed.pass_s(tokens) - speed.pass_s(limits.tokens(rows, longest, total))
     if rows and joined <= alone and limits.holds(rows + 1, tokens):
         return joined, (rows + 1, longest, total + length)
     return alone, (1, length, length)

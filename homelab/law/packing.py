@@ -55,9 +55,9 @@ def last_pass(
         if not limits.holds(end - start, tokens):
             break
         # The shortest row alone would cost less than its padding here, and the rows before this one are longer still.
-        if limits.padded and speed.token_s * (longest - shortest) > speed.micro_batch_s:
+        if limits.padded and speed.token_s * longest > speed.pass_s(shortest):
             break
-        seconds = best[start] + speed.micro_batch_s + speed.token_s * tokens
+        seconds = best[start] + speed.pass_s(tokens)
         if seconds <= least:
             least, cut = seconds, start
     return least, cut

@@ -1,5 +1,7 @@
 """How fast a rank computes: seconds = a + b x tokens for each forward and backward pass, and a fixed part per optimizer step.
 
+A guess also knows the host: it starts a card's kernels one after the other, and a pass cannot end before all are started.
+
 The worker measures with it, the planner predicts with it. Units: seconds, and tokens of input with padding, because a padded token costs
 what any other does.
 """
@@ -12,16 +14,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Speed:
-    """The cost of one rank: `step_s` per optimizer step (optimizer, loader), `micro_batch_s` per forward and backward pass, `token_s` per token."""
+    """The cost of one rank: `step_s` per optimizer step (optimizer, loader), `micro_batch_s` per forward and backward pass, `token_s` per token.
+
+    `floor_s`: the least that a pass takes, whatever it holds. A measured speed has none: there it is a part of `micro_batch_s`.
+    """
 
     step_s: float
     micro_batch_s: float
     token_s: float
+    floor_s: float = 0.0
+
+    def pass_s(self, tokens: float) -> float:
+        """Seconds of one forward and backward pass over so many tokens."""
+        return max(self.floor_s, self.micro_batch_s + self.token_s * tokens)
 
     def seconds(self, micro_batches: Sequence[int]) -> float:
         """Seconds of one optimizer step whose micro-batches hold these numbers of tokens."""
-        return self.step_s + self.micro_batch_s * len(micro_batches) + self.token_s * sum(micro_batches)
+        return self.step_s + sum(map(self.pass_s, micro_batches))
 
     def slower(self, factor: float) -> Speed:
         """The speed of a rank that needs `factor` times as long for everything."""
-        return Speed(self.step_s * factor, self.micro_batch_s * factor, self.token_s * factor)
+        return Speed(self.step_s * factor, self.micro_batch_s * factor, self.token_s * factor, self.floor_s * factor)

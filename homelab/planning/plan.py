@@ -22,7 +22,7 @@ from homelab.planning import (
 from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.memory.scenario import DoesNotFit
-from homelab.planning.performance import step_time
+from homelab.planning.performance import roofline, step_time
 from homelab.planning.pipeline.pipeline_plan import NoLayerFits
 from homelab.planning.strategy import advice, registry, reproducibility
 from homelab.planning.types import Choice, Plan
@@ -46,7 +46,7 @@ def make(inputs: PlanInputs) -> Plan:
         return plan
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
     if time is not None and isinstance(work, job.TrainingJob):
-        time = time.model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
+        time = roofline.interval(time).model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
     head = taking_part.nodes[0].name
     backend = _backend(taking_part.device)
     return Plan(

@@ -25,13 +25,13 @@ def test_padding_counts_in_what_a_row_costs() -> None:
 
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9), most=st.integers(1, 4), room=st.integers(60, 200),
-    pass_tokens=st.integers(0, 200), padded=st.booleans(),
+    pass_tokens=st.integers(0, 200), padded=st.booleans(), floor=st.integers(0, 150),
 )  # fmt: skip
 def test_micro_batches_hold_every_row_once_at_the_least_cost(
-    lengths: list[int], most: int, room: int, pass_tokens: int, padded: bool
+    lengths: list[int], most: int, room: int, pass_tokens: int, padded: bool, floor: int
 ) -> None:
     rows = list(range(100, 100 + len(lengths)))
-    speed, limits = Speed(0.0, pass_tokens, 1.0), Limits(room, most, padded=padded)
+    speed, limits = Speed(0.0, pass_tokens, 1.0, floor), Limits(room, most, padded=padded)
 
     def tokens(own: list[int]) -> int:
         return len(own) * max(own) if padded else sum(own)
@@ -48,7 +48,7 @@ def test_micro_batches_hold_every_row_once_at_the_least_cost(
             return 0.0
         sizes = range(1, len(ordered) - start + 1)
         costs = {size: tokens(ordered[start : start + size]) for size in sizes}
-        return min(pass_tokens + costs[size] + least(start + size) for size in sizes if limits.holds(size, costs[size]))
+        return min(max(floor, pass_tokens + costs[size]) + least(start + size) for size in sizes if limits.holds(size, costs[size]))
 
     assert speed.seconds([tokens([lengths[row - 100] for row in cut]) for cut in cuts]) == least(0)
     flat = [lengths[row - 100] for cut in cuts for row in cut]

@@ -95,7 +95,7 @@ class _Basis:
 
     def estimate(self, speeds: Speeds, sources: Mapping[str, str], because: str) -> SpeedEstimate:
         """The estimate with these speeds."""
-        weights = {name: tuple(1 / row_s(speed, self.row_tokens) for speed in per_rank) for name, per_rank in speeds.items()}
+        weights = {name: tuple(1 / speed.pass_s(self.row_tokens) for speed in per_rank) for name, per_rank in speeds.items()}
         together = sum(sum(rates) for rates in weights.values())
         portions = [(name, f"{sum(rates) / together:.0%}") for name, rates in weights.items()]
         return SpeedEstimate(weights, speeds, sources, Choice(subject="speeds", value=_list(portions), because=because), self.files, self.row_tokens)
@@ -111,7 +111,7 @@ def _partly_measured(basis: _Basis, measured: Speeds) -> SpeedEstimate:
     silent = [node.name for node in basis.nodes if node.name not in measured]
     guess = basis.roofline or _like_measured(measured, basis.owned)
     pairs = [(speed, guess[name][rank]) for name in measured for rank, speed in enumerate(measured[name])]
-    ratio = statistics.median(row_s(was, basis.row_tokens) / row_s(guessed, basis.row_tokens) for was, guessed in pairs)
+    ratio = statistics.median(was.pass_s(basis.row_tokens) / guessed.pass_s(basis.row_tokens) for was, guessed in pairs)
     speeds = {node.name: measured.get(node.name) or tuple(speed.slower(ratio) for speed in guess[node.name]) for node in basis.nodes}
     basis_name = "data sheets" if basis.roofline else "`speed` keys"
     because = f"{_runs(basis.files)}; {', '.join(silent)}: not measured, guessed from the {basis_name} and the same ratio"
@@ -136,10 +136,6 @@ def _weights_alone(basis: _Basis, device: str, unused: str) -> SpeedEstimate:
     because = f"{reason} until the first run has measured them; `speed` of every node in cluster.toml says more{unused}"
     return basis.relative(equal, EQUAL, "equal", because)
 
-
-def row_s(speed: Speed, row_tokens: float) -> float:
-    """Seconds of one row in a pass of its own, without the fixed part of a step."""
-    return speed.micro_batch_s + speed.token_s * row_tokens
 
 
 def _cards(node: Node, facts: Facts | None) -> list[Card | None]:
@@ -181,13 +177,13 @@ def _like_measured(measured: Speeds, owned: PerRank) -> Speeds:
 
 def _in_proportion(basis: Speeds, owned: PerRank, row_tokens: float) -> Speeds:
     """The guess for all ranks together, divided as the owner says."""
-    rate = sum(1 / row_s(speed, row_tokens) for speeds in basis.values() for speed in speeds)
+    rate = sum(1 / speed.pass_s(row_tokens) for speeds in basis.values() for speed in speeds)
     total = sum(weight for weights in owned.values() for weight in weights)
     speeds_of = {}
     for name, speeds in basis.items():
         rates = [rate * weight / total for weight in owned[name]]
         speeds_of[name] = tuple(
-            speed.slower(1 / (own * row_s(speed, row_tokens))) for speed, own in zip(speeds, rates, strict=True)
+            speed.slower(1 / (own * speed.pass_s(row_tokens))) for speed, own in zip(speeds, rates, strict=True)
         )
     return speeds_of
 

@@ -161,7 +161,7 @@ def busy_s(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[
 def last_passes(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequence[int] | None) -> list[LastPass]:
     """The last pass of each rank in a step with rows of these lengths."""
     return [
-        LastPass(worker.speed.seconds(tokens), worker.speed.micro_batch_s + worker.speed.token_s * tokens[-1] if tokens else 0.0)
+        LastPass(worker.speed.seconds(tokens), worker.speed.pass_s(tokens[-1]) if tokens else 0.0)
         for worker, tokens in zip(workers, passes_of(workers, lengths, rows_of), strict=True)
     ]
 
@@ -186,14 +186,14 @@ def _passes(ranks: tuple[tuple[Speed, Limits], ...], lengths: tuple[int, ...], r
 def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float:
     """The shortest step if rows could be cut anywhere: the smallest T at which all ranks together get through `tokens`.
 
-    A rank computes from step_s to T at (micro_batch_s / tokens of a full pass + token_s) seconds per token; one whose step_s is
+    A rank computes from step_s to T at the seconds per token of a full pass; one whose step_s is
     above T would get nothing.
     """
     costs = []
     for worker in workers:
         full = max(1, int(worker.limits.pass_tokens // row_tokens))
         full = min(full, worker.limits.pass_rows or full)
-        costs.append((worker.speed.step_s, worker.speed.micro_batch_s / (full * row_tokens) + worker.speed.token_s))
+        costs.append((worker.speed.step_s, worker.speed.pass_s(full * row_tokens) / (full * row_tokens)))
     costs.sort()
     best = 0.0
     for count in range(1, len(costs) + 1):

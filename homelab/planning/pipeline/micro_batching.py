@@ -117,7 +117,7 @@ class MicroBatching:
         return stage == self.stages - 1
 
     def _pass_s(self, rank: int, tokens: int) -> float:
-        return self.speeds[rank].micro_batch_s + self.speeds[rank].token_s * tokens
+        return self.speeds[rank].pass_s(tokens)
 
     def _message_s(self, rank: int, other: int, tokens: int) -> float:
         names = {self.slots[rank].node.name, self.slots[other].node.name}

@@ -67,5 +67,5 @@ def _alone(job: TrainingJob, slot: RankSlot, rows: int) -> OneCard | None:
     assert job.workload.speeds.speeds is not None
     speed, passes = job.workload.speeds.speeds[slot.node.name][slot.local_rank], MicroBatching(job, rows).passes
     transfer_s = 2 * lacking_bytes / PCIE_BYTES_PER_S
-    seconds = speed.step_s + sum(max(speed.micro_batch_s + speed.token_s * tokens, transfer_s) for tokens in passes)
+    seconds = speed.step_s + sum(max(speed.pass_s(tokens), transfer_s) for tokens in passes)
     return OneCard(slot.node.name, lacking_bytes, layers_bytes, sum(passes) / seconds)

@@ -42,9 +42,10 @@ def of_plan(plan: Plan) -> RenderableType:
             str(rank.rank), rank.node, rate(rank.alone_tokens_per_s), str(rank.tokens), duration(rank.busy_s),
             gains.pop(rank.node, ""), Text(_SOURCES.get(rank.source, rank.source), style="dim"),
         )  # fmt: skip
+    speed = _range(time.tokens_per_s_low, time.tokens_per_s_high, lambda guess: rate(float(f"{guess:.2g}"))) or rate(time.tokens_per_s)
     lines = [
         f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because}){_waiting(time)}",
-        f"speed   {rate(time.tokens_per_s)}, {time.efficiency:.0%} of all alone together; "
+        f"speed   {speed}, {time.efficiency:.0%} of all alone together; "
         f"with equal shares {duration(time.equal_step_s)} a step and {time.equal_efficiency:.0%}",
         f"total   {_total(plan, time)}",
     ]
@@ -109,13 +110,13 @@ def as_json(side: Plan | DoesNotFit) -> dict[str, Any]:
     return {"nodes": [node.name for node in side.nodes], "fits": side.fits, "time": time, "error": None}
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float, digits: int = 3) -> str:
     """Seconds as people say them: 40 ms, 1.3 s, 12 min, 3.4 h, 2.1 days, 7 years."""
     for limit, scale, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
-            return f"{seconds / scale:.3g} {unit}"
+            return f"{seconds / scale:.{digits}g} {unit}"
     days = seconds / 86_400
-    return f"{days:.3g} days" if days < 730 else f"{days / 365.25:,.0f} years"
+    return f"{days:.{digits}g} days" if days < 730 else f"{days / 365.25:,.0f} years"
 
 
 def rate(tokens_per_s: float) -> str:
@@ -130,8 +131,17 @@ def _waiting(time: TimeEstimate) -> str:
 
 def _title(time: TimeEstimate) -> str:
     return (
-        "Time, from measured speeds" if time.is_measured else "Time, a guess: the first run on these nodes measures it"
+        "Time, from measured speeds" if time.is_measured else "Time, a guess (9 of 10 in the range), until the first run measures it"
     )
+
+
+def _range(low: float | None, high: float | None, said: Callable[[float], str]) -> str:
+    """"890 to 1700 tokens/s", in two digits; "" where the figure is no guess."""
+    if low is None or high is None:
+        return ""
+    first, last = said(low), said(high)
+    words = first.rsplit(" ", 1)
+    return f"{words[0] if last.endswith(f' {words[-1]}') else first} to {last}"
 
 
 def _total(plan: Plan, time: TimeEstimate) -> str:
@@ -141,7 +151,8 @@ def _total(plan: Plan, time: TimeEstimate) -> str:
     extra = f", saves of {duration(time.save_s)}" + (
         f", evaluations of {duration(time.evaluate_s)}" if time.evaluate_s else ""
     )
-    return f"{duration(time.hours * 3600)} for {time.steps} steps{start_text}{extra}; rows of {time.row_tokens:.0f} tokens ({time.rows_because})"
+    hours = _range(time.hours_low, time.hours_high, lambda guess: duration(guess * 3600, 2)) or duration(time.hours * 3600)
+    return f"{hours} for {time.steps} steps{start_text}{extra}; rows of {time.row_tokens:.0f} tokens ({time.rows_because})"
 
 
 def _fits(side: Plan | DoesNotFit) -> str:

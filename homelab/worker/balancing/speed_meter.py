@@ -50,7 +50,8 @@ class SpeedMeter:
     """Remembers the passes of the last steps of one rank and says what they cost. `known`: its speed in an earlier run, or None."""
 
     def __init__(self, speed: Speed | None) -> None:
-        self.pass_tokens = speed.micro_batch_s / speed.token_s if speed else PASS_TOKENS
+        # Of what the host needs, half is believed to hide behind the card's work, until passes of several sizes tell.
+        self.pass_tokens = max(speed.micro_batch_s, speed.floor_s / 2) / speed.token_s if speed else PASS_TOKENS
         self._believed_pass_tokens = self.pass_tokens
         self._memory: deque[Pass] = deque(maxlen=_MEMORY_PASSES)  # seconds divided by the pace of their step
         self._steps: deque[_Step] = deque(maxlen=WINDOW_STEPS)

@@ -60,7 +60,7 @@ def test_what_leaves_the_training_alone_comes_first() -> None:
     kinds = [way.alters_training for way in ways]
     assert kinds == sorted(kinds)
     assert (
-        "saves 2." in str(ways[0])
+        "saves 3." in str(ways[0])
         and "same training" in str(ways[0])
         and "[train] fused_loss = true (was false)" in str(ways[0])
     )

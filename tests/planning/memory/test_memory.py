@@ -185,7 +185,7 @@ def test_a_fused_loss_has_a_chunk_of_the_logits() -> None:
     )
     saved = sum(plain.values()) - sum(fused.values())
     assert rank_memory.LOGITS not in fused, "a layer's work is larger than one chunk"
-    assert saved == pytest.approx(1.05 * plain[rank_memory.LOGITS], rel=1e-6), "and the allocator's part of it"
+    assert saved == pytest.approx(1.10 * plain[rank_memory.LOGITS], rel=1e-6), "and the allocator's part of it"
     # As many logits as a chunk has: their gradients, 2 bytes more, are made while the copies of all adapters are there.
     short = train(seq_len=16)
     more = {rank_memory.CASTED_WEIGHTS: 2 * 16 * LLAMA_8B.vocabulary}

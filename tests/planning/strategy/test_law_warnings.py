@@ -138,7 +138,7 @@ def test_what_the_model_was_made_in_decides_whether_fp16_can_overflow() -> None:
 def test_an_old_card_that_adds_much_is_not_talked_out_of() -> None:
     """A large batch, in which its speed counts for more than the wire."""
     seen = healthy.card(turing("laptop", dtype="float16"), "laptop", name="NVIDIA TITAN RTX", memory_total_bytes=24 * healthy.GIB)
-    assert any("--what-if=-laptop" in line for line in of_precision(seen, global_batch=6))
+    assert any("--what-if=-laptop" in line for line in of_precision(seen, global_batch=24))
     assert not any("--what-if" in line for line in of_precision(seen, global_batch=2000))
     for name in healthy.NAMES:
         seen = healthy.card(seen, name, name="NVIDIA TITAN RTX", memory_total_bytes=24 * healthy.GIB)
