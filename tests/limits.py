@@ -16,7 +16,7 @@ MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 300
 # From the ground up: a room imports from the rooms before it, and from no other.
 ROOMS = (
-    "protocol", "law", "node", "worker", "text", "shell", "models", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results",
+    "protocol", "law", "node", "worker", "text", "shell", "models", "data_sheets", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results",
     "planning", "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "profiles", "run_report", "benchmark", "control",
     "lab", "cli", "__main__",
 )  # fmt: skip

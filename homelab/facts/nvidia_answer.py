@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from homelab import hardware
 from homelab.facts import card_generation
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
@@ -21,8 +22,6 @@ _KINDS = (
     ("cut-off", r"in the middle of its answer"),
 )
 _FELL_OFF = 79  # an Xid: the card fell off the bus
-# Parts without memory of their own, by CUDA's compute capability: Jetson TX1 to Orin, Thor (10.1 before CUDA 13) and GB10.
-_INTEGRATED = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)})
 
 
 def kind_of(words: str) -> str:
@@ -52,7 +51,7 @@ def shares_memory(card: GpuFacts, facts: Facts) -> bool:
         return False
     if card.shares_memory is not None:
         return card.shares_memory
-    return card_generation.of_card(card, facts.gpu) in _INTEGRATED
+    return card_generation.of_card(card, facts.gpu) in hardware.INTEGRATED
 
 
 def slot(bus_id: str) -> str:

@@ -174,7 +174,7 @@ def _machine(name: str, card: Card, count: int, index: int) -> Node:
 
 def _facts(name: str, card: Card, count: int) -> Facts:
     cards = tuple(
-        GpuFacts(index=index, name=card.name, memory_total_bytes=card.memory_bytes, memory_used_bytes=0)
+        GpuFacts(index=index, name=card.name, memory_total_bytes=card.usable_bytes(), memory_used_bytes=0)
         for index in range(count)
     )
     return Facts(

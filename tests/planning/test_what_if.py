@@ -41,7 +41,7 @@ def test_one_more_machine(text: str) -> None:
     before, after = changed(GPUS, text, recipe=large)
     assert [rank.device_name for rank in after.ranks][3:] == ["RTX 3090"] and after.world_size == 4
     new = after.ranks[3]
-    assert new.node == "new-RTX-3090" and new.memory and new.memory.available_bytes == 24 * 2**30 and new.memory.fits
+    assert new.node == "new-RTX-3090" and new.memory and new.memory.available_bytes == int(24 * 2**30 * 0.995) and new.memory.fits
     assert memory_items.HELD not in [item.name for item in new.memory.items], "all of its memory is free"
     assert before.time and after.time and after.time.tokens_per_s > 1.3 * before.time.tokens_per_s
     assert [rank.device_name for rank in after.ranks[:3]] == [rank.device_name for rank in before.ranks]

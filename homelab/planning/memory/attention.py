@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from homelab import hardware
 from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe
 from homelab.facts.card_generation import AMPERE, Capability
 from homelab.facts.node import Facts
 from homelab.law import padding
+from homelab.planning.types import Plan, RankPlan
 
 
 def why_padded(recipe: Recipe, facts: Mapping[str, Facts]) -> str:
@@ -29,3 +31,8 @@ def repeats_keys(device: str, precision: str, capability: Capability | None) -> 
     """Whether keys and values are repeated for grouped queries though no mask asks for it: only the flash kernel takes them as they
     are, and it wants 16 bits and an Ampere or later. A card of a generation that nobody knows counts as one that repeats them: that is more memory."""
     return device == "cuda" and (precision == "fp32" or capability is None or capability < AMPERE)
+
+
+def repeats_keys_of(plan: Plan, rank: RankPlan) -> bool:
+    """The same of a rank of a plan; where that tells no generation (plans of older runs), by the name of its card."""
+    return repeats_keys(plan.device, plan.precision, rank.capability or hardware.generation(rank.device_name))

@@ -11,7 +11,7 @@ from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
 from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.architecture import Architecture
-from homelab.planning.memory.attention import repeats_keys
+from homelab.planning.memory.attention import repeats_keys_of
 from homelab.planning.memory.rank_memory import RankSetup
 from homelab.planning.types import DryRun, MemoryEstimate, MemoryItem, Plan, RankPlan
 from homelab.protocol import memory_items
@@ -49,7 +49,7 @@ def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
         rank.micro_batch,
         rank.token_cap or recipe.train.seq_len,
         rank.micro_batch > 1 or packed,
-        repeats_keys(plan.device, plan.precision, rank.capability),
+        repeats_keys_of(plan, rank),
     )
 
 

@@ -11,7 +11,7 @@ from homelab.facts.node import Facts
 from homelab.planning.environment.wsl import without_paging
 from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.architecture import Architecture
-from homelab.planning.memory.attention import repeats_keys
+from homelab.planning.memory.attention import repeats_keys_of
 from homelab.planning.memory.division import Division
 from homelab.planning.memory.rank_memory import RankSetup
 from homelab.planning.types import Plan
@@ -111,7 +111,7 @@ def of_plan(plan: Plan, shape: Architecture, facts: Mapping[str, Facts]) -> Memo
         if rank.memory is not None and rank.memory.available_bytes is not None:
             items = {item.name: item.size_bytes for item in rank.memory.items}
             beside = {name: items.get(name, 0) for name in rank_memory.BESIDE_TORCH} if plan.device == "cuda" else {}
-            repeats = repeats_keys(plan.device, plan.precision, rank.capability)
+            repeats = repeats_keys_of(plan, rank)
             held_bytes = items.get(HELD, 0)
             ranks.append(RankMemory(rank.rank, rank.node, rank.memory.available_bytes, held_bytes, repeats, beside))
     pages = not without_paging((rank.node for rank in plan.ranks), facts)
