@@ -60,11 +60,11 @@ class RankSlot:
 
     def _memory_now(self) -> tuple[int | None, int]:
         if self.device == "cpu":
-            return _host_memory(self.facts.system) if self.facts is not None else (None, 0)
+            return host_memory(self.facts.system) if self.facts is not None else (None, 0)
         if self.facts is None:
             return int(self.node.gpus[self.local_rank].vram_gb * 2**30), 0
         card = self.facts.gpu.cards[self.local_rank]
-        return _host_memory(self.facts.system) if nvidia_answer.shares_memory(card, self.facts) else _card_memory(card)
+        return host_memory(self.facts.system) if nvidia_answer.shares_memory(card, self.facts) else _card_memory(card)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _without_zero_shares(cluster: Cluster, nodes: list[Node], shares: Mapping[st
     return kept, left_out
 
 
-def _host_memory(system: SystemFacts) -> tuple[int | None, int]:
+def host_memory(system: SystemFacts) -> tuple[int | None, int]:
     """Of the machine, or of the control group where that leaves less room (a container)."""
     total = system.memory_total_bytes
     held = 0 if total is None else total - (system.memory_available_bytes or 0)

@@ -112,7 +112,7 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[No
         )
     if precision != "fp16":
         return warnings
-    dtype = _own_dtype(job.machines.facts)
+    dtype = own_dtype(job.machines.facts)
     if dtype == "bfloat16":
         warnings.append(
             "fp16 ends at 65504, and the model was made in bfloat16 (dtype in its config.json), which goes on: what it computes may overflow, and the"
@@ -133,7 +133,7 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[No
     return warnings
 
 
-def _own_dtype(facts: Mapping[str, Facts]) -> str | None:
+def own_dtype(facts: Mapping[str, Facts]) -> str | None:
     """What the model was made in, by its config.json: `dtype`, or `torch_dtype` before transformers 5. None where that is not known."""
     for node_facts in facts.values():
         config = node_facts.model.config if node_facts.model and node_facts.model.config else {}

@@ -10,7 +10,7 @@ from homelab.errors import InputError
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.activations import width
-from homelab.planning.strategy import network_cost, ranks
+from homelab.planning.strategy import host_load, network_cost, ranks
 from homelab.planning.strategy.base import Assignment, Automatic, Strategy
 from homelab.planning.strategy.ddp import TIMEOUT_S
 from homelab.planning.types import Choice
@@ -36,6 +36,8 @@ class Sharded(Strategy):
         fault = _fault(job)
         if fault is not None:
             raise InputError(f'strategy = "{self.name}" {fault[0]}', where="recipe, [parallel] strategy", hint=fault[1])
+        if self.name != "zero2":
+            host_load.refuse(job, self.name)
         nodes = [slot.node.name for slot in job.machines.slots]
         assignment = ranks.whole_models(dataclasses.replace(job, division=division.of(self.name, nodes)))
         saved = Choice(subject="checkpoints", value="whole", because=_CHECKPOINTS)

@@ -132,12 +132,14 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
 
 
 def _load_base(task: Task, path: str, note: Note) -> Any:
-    card = task.local_rank if task.device == "cuda" else None
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
     found = stored_weights.of(base_kind.config_of(path, task.model.revision))
     stored_weights.refuse(found, task.method, path)
+    card = task.local_rank if task.device == "cuda" else None
+    if task.divides_per_pass and stored_weights.held(found, how) is None:
+        card = None  # the whole model may have no room on it: it is read into the host's memory, and each card gets its part (sharded.py)
     if found is not None:
         note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
     if task.stage is not None:

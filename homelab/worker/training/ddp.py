@@ -52,8 +52,7 @@ class Replicas:
     def places_model(self) -> bool:
         return False
 
-    @property
-    def divides_on_host(self) -> bool:
+    def divides_on_host(self, model: Any) -> bool:
         return False
 
     def arguments(self) -> dict[str, Any]:

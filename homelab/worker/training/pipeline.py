@@ -54,8 +54,7 @@ class Stages:
     def places_model(self) -> bool:
         return True
 
-    @property
-    def divides_on_host(self) -> bool:
+    def divides_on_host(self, model: Any) -> bool:
         return False
 
     def arguments(self) -> dict[str, Any]:

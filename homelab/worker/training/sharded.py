@@ -51,10 +51,10 @@ class Shards:
         """accelerate leaves the model as it is (transformers/trainer.py, is_distributed_loading_by_transformers)."""
         return self._task.world_size > 1
 
-    @property
-    def divides_on_host(self) -> bool:
-        """A model that is larger than a card: each card gets its part alone."""
-        return self.places_model and not self._is_per_step and self._task.method.quantisation is None
+    def divides_on_host(self, model: Any) -> bool:
+        """A model that is larger than a card: each card gets its part alone, block by block (torch 2.13, _fsdp_init.py, _move_states_to_device).
+        Quantised weights are not divided, and lie on the card already."""
+        return self._task.divides_per_pass and all(weight.is_floating_point() for weight in model.parameters())
 
     def arguments(self) -> dict[str, Any]:
         return {}

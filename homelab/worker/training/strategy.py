@@ -33,9 +33,8 @@ class Strategy(Protocol):
         """Whether the strategy itself divides the model, which accelerate must not wrap then."""
         ...
 
-    @property
-    def divides_on_host(self) -> bool:
-        """Whether the model stays in host memory until the strategy has divided it."""
+    def divides_on_host(self, model: Any) -> bool:
+        """Whether this model stays in host memory until the strategy has divided it."""
         ...
 
     def arguments(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class ShareTrainer(Trainer):
         self.strategy.configure(self.accelerator)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        if not self.strategy.divides_on_host:
+        if not self.strategy.divides_on_host(model):
             super()._move_model_to_device(model, device)
 
     def get_train_dataloader(self) -> DataLoader:

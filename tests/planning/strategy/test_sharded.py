@@ -9,7 +9,7 @@ import pytest
 from homelab.errors import InputError
 from homelab.planning import job, machines
 from homelab.planning.job import Job, TrainingJob
-from homelab.planning.memory import division, rank_memory
+from homelab.planning.memory import architecture, division, rank_memory
 from homelab.planning.strategy import registry
 from homelab.planning.strategy.registry import STRATEGIES, Selection
 from homelab.planning.types import StrategyPrice
@@ -137,3 +137,47 @@ def test_a_division_counts_ranks_or_the_cards_of_a_machine() -> None:
     assert division.of("zero2", nodes) == division.Division(4)
     assert division.of("fsdp", nodes) == division.of("zero3", nodes) == division.Division(4, per_pass=True)
     assert division.of("hsdp", nodes) == division.Division(2, per_pass=True)
+
+
+BF16 = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3, "precision": "bf16"}
+
+
+def with_model(seen: Any, **config: Any) -> Any:
+    """The evidence in which every node has the model, with these keys in its config.json."""
+    for name in NAMES:
+        seen = healthy.with_facts(seen, name, model={"found": True, "config": {**healthy.LLAMA, **config}})
+    return seen
+
+
+def memory_of(seen: Any, name: str, available_gb: float) -> Any:
+    """The evidence with a machine of 64 GB, of which so many are free."""
+    return healthy.with_facts(seen, name, system={"memory_total_bytes": 64 * 10**9, "memory_available_bytes": int(available_gb * 10**9)})
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_a_machine_without_room_to_read_the_model_is_named(strategy: str) -> None:
+    """Full training makes fp32 weights of it, on the host where the cards get parts alone."""
+    recipe, small = healthy.recipe(method={"kind": "full"}, parallel={"strategy": strategy}, train=BF16), NAMES[1]
+    total = architecture.from_config(healthy.LLAMA)
+    assert total is not None
+    enough_gb = 4 * total.total / 1e9
+    assert make(memory_of(with_model(healthy.gpu()), small, 1.1 * enough_gb), recipe).strategy == strategy
+    lacking = memory_of(with_model(healthy.gpu()), small, 0.9 * enough_gb)
+    if strategy == "zero2":
+        assert make(lacking, recipe).strategy == strategy
+        return
+    with pytest.raises(InputError, match=f"the 1 ranks on {small} make") as refusal:
+        make(lacking, recipe)
+    assert refusal.value.where.startswith(f"node {small}") and 'kind = "lora"' in refusal.value.hint
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("bfloat16", True), ("float32", False)])
+def test_files_in_the_training_s_precision_need_no_memory_to_be_read(dtype: str, fits: bool) -> None:
+    recipe, seen = healthy.recipe(method={"kind": "lora"}, parallel={"strategy": "zero3"}, train=BF16), healthy.gpu()
+    for name in NAMES:
+        seen = memory_of(with_model(seen, dtype=dtype), name, 0.0)
+    if fits:
+        assert make(seen, recipe).strategy == "zero3"
+    else:
+        with pytest.raises(InputError, match="reads the model into the memory of each machine"):
+            make(seen, recipe)
