@@ -8,7 +8,9 @@ import pytest
 
 from homelab.checks import fixes, registry
 from homelab.checks.evidence import Finding
+from homelab.checks.gpu import driver
 from homelab.text.hint import Command, Hint
+from tests.checks import healthy
 from tests.checks.healthy import cpu, with_facts
 from tests.checks.test_recorded import CASES, built, judged
 
@@ -61,3 +63,26 @@ def test_a_smaller_mtu_is_not_undone_by_a_command_and_a_larger_one_is() -> None:
         found = [finding for finding in registry.judge_all(with_facts(cpu(), "laptop", network={"interfaces": [interface]})) if finding.check == "network.mtu"]
         assert [(finding.node, finding.level) for finding in found] == [("laptop", "warn")]
         assert len(fixes.offered(found)) == commands and len(fixes.by_hand(found)) == 1 - commands and "mtu 1500" in found[0].hint
+
+
+ARCH, FEDORA, UBUNTU, GENTOO = "Arch Linux x86_64", "Fedora Linux 44 x86_64", "Ubuntu 24.04.3 LTS x86_64", "Gentoo Linux x86_64"
+
+
+@pytest.mark.parametrize(
+    ("system", "card", "command"),
+    [
+        (ARCH, "NVIDIA GeForce GTX 1080 Ti", "nvidia-580xx-dkms"), (ARCH, "Tesla M40", "nvidia-580xx-dkms"), (ARCH, "NVIDIA TITAN V", "nvidia-580xx-dkms"),
+        (ARCH, "NVIDIA GeForce GTX 1650", "nvidia-open"), (ARCH, "NVIDIA Some Card", "nvidia-open"),
+        (FEDORA, "NVIDIA GeForce GTX 1080 Ti", "akmod-nvidia-580xx"), (FEDORA, "NVIDIA GeForce RTX 2060", "akmod-nvidia xorg"),
+        (UBUNTU, "NVIDIA GeForce GTX 1080 Ti", "ubuntu-drivers install"), (GENTOO, "NVIDIA GeForce GTX 1080 Ti", "branch 580"), (GENTOO, "NVIDIA L4", "newest"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_card_before_turing_gets_the_last_driver_that_drives_it(system: str, card: str, command: str, is_seen: bool) -> None:
+    """By what the node says of its cards, and without a driver, which shows none, by the name in cluster.toml."""
+    seen = healthy.with_facts(healthy.card(healthy.gpu(), "tower", name=card), "tower", system={"os": system})
+    seen = healthy.with_node(seen, "tower", gpus=({"model": card, "vram_gb": 8},))
+    seen = seen if is_seen else healthy.with_facts(seen, "tower", gpu={"cards": [], "nvidia_smi": "missing"})
+    hint = driver.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
+    assert command in hint, hint
+    assert ("580" in hint) == ("580" in command)

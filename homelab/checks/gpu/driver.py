@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from homelab import hardware
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
-from homelab.facts import nvidia_answer
+from homelab.facts import card_generation, nvidia_answer
 from homelab.facts.node import Facts
 from homelab.node_commands import as_root, on_node, restart
+from homelab.planning import cards
 from homelab.text.hint import Hint, homelab
 
 # Words of /etc/os-release's PRETTY_NAME -> how the driver is installed there.
@@ -20,6 +22,12 @@ _INSTALL = (
     (("fedora",), "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
     (("arch", "manjaro", "endeavouros", "cachyos"), "pacman -S nvidia-open nvidia-utils"),
 )
+# Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
+# card, and Debian 13 has branch 550.
+_TURING = (7, 5)
+_INSTALL_580 = ((("fedora",), "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
+_FROM_AUR = ("arch", "manjaro", "endeavouros", "cachyos")
+_AUR_580 = "yay -S nvidia-580xx-dkms nvidia-580xx-utils"
 
 
 # Windows has the driver; one of Linux inside of WSL hides it.
@@ -83,11 +91,22 @@ def install_driver(node: Node, facts: Facts) -> str:
     """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
     if _in_wsl(facts):
         return _IN_WINDOWS
-    system = facts.system.os.lower()
-    command = next((command for words, command in _INSTALL if any(word in system for word in words)), None)
+    system, old = facts.system.os.lower(), _before_turing(node, facts)
+    if old and any(word in system for word in _FROM_AUR):
+        return f"{on_node(node, _AUR_580)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
+    known = (*_INSTALL_580, *_INSTALL) if old else _INSTALL
+    command = next((command for words, command in known if any(word in system for word in words)), None)
     if command is None:
-        return f"install the newest NVIDIA driver on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
+        newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
+        return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
     return as_root(node, facts, command, "reboot")
+
+
+def _before_turing(node: Node, facts: Facts) -> str:
+    """The first card of the node that no driver after branch 580 drives, as the node or else its owner names it; empty where there is none."""
+    there = cards.everything(facts)
+    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [(gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus]
+    return next((cards.short(name) for name, capability in known if capability is not None and capability < _TURING), "")
 
 
 def first_line(text: str) -> str:
