@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.errors import HomelabError
@@ -25,7 +26,8 @@ from homelab.planning.memory.scenario import DoesNotFit
 from homelab.planning.performance import roofline, step_time
 from homelab.planning.pipeline.pipeline_plan import NoLayerFits
 from homelab.planning.strategy import advice, registry, reproducibility
-from homelab.planning.types import Choice, Plan
+from homelab.planning.strategy.base import Strategy
+from homelab.planning.types import Choice, Plan, RankPlan
 
 
 def make(inputs: PlanInputs) -> Plan:
@@ -48,7 +50,7 @@ def make(inputs: PlanInputs) -> Plan:
     if time is not None and isinstance(work, job.TrainingJob):
         time = roofline.interval(time).model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
     head = taking_part.nodes[0].name
-    backend = _backend(taking_part.device)
+    backend, balance = _backend(taking_part.device), _balance(recipe, strategy, taking_part.device, ranks)
     return Plan(
         run=inputs.run, attempt=inputs.attempt, world_size=len(ranks), backend=backend.value, device=taking_part.device, precision=work.precision,
         strategy=strategy.name, head=head, master_address=addresses[head].address, master_port=inputs.port, resume_step=inputs.resume_step,
@@ -58,7 +60,7 @@ def make(inputs: PlanInputs) -> Plan:
             *taking_part.choices, *cards.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
             *trainer_choice.choices(recipe, taking_part), *_learning_rate(recipe), *data_source.choices(recipe, taking_part.facts, inputs.data),
             *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
-            *selection.assignment.choices, *step_time.choices(work, time),
+            *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time),
         ),
         warnings=(
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
@@ -67,7 +69,7 @@ def make(inputs: PlanInputs) -> Plan:
             *precision.warnings_of(recipe, taking_part), *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
-        balance="measured" if isinstance(recipe, TrainRecipe) and recipe.parallel.shares == "auto" and not ranks[0].stage else "fixed",
+        balance=balance.value if balance else "fixed",
     )  # fmt: skip
 
 
@@ -90,6 +92,16 @@ def _backend(device: str) -> Choice:
     if device == "cuda":
         return Choice(subject="backend", value="nccl", because="every rank has a CUDA card")
     return Choice(subject="backend", value="gloo", because="no CUDA cards: gloo runs on CPUs")
+
+
+def _balance(recipe: Recipe, strategy: Strategy, device: str, ranks: Sequence[RankPlan]) -> Choice | None:
+    """Whether shares follow the speeds that are measured; None where the recipe or the strategy leaves nothing to move."""
+    if not isinstance(recipe, TrainRecipe) or recipe.parallel.shares != "auto" or ranks[0].stage:
+        return None
+    if device == "cuda" and strategy.waits_in_passes:
+        because = f"a pass of {strategy.name} on a card waits for the other ranks' weights in its middle, so that its seconds are no speed of this card"
+        return Choice(subject="balance", value="fixed", because=because)
+    return Choice(subject="balance", value="measured", because="shares follow the speeds that the run measures; the training stays the same")
 
 
 def _learning_rate(recipe: Recipe) -> list[Choice]:

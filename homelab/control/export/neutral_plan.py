@@ -90,7 +90,7 @@ def make(recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machin
         )  # fmt: skip
     shares = equal_shares(settled.train.global_batch, plan.world_size)
     first = plan.model_copy(
-        update={"attempt": 0, "balance": "measured", "ranks": _alike(plan.ranks, shares), "launch": None, "strategies": (), "time": None, "choices": ()}
+        update={"attempt": 0, "ranks": _alike(plan.ranks, shares), "launch": None, "strategies": (), "time": None, "choices": ()}
     )
     return settled, first.model_copy(update={"launch": plan.launch}), items, notes
 

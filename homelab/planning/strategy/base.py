@@ -34,6 +34,9 @@ class Strategy(ABC):
     is_per_pass: ClassVar[bool] = False
     """Whether every pass exchanges something, so that all ranks make the same number of them."""
 
+    waits_in_passes: ClassVar[bool] = False
+    """Whether a pass on a card holds waits for other ranks that nobody measures: its seconds are then no speed of this rank."""
+
     def automatic(self, job: Job) -> Automatic:
         """Whether "auto" considers it for this job: at first, where nothing else has room on every rank, or never."""
         return "first"

@@ -98,6 +98,7 @@ class Zero3(Sharded):
 
     name = "zero3"
     is_per_pass = True
+    waits_in_passes = True
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if len(job.machines.nodes) == 1 and job.machines.world_size > 1 else "never"

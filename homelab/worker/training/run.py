@@ -217,8 +217,8 @@ class Run:
 
     def _keep_speeds(self, trainer: ShareTrainer) -> None:
         """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
-        if not self.task.is_keeper:
-            return
+        if not self.task.is_keeper or (self.task.device == "cuda" and self.task.divides_per_pass):
+            return  # a pass that waits for other ranks' weights tells no speed
         import torch
 
         from homelab.worker.balancing import speed_profile

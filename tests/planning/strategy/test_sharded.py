@@ -181,3 +181,18 @@ def test_files_in_the_training_s_precision_need_no_memory_to_be_read(dtype: str,
     else:
         with pytest.raises(InputError, match="reads the model into the memory of each machine"):
             make(seen, recipe)
+
+
+@pytest.mark.parametrize(
+    ("seen", "strategy", "balance"),
+    [
+        (healthy.gpu(), "zero2", "measured"), (healthy.gpu(), "zero3", "fixed"), (healthy.gpu(), "fsdp", "fixed"), (healthy.gpu(), "ddp", "measured"),
+        (healthy.cpu(), "zero3", "measured"),
+    ],
+)  # fmt: skip
+def test_shares_do_not_follow_seconds_that_hold_waits(seen: Any, strategy: str, balance: str) -> None:
+    made = make(seen, healthy.recipe(parallel={"strategy": strategy}))
+    (choice,) = [choice for choice in made.choices if choice.subject == "balance"]
+    assert (made.balance, choice.value) == (balance, balance) and ("waits" in choice.because) == (balance == "fixed")
+    by_hand = make(seen, healthy.recipe(parallel={"strategy": strategy, "shares": "equal"}))
+    assert by_hand.balance == "fixed" and not [choice for choice in by_hand.choices if choice.subject == "balance"]
