@@ -2,12 +2,14 @@
 
 On a processor gloo reduces a bucket in threads of its own while the backward pass goes on: until the rank's last gradient is ready it
 computes, and after it, it waits. A gather or a scatter there is waited for at once. On a card NCCL's kernels stand in the trace: what other
-kernels run at the same time is overlap.
+kernels run at the same time is overlap. NCCL runs those of one kind in the order of the calls; a kernel of another kind (the sums between machines
+of hsdp, a count of rows) moves none of them.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from homelab.worker.profiling.trace_tree import Event
 
 Span = tuple[float, float]
 _ASYNCHRONOUS = "all-reduce"
+_KERNELS = {"all-reduce": "allreduce", "gather": "allgather", "scatter": "reducescatter"}  # kind: what NCCL calls its kernel, in small letters
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,13 @@ def placed(entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, An
     noted = sorted(entries, key=lambda entry: int(entry["begin_ns"]))
     ready_us = {int(step["begin_ns"]): (step["ready_ns"] - base_ns) / 1e3 for step in steps if step.get("ready_ns")}
     ours, others = _kernels(events)
-    by_kernel = len(ours) == len(noted)  # NCCL runs them in the order in which they were called
+    calls = Counter(entry["kind"] for entry in noted)
+    left = {kind: iter(spans) for kind, spans in ours.items() if len(spans) == calls[kind]}
     exchanges = []
-    for number, entry in enumerate(noted):
+    for entry in noted:
         span = ((entry["begin_ns"] - base_ns) / 1e3, (entry["end_ns"] - base_ns) / 1e3)
-        if by_kernel and ours:
-            span = ours[number]
+        if entry["kind"] in left:
+            span = next(left[entry["kind"]])
             overlap_us = _covered(span, others)
         else:
             ready = ready_us.get(max((begin for begin in ready_us if begin <= entry["begin_ns"]), default=0), span[0])
@@ -65,15 +69,19 @@ def table(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
     return [{**row, "sent_bytes": round(row["sent_bytes"])} for row in rows.values()]
 
 
-def _kernels(events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
-    """NCCL's kernels in their order, and all others as spans that do not touch."""
-    ours: list[Span] = []
+def _kernels(events: Iterable[Event]) -> tuple[dict[str, list[Span]], list[Span]]:
+    """NCCL's kernels of each kind in their order, and those that compute as spans that do not touch."""
+    ours: dict[str, list[Span]] = {}
     others: list[Span] = []
     for event in events:
         if event.get("ph") == "X" and event.get("cat") == "kernel":
-            begin = float(event["ts"])
-            (ours if "nccl" in str(event["name"]).lower() else others).append((begin, begin + float(event.get("dur", 0.0))))
-    return sorted(ours), _union(sorted(others))
+            begin, name = float(event["ts"]), str(event["name"]).lower()
+            span = (begin, begin + float(event.get("dur", 0.0)))
+            if "nccl" not in name:
+                others.append(span)
+            else:
+                ours.setdefault(next((kind for kind, word in _KERNELS.items() if word in name.replace("_", "")), ""), []).append(span)
+    return {kind: sorted(spans) for kind, spans in ours.items()}, _union(sorted(others))
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:

@@ -98,6 +98,16 @@ def test_overlap_on_a_card_is_that_of_the_kernels() -> None:
     assert (one.begin_us, one.end_us, one.overlap_us) == (100, 300, 110)
 
 
+def test_a_kernel_that_nobody_noted_moves_no_other() -> None:
+    """hsdp sums between machines; with all NCCL's kernels counted together every time was that of the call."""
+    names = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "ncclDevKernel_AllGather_RING_LL")
+    events = [call(name, 100 * number, 100 * number + 50, "kernel", 20) for number, name in enumerate(names, start=1)]
+    noted = [entry("gather a", 1, 2, "gather"), entry("gather b", 3, 4, "gather"), entry("scatter a", 5, 6, "scatter")]
+    assert [(one.name, one.begin_us) for one in overlap.placed(noted, [], events, BASE_NS)] == [("gather a", 100), ("gather b", 400), ("scatter a", 300)]
+    (alone,) = overlap.placed([entry("bucket 0", 7, 8)], [], events + [call(names[1], 900, 950, "kernel", 20)], BASE_NS)
+    assert (alone.begin_us, alone.end_us) == (7, 8), "two kernels of one call: which is its own is not known"
+
+
 def test_memory_over_time() -> None:
     def change(at: float, total: int, kind: int = 0) -> dict[str, Any]:
         return {"ph": "i", "name": "[memory]", "ts": at, "args": {"Total Allocated": total, "Device Type": kind}}
