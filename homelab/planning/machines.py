@@ -62,7 +62,8 @@ class RankSlot:
         if self.device == "cpu":
             return host_memory(self.facts.system) if self.facts is not None else (None, 0)
         if self.facts is None:
-            return int(self.node.gpus[self.local_rank].vram_gb * 2**30), 0
+            belief = self.node.gpus[self.local_rank]
+            return hardware.usable_bytes(belief.model, int(belief.vram_gb * 2**30)), 0
         card = self.facts.gpu.cards[self.local_rank]
         return host_memory(self.facts.system) if nvidia_answer.shares_memory(card, self.facts) else _card_memory(card)
 
