@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,6 +239,9 @@ def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any]
 
 def _sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], most: int) -> tuple[int, int]:
     node.lie = None
+    kept = {place: tmp_path / "before the lies" / place.name for place in (Path.cwd(), *(tmp_path / "nodes" / name for name in NAMES))}
+    for place, copy_of in kept.items():
+        shutil.copytree(place, copy_of)
     command = [command[0], "--cluster", "cluster.toml", *command[1:]]
     _, honest = told(command)
     cases = [(verb, place) for verb, answer in list(node.seen.items()) for place in places(answer)]
@@ -255,6 +259,8 @@ def _sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any
                 continue
             if refusal is not None:
                 refusals.add((verb, refusal))
+            for place, copy_of in kept.items():
+                _as_before(place, copy_of)
             opened.clear()
             started.clear()
             code, said = told(command)
@@ -268,6 +274,13 @@ def _sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any
     assert not list(tmp_path.rglob("pwned")), command
     assert CANARY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "nodes").rglob("*") if path.is_file())
     return count, alike
+
+
+def _as_before(place: Path, kept: Path) -> None:
+    """Each lie is told to the same desk and nodes: what an earlier one has left there is neither adopted nor removed already, nor read each time."""
+    for entry in place.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(kept, place, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
