@@ -82,7 +82,7 @@ def command(
     plan = make(inputs)
     if dry_run and not offline:
         plan = _tried(plan, inputs, as_json)
-    judged = verdict.of(plan, inputs.recipe, blocked, offline=offline)
+    judged = verdict.of(plan, inputs.recipe, blocked, inputs=inputs, offline=offline)
     if as_json:
         common.print_json(plan.model_dump(mode="json") | ({"document": plan.document.model_dump()} if plan.document else {}))
         return judged.exit_code

@@ -9,6 +9,7 @@ What is refused is refused before it is trained: after the night it is too late.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,16 @@ class Base:
     refusal: Refusal | None = None
 
 
+# Suffixes under which quantised copies of a model are published.
+_COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I)
 ORIGINAL_MODEL = "the 16-bit model that it was made from; its page on the hub names it"
 _SIXTEEN = "[model] name = {original}"
+
+
+def original_of(name: str) -> str:
+    """"org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
+    shorter = _COPY.sub("", _COPY.sub("", name.rstrip("/")))
+    return ORIGINAL_MODEL if shorter == name.rstrip("/") else f"the 16-bit model that it was made from (perhaps {shorter})"
 
 
 def _no(reason: str, edit: str) -> Base:

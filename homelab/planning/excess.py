@@ -14,17 +14,6 @@ from homelab.facts.node import Facts
 from homelab.planning import stored_base
 from homelab.planning.memory import architecture
 
-# For a plan that sees no config.json: the models of `architecture.names`, as published. SmolLM2's was compared with its file, the others were not.
-_POSITIONS = {
-    2048: ("TinyLlama/",),
-    4096: ("meta-llama/Llama-2-",),
-    8192: ("meta-llama/Meta-Llama-3-", "HuggingFaceTB/SmolLM2-"),
-    32_768: ("mistralai/Mistral-7B-", "Qwen/Qwen2.5-32B-Instruct"),
-    40_960: ("Qwen/Qwen3-",),
-    65_536: ("HuggingFaceTB/SmolLM3-3B",),
-    131_072: ("meta-llama/Llama-3.", "meta-llama/Meta-Llama-3.1-", "Qwen/Qwen2.5-32B"),
-}
-
 
 def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Iterator[str]:
     """The lines for the plan. `local`: the model's config.json as this machine has it."""
@@ -41,13 +30,8 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any
 
 def positions(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> int | None:
     """The rotary positions that this model was trained with; None for another kind of positions, and where nobody knows."""
-    config = stored_base.config_of(facts, local)
-    if config is not None:
-        return of_config(config)
-    if architecture.known(name) is None:
-        return None
-    found = {begin: most for most, begins in _POSITIONS.items() for begin in begins if name.lower().startswith(begin.lower())}
-    return found[max(found, key=len)] if found else None
+    config = stored_base.config_of(name, facts, local)
+    return of_config(config) if config is not None else None
 
 
 def of_config(config: Mapping[str, Any]) -> int | None:

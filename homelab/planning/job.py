@@ -53,13 +53,13 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     """The job of these inputs on these machines."""
     if not isinstance(inputs.recipe, TrainRecipe):
         return Job(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step)
-    held = stored_base.as_held(inputs.recipe, stored_base.config_of(machines.facts, inputs.config))
-    shape = shape_of(inputs.recipe.model.name, machines.facts, inputs.config)
+    config = stored_base.config_of(inputs.recipe.model.name, machines.facts, inputs.config)
+    held = stored_base.as_held(inputs.recipe, config)
+    shape = architecture.from_config(config or {})
     work = workload.estimate(inputs.recipe, machines, precision, shape, inputs.data)
     return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work)
 
 
 def shape_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Architecture | None:
-    """The model's shape: from its config.json as a node has it, else as this machine has it, else from the table of known names."""
-    config = stored_base.config_of(facts, local)
-    return architecture.known(name) if config is None else architecture.from_config(config)
+    """The model's shape, by `stored_base.config_of`; None where no formula counts it."""
+    return architecture.from_config(stored_base.config_of(name, facts, local) or {})

@@ -9,14 +9,17 @@ from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError
 from homelab.facts.node import Facts
 from homelab.law import usable
+from homelab.planning.memory import known_models
 from homelab.protocol import quantisation
 from homelab.protocol.quantisation import INT8, NF4
 
 
-def config_of(facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The model's config.json as a node has it, else as this machine has it."""
+def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The config.json of a model as a node has it, else as this machine has it, else what is known of its name."""
     found = next((node.model.config for node in facts.values() if node.model and node.model.config), None)
-    return found if found is not None else dict(local) if local else None
+    if found is not None:
+        return found
+    return dict(local) if local else known_models.config_of(name)
 
 
 def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecipe:
@@ -28,7 +31,7 @@ def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecip
     stored, method = quantisation.stored_of(config), recipe.method
     if stored is None:
         return recipe
-    refusal = usable.checkpoint_refusal(stored, method.kind, method.base)
+    refusal = usable.checkpoint_refusal(stored, method.kind, method.base, usable.original_of(recipe.model.name))
     if refusal is not None:
         where = "recipe, [method], and quantization_config in the model's config.json"
         raise InputError(f"{recipe.model.name}: {refusal.reason}", where=where, hint=f"edit the recipe: {refusal.edit}")

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.errors import HomelabError
-from homelab.planning.memory import architecture
+from homelab.planning.inputs import PlanInputs
+from homelab.planning.job import shape_of
+from homelab.planning.memory import known_models
 from homelab.planning.types import Plan
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import gigabytes
@@ -27,8 +29,9 @@ class Verdict:
         return int(self.runs is False)
 
 
-def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, offline: bool = False) -> Verdict:
-    """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine."""
+def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, inputs: PlanInputs | None = None, offline: bool = False) -> Verdict:
+    """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine; `inputs`: what it was planned
+    from."""
     if blocked is not None:
         is_missing = "not there" in blocked.message  # a plan may come before its data
         return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
@@ -36,10 +39,10 @@ def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, offli
     if lacking is not None:
         return lacking
     # A strategy may reckon no memory, though the model is known.
-    is_unknown = isinstance(recipe, TrainRecipe) and architecture.known(recipe.model.name) is None
+    is_unknown = isinstance(recipe, TrainRecipe) and shape_of(recipe.model.name, inputs.facts if inputs else {}, inputs.config if inputs else None) is None
     if isinstance(recipe, TrainRecipe) and is_unknown and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
         name = recipe.model.name
-        where = "a folder that this machine does not have" if recipe.model.is_folder else f"not a name that homelab has a shape for{architecture.near(name)}"
+        where = "a folder that this machine does not have" if recipe.model.is_folder else f"not a name that homelab has a shape for{known_models.near(name)}"
         edit = Hint("is [model] name right? The nodes can say: {}", homelab("preflight RECIPE"))
         # A folder may lie on the nodes alone, which nobody asked; a name of the hub is the person's to check.
         is_open = offline and recipe.model.is_folder

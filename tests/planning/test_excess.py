@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from homelab.planning import excess
-from homelab.planning.memory import architecture
 from tests.checks import healthy
 from tests.planning.test_plan import make
 
@@ -46,13 +45,6 @@ def test_rows_beyond_the_positions_are_said_with_both_edits(config: dict[str, An
 def test_what_a_config_says_of_its_positions(keys: dict[str, Any], expected: int | None) -> None:
     assert excess.of_config({**SMALL, **keys}) == expected
     assert excess.of_config({"model_type": "composed", "text_config": {**SMALL, **keys}}) == expected
-
-
-def test_every_model_that_is_planned_without_a_network_has_its_positions() -> None:
-    assert all(excess.positions(name.lower(), {}) for name in architecture.names())
-    assert excess.positions("org/unknown", {}) is None
-    assert [excess.positions(f"meta-llama/Meta-Llama-3{version}-8B", {}) for version in ("", ".1")] == [8192, 131_072]
-    assert [excess.positions(f"Qwen/Qwen2.5-32B{kind}", {}) for kind in ("", "-Instruct")] == [131_072, 32_768]
 
 
 @pytest.mark.parametrize(("asked", "is_said"), [(512, True), (9, True), (8, False), ("auto", False)])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.errors import InputError
 from homelab.facts.node import Facts
-from homelab.planning.memory import architecture, rank_memory
+from homelab.planning.job import shape_of
+from homelab.planning.memory import rank_memory
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ def of_recipe(recipe: Recipe | None, facts: Facts) -> TrainingSize | None:
     """From the model's config on the node, or the table of known models; None when the shape is not known."""
     if not isinstance(recipe, TrainRecipe):
         return None
-    config = facts.model.config if facts.model else None
-    shape = (architecture.from_config(config) if config else None) or architecture.known(recipe.model.name)
+    shape = shape_of(recipe.model.name, {"": facts})
     if shape is None:
         return None
     try:

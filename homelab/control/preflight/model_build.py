@@ -13,7 +13,7 @@ from homelab.control import hub_token
 from homelab.errors import HomelabError
 from homelab.facts.model_build import BuildResult
 from homelab.facts.node import Facts
-from homelab.planning.memory import architecture, dry_run
+from homelab.planning.memory import dry_run, known_models
 from homelab.remote import ship
 from homelab.remote.fanout import Fleet
 
@@ -62,6 +62,6 @@ def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
     depends = [asked, model.model_dump(mode="json", include={"config", "files", "path"}), ship.archive()[0], facts.python.executable, facts.python.packages]
     key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
     if not model.config:  # a launch brings the token along, too
-        fetching = {"revision": recipe.model.revision, "fetch": True, "known": architecture.names(), "secrets": hub_token.to_send()}
+        fetching = {"revision": recipe.model.revision, "fetch": True, "known": known_models.names(), "secrets": hub_token.to_send()}
         return {**asked, **fetching, "key": key, "recipe_environment": recipe.environment}
     return {**asked, "key": key, "recipe_environment": recipe.environment}

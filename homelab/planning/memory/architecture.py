@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from homelab.errors import InputError, did_you_mean
+from homelab.planning.memory import known_models
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 
@@ -32,7 +33,10 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder of the Llama kind. Sizes are in elements; `head_dim` is per attention head, `vocabulary` in rows."""
+    """A decoder of the Llama kind. Sizes are in elements; `head_dim` is per attention head, `vocabulary` in rows.
+
+    `norms_all_heads`: the norms of queries and keys are as wide as all heads together. `scales_logits`: no fused loss computes it.
+    """
 
     hidden: int
     layers: int
@@ -48,6 +52,8 @@ class Architecture:
     query_key_norm: bool = False
     norms_per_layer: int = 2
     fused_projections: bool = False
+    norms_all_heads: bool = False
+    scales_logits: bool = False
 
     @property
     def query_width(self) -> int:
@@ -100,8 +106,18 @@ class Architecture:
     @property
     def norm_parameters(self) -> int:
         """Scales of all RMS norms: of the blocks, of queries and keys where the model has them, and the last one."""
-        query_key = 2 * self.head_dim if self.query_key_norm else 0
-        return self.layers * (self.norms_per_layer * self.hidden + query_key) + self.hidden
+        return self.layers * (self.norms_per_layer * self.hidden + sum(self.query_key_norms)) + self.hidden
+
+    @property
+    def query_key_norms(self) -> tuple[int, ...]:
+        """Elements of the norm of the queries and of that of the keys, of one layer; none where the model has none."""
+        if not self.query_key_norm:
+            return ()
+        return (self.query_width, self.key_width) if self.norms_all_heads else (self.head_dim, self.head_dim)
+
+    def fuses(self, fused_loss: bool | str) -> bool:
+        """Whether [train] fused_loss has an effect: "auto" has none for a model that scales its logits."""
+        return bool(fused_loss) and not self.scales_logits
 
     @property
     def total(self) -> int:
@@ -122,15 +138,20 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
     "gemma3_text": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "query_key_norm": True},
     "phi3": {"fused_projections": True},
+    "olmo2": {"query_key_norm": True, "norms_all_heads": True},
+    "olmo3": {"query_key_norm": True, "norms_all_heads": True},
+    "granite": {},
 }
-_READS_ATTENTION_BIAS = ("llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
-_READS_MLP_BIAS = ("llama", "smollm3")
+_READS_ATTENTION_BIAS = ("llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite")
+_READS_MLP_BIAS = ("llama", "smollm3", "granite")
+# Far beyond any model, and small enough that no estimate overflows.
+_MOST = 10**8
 
 
 def from_config(config: dict[str, Any]) -> Architecture | None:
     """The shape that a model's config.json describes; None for a kind of model that this file does not know.
 
-    Known are llama, mistral, qwen2, qwen3, smollm3, gemma, gemma2, gemma3_text and phi3. An incomplete config is None too:
+    Known are the kinds of _FAMILIES. An incomplete config is None too:
     no estimate is better than a wrong one.
     """
     kind = config.get("model_type")
@@ -161,83 +182,19 @@ def from_config(config: dict[str, Any]) -> Architecture | None:
         query_key_norm=family.get("query_key_norm", False),
         norms_per_layer=family.get("norms_per_layer", 2),
         fused_projections=family.get("fused_projections", False),
+        norms_all_heads=family.get("norms_all_heads", False),
+        scales_logits=kind == "granite" and config.get("logits_scaling", 1) != 1,
     )
 
 
-def _count(value: object) -> int:
-    """A positive whole number as it is; 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, *, tied: bool = False
-) -> Architecture:
-    return Architecture(hidden, layers, heads, kv_heads, hidden // heads, intermediate, vocabulary, tied)
-
-
-def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool) -> Architecture:
-    return Architecture(hidden, layers, heads, 8, 128, intermediate, 151_936, tied, query_key_norm=True)
-
-
-_LLAMA_2_7B = _llama(4096, 32, 32, 32, 11008, 32000)
-_LLAMA_2_13B = _llama(5120, 40, 40, 40, 13824, 32000)
-_LLAMA_3_8B = _llama(4096, 32, 32, 8, 14336, 128256)
-_LLAMA_3_70B = _llama(8192, 80, 64, 8, 28672, 128256)
-_QWEN_2_5_32B = Architecture(5120, 64, 40, 8, 128, 27648, 152_064, tied_embeddings=False, qkv_bias=True)
-_LLAMA_3_1B = _llama(2048, 16, 32, 8, 8192, 128256, tied=True)
-_LLAMA_3_3B = _llama(3072, 28, 24, 8, 8192, 128256, tied=True)
-_TINYLLAMA = _llama(2048, 22, 32, 4, 5632, 32000)
-_MISTRAL_7B = _llama(4096, 32, 32, 8, 14336, 32000)
-_SMOLLM2 = {
-    "135M": _llama(576, 30, 9, 3, 1536, 49152, tied=True),
-    "360M": _llama(960, 32, 15, 5, 2560, 49152, tied=True),
-    "1.7B": _llama(2048, 24, 32, 32, 8192, 49152, tied=True),
-}
-
-# From each model's config.json on the hub. Used until a node has the model and says what its config is.
-_KNOWN: dict[str, Architecture] = {
-    "meta-llama/Llama-2-7b-hf": _LLAMA_2_7B,
-    "meta-llama/Llama-2-7b-chat-hf": _LLAMA_2_7B,
-    "meta-llama/Llama-2-13b-hf": _LLAMA_2_13B,
-    "meta-llama/Llama-2-13b-chat-hf": _LLAMA_2_13B,
-    **dict.fromkeys(("meta-llama/Meta-Llama-3-70B", "meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"), _LLAMA_3_70B),
-    **dict.fromkeys(("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct"), _QWEN_2_5_32B),
-    "meta-llama/Meta-Llama-3-8B": _LLAMA_3_8B,
-    "meta-llama/Meta-Llama-3-8B-Instruct": _LLAMA_3_8B,
-    "meta-llama/Llama-3.1-8B": _LLAMA_3_8B,
-    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_3_8B,
-    "meta-llama/Meta-Llama-3.1-8B": _LLAMA_3_8B,
-    "meta-llama/Meta-Llama-3.1-8B-Instruct": _LLAMA_3_8B,
-    "meta-llama/Llama-3.2-1B": _LLAMA_3_1B,
-    "meta-llama/Llama-3.2-1B-Instruct": _LLAMA_3_1B,
-    "meta-llama/Llama-3.2-3B": _LLAMA_3_3B,
-    "meta-llama/Llama-3.2-3B-Instruct": _LLAMA_3_3B,
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _TINYLLAMA,
-    "mistralai/Mistral-7B-v0.1": _MISTRAL_7B,
-    "mistralai/Mistral-7B-Instruct-v0.2": _MISTRAL_7B,
-    "HuggingFaceTB/SmolLM3-3B": _llama(2048, 36, 16, 4, 11008, 128256, tied=True),
-    "HuggingFaceTB/SmolLM3-3B-Base": _llama(2048, 36, 16, 4, 11008, 128256, tied=True),
-    **{f"HuggingFaceTB/SmolLM2-{size}": shape for size, shape in _SMOLLM2.items()},
-    **{f"HuggingFaceTB/SmolLM2-{size}-Instruct": shape for size, shape in _SMOLLM2.items()},
-    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12288, tied=False),
-}
-_KNOWN_LOWER = {name.lower(): shape for name, shape in _KNOWN.items()}
-
-
 def known(name: str) -> Architecture | None:
-    """The shape of a model that is planned for without a network, by its hub id (in any case); None for any other."""
-    return _KNOWN_LOWER.get(name.lower())
+    """The shape of a model by its hub id alone; None where the name is not known, or no formula counts it."""
+    return from_config(known_models.config_of(name) or {})
 
 
-def names() -> list[str]:
-    """The hub ids of these models."""
-    return list(_KNOWN)
-
-
-def near(name: str) -> str:
-    """" Did you mean ...?" with a name that is known here and much like this one; or nothing."""
-    return did_you_mean(name, _KNOWN) if "/" in name else ""
+def _count(value: object) -> int:
+    """A positive whole number that a model may have, as it is; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0
 
 
 def adapted_linears(

@@ -226,7 +226,7 @@ def _head_bytes(architecture: Architecture, method: Method, train: Train, precis
     """
     bytes_each, vocabulary = width(precision), architecture.vocabulary
     # Unsloth's loss comes in chunks too, always (unsloth_zoo/fused_losses).
-    in_chunks = train.fused_loss or method.backend == "unsloth"
+    in_chunks = architecture.fuses(train.fused_loss) or method.backend == "unsloth"
     at_once = min(tokens, max(1, CHUNK_LOGITS // vocabulary)) if in_chunks else tokens
     head = LOGIT_BYTES * at_once * vocabulary
     if method.kind != "full":
@@ -270,7 +270,7 @@ def _casted_bytes(
     if not train.gradient_checkpointing:
         return every
     one_layer = (2 * architecture.linear_parameters if method.kind == "full" else every) // architecture.layers
-    forward = head if train.fused_loss and method.kind != "full" else head * (LOGIT_BYTES - 2) // LOGIT_BYTES
+    forward = head if architecture.fuses(train.fused_loss) and method.kind != "full" else head * (LOGIT_BYTES - 2) // LOGIT_BYTES
     return max(one_layer, every + forward - max(head, working))
 
 
@@ -288,6 +288,5 @@ def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[t
     yield architecture.embedding_parameters, 1
     if architecture.head_parameters:
         yield architecture.head_parameters, 1
-    if architecture.query_key_norm:
-        yield architecture.head_dim, 2 * architecture.layers
+    yield from ((size, architecture.layers) for size in architecture.query_key_norms)
     yield architecture.hidden, architecture.norms_per_layer * architecture.layers + 1

@@ -36,7 +36,7 @@ class Costs:
 def costs_of(shape: Architecture, method: Method, train: Train, loss_part: float) -> Costs:
     """By floating-point operations: see `roofline.flops_per_token`. A fused loss computes the head for tokens with a loss alone, which are `loss_part`."""
     head_backward, blocks_backward = hidden_wire.backward_flops(shape, method, train)
-    labelled = loss_part if train.fused_loss else 1.0
+    labelled = loss_part if shape.fuses(train.fused_loss) else 1.0
     head, head_backward_part = hidden_wire.head_weights(shape) * labelled, head_backward * labelled
     head_forward = 2 * head + (2 * head if hidden_wire.has_early_head(method, train) else 0)
     blocks_forward = 2 * shape.linear_parameters

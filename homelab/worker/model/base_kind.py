@@ -21,14 +21,6 @@ from homelab.worker.errors import WorkerError
 WHERE = "[model] name in the recipe"
 _DECODER = f"edit the recipe: {model_forms.HELD[model_forms.SENTENCES][1]}"
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
-# Suffixes under which quantised copies of a model are published.
-_COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I)
-
-
-def original_of(name: str) -> str:
-    """"org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
-    shorter = _COPY.sub("", _COPY.sub("", name.rstrip("/")))
-    return usable.ORIGINAL_MODEL if shorter == name.rstrip("/") else f"the 16-bit model that it was made from (perhaps {shorter})"
 
 
 def refuse_folder(folder: Path) -> None:
@@ -75,7 +67,7 @@ def gguf(shown: str) -> WorkerError:
     """The error for a folder or a repository of GGUF files."""
     return WorkerError(
         f"{shown} {model_forms.HELD[model_forms.GGUF][0]}", where=WHERE,
-        hint=f"edit the recipe: [model] name = {original_of(shown)}; homelab gguf RUN makes a GGUF of the result", needs_launch=True,
+        hint=f"edit the recipe: [model] name = {usable.original_of(shown)}; homelab gguf RUN makes a GGUF of the result", needs_launch=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from homelab.law import usable
 from homelab.protocol import quantisation
 from homelab.protocol.quantisation import Stored
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.base_kind import original_of
 from homelab.worker.runtime.recipe import Method
 
 # dt_proj: transformers 5, modeling_mamba.py. Jamba and Falcon Mamba leave the product to the layer where the base is quantised.
@@ -33,7 +32,7 @@ def of(config: Any) -> Stored | None:
 
 def refuse(stored: Stored | None, method: Method, name: str) -> None:
     """Raises WorkerError where the method does not go with how the weights of the model `name` are stored."""
-    refusal = usable.checkpoint_refusal(stored, method.kind, method.base, original_of(name))
+    refusal = usable.checkpoint_refusal(stored, method.kind, method.base, usable.original_of(name))
     if stored is None or refusal is None:
         return
     why = "" if stored.is_known else _cannot_load(stored)

@@ -9,36 +9,11 @@ import pytest
 from homelab.errors import InputError
 from homelab.planning.memory.architecture import Architecture, from_config, known, lora_parameters
 
-# Totals as their model cards and safetensors headers give them.
-TOTALS = {
-    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
-    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
-    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
-    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
-    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
-    "meta-llama/Llama-3.2-1B": 1_235_814_400,
-    "meta-llama/Llama-3.2-3B": 3_212_749_824,
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
-    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
-    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
-    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
-    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
-    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
-    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
-    "Qwen/Qwen3-0.6B": 596_049_920,
-    "Qwen/Qwen3-8B": 8_190_735_360,
-}
-
 
 def shape(name: str) -> Architecture:
     architecture = known(name)
     assert architecture is not None
     return architecture
-
-
-@pytest.mark.parametrize(("name", "total"), TOTALS.items())
-def test_totals(name: str, total: int) -> None:
-    assert shape(name).total == total
 
 
 def test_adapters() -> None:
@@ -56,8 +31,6 @@ def test_an_unknown_target_is_the_users_fault() -> None:
 
 
 def test_unknown_models_and_broken_configs_are_none() -> None:
-    assert known("someone/else") is None
-    assert known("TINYLLAMA/tinyllama-1.1b-chat-v1.0") is not None
     assert from_config({"model_type": "mamba", "hidden_size": 8}) is None
     assert from_config({}) is None
     good = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -94,6 +67,10 @@ SMALL = {
         ("gemma2", {}),
         ("gemma3_text", {}),
         ("phi3", {}),
+        ("olmo2", {}),
+        ("olmo2", {"attention_bias": True, "head_dim": 16}),
+        ("olmo3", {}),
+        ("granite", {"attention_bias": True, "mlp_bias": True}),
     ],
 )
 @pytest.mark.parametrize("written", ["whole", "as-saved"])
@@ -131,4 +108,4 @@ def test_a_real_size_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     assert from_config(config.to_dict()) == shape("meta-llama/Llama-2-7b-hf")
-    assert sum(parameter.numel() for parameter in model.parameters()) == TOTALS["meta-llama/Llama-2-7b-hf"]
+    assert sum(parameter.numel() for parameter in model.parameters()) == 6_738_415_616

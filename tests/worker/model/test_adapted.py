@@ -226,7 +226,7 @@ def test_a_rank_refuses_what_the_table_refuses(form: str, method: str) -> None:
     kind, base = METHODS[method]
     refuses = usable.CHECKPOINTS[form, method].refusal is not None
     with pytest.raises(WorkerError, match="quantised") if refuses else contextlib.nullcontext():
-        stored_weights.refuse(quantisation.stored_of(QUANTISED[form]), kind, quantisation.of(kind, base), "org/name")
+        stored_weights.refuse(quantisation.stored_of(QUANTISED[form]), Method(kind, base=base), "org/name")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
