@@ -54,7 +54,7 @@ def command(
     """Print nodes, ranks, shares, memory, time, environment and the commands that start it. Nothing is started."""
     from homelab.config.interpreter import for_recipe
     from homelab.config.load import load_recipe
-    from homelab.control.launch import planner
+    from homelab.control.launch import base_model, planner
     from homelab.errors import InputError
     from homelab.planning import verdict
 
@@ -82,9 +82,10 @@ def command(
     plan = make(inputs)
     if dry_run and not offline:
         plan = _tried(plan, inputs, as_json)
-    judged = verdict.of(plan, inputs.recipe, blocked, inputs=inputs, offline=offline)
+    judged = verdict.of(plan, inputs.recipe, blocked, inputs=inputs, others=base_model.beside(training), offline=offline)
     if as_json:
-        common.print_json(plan.model_dump(mode="json") | ({"document": plan.document.model_dump()} if plan.document else {}))
+        document = {"document": plan.document.model_dump()} if plan.document else {}
+        common.print_json(plan.model_dump(mode="json") | document | {"verdict": judged.as_dict()})
         return judged.exit_code
     _print(plan, judged, recipe, common.same_options(cluster), why)
     return judged.exit_code
@@ -143,6 +144,7 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -
     from homelab.cli.clean_console import CleanConsole
     from homelab.planning.render import plan_table
     from homelab.shell import file_word
+    from homelab.text.hint import for_recipe, with_options
 
     console = CleanConsole()
     console.print(plan_table.table(plan, why=why))
@@ -151,8 +153,9 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -
         console.print(plan.document.text, soft_wrap=True, markup=False, highlight=False, emoji=False)
         return
     if not judged.runs:
-        word, style = ("It cannot run", "red") if judged.runs is False else ("It may run", "yellow")
-        console.print(f"{word}: {judged.seen}\nFirst: {judged.edit}", style=style, markup=False, highlight=False)
+        edit = for_recipe(with_options(judged.edit, lambda name: options), str(recipe))
+        style = "red" if judged.runs is False else "yellow"
+        console.print(f"{judged.title}: {judged.seen}\nFirst: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
     verb, _, option = judged.command.partition(" ")
     console.print(f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}", soft_wrap=True, markup=False, highlight=False)
 

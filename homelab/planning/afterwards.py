@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.facts.node import Facts
 from homelab.law import usable
-
-
-def config_of(facts: Mapping[str, Facts]) -> dict[str, Any] | None:
-    """config.json of the base model, as the first node that has it says."""
-    return next((node.model.config for node in facts.values() if node.model and node.model.config), None)
+from homelab.planning import stored_base
 
 
 def warnings(recipe: Recipe, facts: Mapping[str, Facts]) -> tuple[str, ...]:
     """What `homelab gguf` will not make of the result."""
-    config = config_of(facts)
+    config = stored_base.on_nodes(facts)
     if not isinstance(recipe, TrainRecipe) or config is None:
         return ()
     names = config.get("architectures")

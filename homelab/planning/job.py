@@ -8,7 +8,7 @@ from typing import Any
 
 from homelab.config.recipe import Recipe, TrainRecipe
 from homelab.facts.node import Facts
-from homelab.planning import stored_base
+from homelab.planning import model_config, stored_base
 from homelab.planning.inputs import PlanInputs, Throughputs
 from homelab.planning.machines import Machines
 from homelab.planning.memory import architecture, division
@@ -36,12 +36,14 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainingJob(Job):
-    """The same for a recipe of the built-in worker. `shape` is None where the model is not known. `division`: what a strategy makes of it."""
+    """The same for a recipe of the built-in worker. `shape` is None where no formula counts the model, `config` (its config.json) where
+    nobody knows it. `division`: what a strategy makes of it."""
 
     recipe: TrainRecipe
     shape: Architecture | None
     workload: Workload
     division: Division = division.WHOLE
+    config: Mapping[str, Any] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -50,14 +52,18 @@ class TrainingJob(Job):
 
 
 def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
-    """The job of these inputs on these machines."""
+    """The job of these inputs on these machines. Raises InputError for a model that cannot be trained so."""
     if not isinstance(inputs.recipe, TrainRecipe):
         return Job(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step)
-    config = stored_base.config_of(inputs.recipe.model.name, machines.facts, inputs.config)
+    name = inputs.recipe.model.name
+    config = stored_base.config_of(name, machines.facts, inputs.config)
+    model_config.refuse_numbers(name, config or {})
+    if stored_base.on_nodes(machines.facts) is None:  # else transformers has the last word
+        model_config.refuse_kind(name, config)
     held = stored_base.as_held(inputs.recipe, config)
     shape = architecture.from_config(config or {})
     work = workload.estimate(inputs.recipe, machines, precision, shape, inputs.data)
-    return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work)
+    return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config)
 
 
 def shape_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Architecture | None:

@@ -16,10 +16,15 @@ from homelab.protocol.quantisation import INT8, NF4
 
 def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """The config.json of a model as a node has it, else as this machine has it, else what is known of its name."""
-    found = next((node.model.config for node in facts.values() if node.model and node.model.config), None)
+    found = on_nodes(facts)
     if found is not None:
         return found
     return dict(local) if local else known_models.config_of(name)
+
+
+def on_nodes(facts: Mapping[str, Facts]) -> dict[str, Any] | None:
+    """The config.json of the model as the first node that has it says."""
+    return next((node.model.config for node in facts.values() if node.model and node.model.config), None)
 
 
 def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecipe:

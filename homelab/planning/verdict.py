@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from homelab.config.recipe import Recipe, TrainRecipe
+from homelab.config.recipe import Model, Recipe, TrainRecipe
 from homelab.errors import HomelabError
+from homelab.planning import model_config, stored_base
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.job import shape_of
 from homelab.planning.memory import known_models
@@ -16,38 +19,68 @@ from homelab.text.units import gigabytes
 
 @dataclass(frozen=True)
 class Verdict:
-    """`runs`: True, False, or None where it cannot be judged. `seen` is why it does not, or is not known to, `edit` what to do first, `command` what is next."""
+    """`runs`: True, False (or nobody knows, and it should be known), or None where it may. `seen`: why not; `edit`: what to do first; `command`:
+    what is next."""
 
     runs: bool | None
     seen: str
     edit: str
     command: str
+    is_judged: bool = True
+
+    @property
+    def title(self) -> str:
+        """How it begins, for a person."""
+        if not self.is_judged:
+            return "Not judged"
+        return "It cannot run" if self.runs is False else "It may run"
 
     @property
     def exit_code(self) -> int:
-        """1 for a plan that cannot run."""
+        """1 for a plan that cannot run, or that nobody can judge."""
         return int(self.runs is False)
 
+    def as_dict(self) -> dict[str, str | bool | None]:
+        """For programs."""
+        return {"runs": self.runs, "seen": self.seen, "edit": str(self.edit)}
 
-def of(plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, inputs: PlanInputs | None = None, offline: bool = False) -> Verdict:
-    """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine; `inputs`: what it was planned
-    from."""
+
+def of(
+    plan: Plan, recipe: Recipe, blocked: HomelabError | None = None, *, inputs: PlanInputs | None = None, others: Sequence[str] = (), offline: bool = False
+) -> Verdict:  # fmt: skip
+    """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine; `inputs`: what it was planned from;
+    `others`: names of models that are on this machine."""
     if blocked is not None:
         is_missing = "not there" in blocked.message  # a plan may come before its data
         return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
     lacking = lack_of_memory(plan)
     if lacking is not None:
         return lacking
-    # A strategy may reckon no memory, though the model is known.
-    is_unknown = isinstance(recipe, TrainRecipe) and shape_of(recipe.model.name, inputs.facts if inputs else {}, inputs.config if inputs else None) is None
-    if isinstance(recipe, TrainRecipe) and is_unknown and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
-        name = recipe.model.name
-        where = "a folder that this machine does not have" if recipe.model.is_folder else f"not a name that homelab has a shape for{known_models.near(name)}"
-        edit = Hint("is [model] name right? The nodes can say: {}", homelab("preflight RECIPE"))
-        # A folder may lie on the nodes alone, which nobody asked; a name of the hub is the person's to check.
-        is_open = offline and recipe.model.is_folder
-        return Verdict(None if is_open else False, f"cannot be judged: {name} is {where}, so neither memory nor time is known", edit, "preflight")
+    if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
+        facts, local = (inputs.facts, inputs.config) if inputs is not None else ({}, None)
+        # A strategy may reckon no memory, though the model is known.
+        if shape_of(recipe.model.name, facts, local) is None:
+            near = known_models.near(recipe.model.name, others)
+            return _not_judged(recipe.model, stored_base.config_of(recipe.model.name, facts, local), near, offline)
     return Verdict(True, "", "", "launch")
+
+
+def _not_judged(model: Model, config: Mapping[str, Any] | None, near: str, offline: bool) -> Verdict:
+    """The verdict where neither memory nor time is known, by what is known of the model."""
+    meant = f'edit the recipe: [model] name = "{near}" (did you mean it?); or ' if near else ""
+    by_nodes = homelab("plan RECIPE") if offline else homelab("setup --recipe RECIPE")
+    if config is not None:
+        why = model_config.why_no_formula(config)
+        edit = Hint("a node tries it without its weights: {}", by_nodes) if offline else Hint("a node that has the model tries it: {}, then plan again", by_nodes)
+    elif model.is_folder:
+        why = "is a folder that this machine does not have"
+        edit = Hint("{}copy its config.json to {} on this machine; or ask the nodes: {}", meant, f"{model.name.rstrip('/')}/config.json", homelab("preflight RECIPE"))
+    else:
+        why = "is no name that homelab knows the shape of"
+        edit = Hint("{}is [model] name right, org/name as on the hub? The nodes ask the hub: {}", meant, homelab("preflight RECIPE"))
+    # A folder may lie on the nodes alone, which nobody asked; a name of the hub is the person's to check.
+    is_open = offline and model.is_folder and config is None
+    return Verdict(None if is_open else False, f"{model.name} {why}, so neither memory nor time is known", edit, "preflight", is_judged=False)
 
 
 def lack_of_memory(plan: Plan) -> Verdict | None:

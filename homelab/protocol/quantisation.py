@@ -49,9 +49,10 @@ def stored_of(config: object) -> Stored | None:
     """What quantization_config of a config.json says; None where the weights are not quantised. Of a model with several parts, the text's counts."""
     if not isinstance(config, dict):
         return None
-    said = config.get("quantization_config")
-    if not isinstance(said, dict):
-        return stored_of(config.get("text_config"))
+    text = config.get("text_config")
+    said = next((part["quantization_config"] for part in (config, text) if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict)), None)
+    if said is None:
+        return None
     if said.get("load_in_4bit") or said.get("_load_in_4bit"):
         return Stored("bitsandbytes", 4, NF4, True)
     if said.get("load_in_8bit") or said.get("_load_in_8bit"):

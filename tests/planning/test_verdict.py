@@ -34,8 +34,21 @@ def test_no_room_names_the_edit() -> None:
 @pytest.mark.parametrize(("name", "offline", "code"), [("Qwen/Qwen3-88B", True, 1), ("org/unknown", False, 1), ("/models/there", True, 0), ("/models/there", False, 1)])
 def test_what_could_not_be_judged_is_never_followed_by_launch(name: str, offline: bool, code: int) -> None:
     found = verdict.of(plan_of(None), healthy.recipe(model={"name": name}), offline=offline)
-    assert found.exit_code == code and found.command == "preflight" and "cannot be judged" in found.seen
-    assert ("Did you mean" in found.seen) == (name == "Qwen/Qwen3-88B")
+    assert found.exit_code == code and found.command == "preflight" and found.title == "Not judged" and name in found.seen
+    assert ("did you mean" in found.edit) == (name == "Qwen/Qwen3-88B")
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "meant"),
+    [
+        ("qwen/qwen2.5-7b-instrct", [], "Qwen/Qwen2.5-7B-Instruct"), ("Qwen2.5-7B", [], "Qwen/Qwen2.5-7B"), ("meta-lama/Llama-3.1-8B", [], "meta-llama/Llama-3.1-8B"),
+        ("org/minne", ["org/mine"], "org/mine"), ("/models/qwen3-8", ["/models/qwen3-8b", "/models/x"], "/models/qwen3-8b"), ("no/such-model", [], ""), ("/models/a", [], ""),
+    ],
+)
+def test_a_slip_is_told_what_was_meant(name: str, others: list[str], meant: str) -> None:
+    found = verdict.of(plan_of(None), healthy.recipe(model={"name": name}), others=others, offline=True)
+    assert found.edit.startswith(f'edit the recipe: [model] name = "{meant}"') if meant else "did you mean" not in found.edit
+    assert "homelab preflight RECIPE" in found.edit
 
 
 @pytest.mark.parametrize(("message", "code"), [("this is not a file", 1), ("this file is empty", 1), ("this file cannot be read", 1), ("this file is not there", 0)])

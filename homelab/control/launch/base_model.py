@@ -45,6 +45,19 @@ def look(recipe: Recipe) -> LocalModel:
     return LocalModel()
 
 
+def beside(recipe: Recipe) -> list[str]:
+    """Names that may have been meant by the one in the recipe: of the model folders beside it, or of what is in the hub's cache."""
+    if not isinstance(recipe, TrainRecipe):
+        return []
+    try:
+        if not recipe.model.is_folder:
+            return hub_cache.model_names()
+        above = Path(recipe.model.name).expanduser().parent
+        return [str(Path(recipe.model.name).parent / name) for name in sorted(os.listdir(above)) if (above / name / "config.json").is_file()]
+    except OSError:
+        return []
+
+
 def _folder(model: Model) -> Path | None:
     """Where the model would lie here."""
     if model.is_folder:

@@ -142,6 +142,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"query_key_norm": True, "norms_all_heads": True},
     "granite": {},
 }
+KINDS = frozenset(_FAMILIES)
 _READS_ATTENTION_BIAS = ("llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite")
 _READS_MLP_BIAS = ("llama", "smollm3", "granite")
 # Far beyond any model, and small enough that no estimate overflows.
@@ -151,7 +152,7 @@ _MOST = 10**8
 def from_config(config: dict[str, Any]) -> Architecture | None:
     """The shape that a model's config.json describes; None for a kind of model that this file does not know.
 
-    Known are the kinds of _FAMILIES. An incomplete config is None too:
+    Known are KINDS. An incomplete config is None too:
     no estimate is better than a wrong one.
     """
     kind = config.get("model_type")

@@ -6,13 +6,12 @@ Unsloth, of NousResearch, or quantised: -bnb-4bit, -GPTQ-Int4, -FP8) is known by
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-from homelab.errors import did_you_mean
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
 # model_type, the sizes in the order of _SIZES, whether head and embeddings are one, and the positions of the models (names with choices, as in a shell).
@@ -167,9 +166,11 @@ def names() -> list[str]:
     return [name for *_, positions in _DENSE for written in positions.values() for each in written for name in _spelt(each)]
 
 
-def near(name: str) -> str:
-    """" Did you mean ...?" with a name that is known here and much like this one; or nothing."""
-    return did_you_mean(name, names()) if "/" in name else ""
+def near(name: str, others: Iterable[str] = ()) -> str:
+    """The known name, or that of `others`, that was probably meant by this one; "" where none is like it. The owner may have been left out."""
+    choices = {(known if "/" in name else known.rpartition("/")[2]).lower(): known for known in (*others, *names())}
+    found = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.75)
+    return choices[found[0]] if found else ""
 
 
 @functools.cache

@@ -118,7 +118,7 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
 
 def _without_shape(job: TrainingJob) -> tuple[str, str]:
     """Why the shape of the model is not known, as far as its config.json says it."""
-    config = next((node.model.config for node in job.machines.facts.values() if node.model and node.model.config), None)
+    config = job.config
     if config is None:
         return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
     kind, text = config.get("model_type", "without a model_type"), config.get("text_config")

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from homelab.law import usable
+from homelab.law import model_kinds, usable
 from homelab.protocol import model_forms
 from homelab.worker.errors import WorkerError
 
 WHERE = "[model] name in the recipe"
-_DECODER = f"edit the recipe: {model_forms.HELD[model_forms.SENTENCES][1]}"
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -116,13 +115,13 @@ def refuse_kind(config: Any) -> None:
     kind, classes = config.model_type, config.architectures or []
     name = classes[0] if classes else kind
     if getattr(config, "is_encoder_decoder", False):
-        raise WorkerError(f"{name} reads with an encoder and writes with a decoder; homelab trains decoders alone", where=WHERE, hint=_DECODER, needs_launch=True)
+        raise WorkerError(model_kinds.with_encoder(name), where=WHERE, hint=model_kinds.DECODER, needs_launch=True)
     is_causal = type(config) in AutoModelForCausalLM._model_mapping
     sees_all = type(config) in AutoModelForMaskedLM._model_mapping
     if sees_all and not (is_causal and (getattr(config, "is_decoder", False) or getattr(config, "causal", False))):
-        raise WorkerError(f"{name} is an encoder: it sees the words that it would have to predict", where=WHERE, hint=_DECODER, needs_launch=True)
+        raise WorkerError(model_kinds.encoder(name), where=WHERE, hint=model_kinds.DECODER, needs_launch=True)
     if not is_causal:
-        raise WorkerError(f"{name} is no causal language model that transformers can build (type {kind})", where=WHERE, hint=_DECODER, needs_launch=True)
+        raise WorkerError(model_kinds.no_language_model(name, kind), where=WHERE, hint=model_kinds.DECODER, needs_launch=True)
 
 
 def config_of(path: str, revision: str | None) -> Any:
