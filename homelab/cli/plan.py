@@ -74,7 +74,7 @@ def command(
     if fit:
         from homelab.cli import fit as fitting
 
-        return fitting.write(recipe, output, inputs, make, as_json, common.same_options(cluster))
+        return fitting.write(recipe, output, inputs, make, as_json, common.same_options(cluster) + (" --offline" if offline else ""))
     if counts:
         return _scaling(counts, like or None, what_if, inputs, make, as_json)
     if what_if:
@@ -87,7 +87,7 @@ def command(
         document = {"document": plan.document.model_dump()} if plan.document else {}
         common.print_json(plan.model_dump(mode="json") | document | {"verdict": judged.as_dict()})
         return judged.exit_code
-    _print(plan, judged, recipe, common.same_options(cluster), why)
+    _print(plan, judged, recipe, common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""), why)
     return judged.exit_code
 
 

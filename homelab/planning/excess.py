@@ -1,4 +1,5 @@
-"""What a recipe asks for beyond what there is: rows longer than the positions that the model was trained with, more rows at once than a step has. Pure.
+"""What a recipe asks for beyond what there is: rows longer than the positions that the model was trained with, more rows at once than a step has,
+adapters wider than the model. Pure.
 
 A model with rotary positions computes beyond them, and badly. One with a table of positions cannot: `model.positions` of preflight judges that one.
 """
@@ -22,6 +23,10 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any
     most = positions(recipe.model.name, facts, local)
     if most is not None and recipe.train.seq_len > most:
         yield "{}; {}".format(*beyond(recipe.train.seq_len, most))
+    hidden = (stored_base.config_of(recipe.model.name, facts, local) or {}).get("hidden_size")
+    if recipe.method.kind != "full" and isinstance(hidden, int) and recipe.method.rank > hidden:
+        seen = f"rank = {recipe.method.rank} is more than the model's hidden_size of {hidden}: such an adapter has more weights than the layer that it changes"
+        yield f"{seen}; edit the recipe: [method] rank = {hidden // 4} or less"
     asked, batch = recipe.parallel.micro_batch, recipe.train.global_batch
     if asked != "auto" and asked > batch:
         seen = f"micro_batch = {asked} is more rows than a step has (global_batch = {batch}): a rank takes its share at once"

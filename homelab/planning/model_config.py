@@ -11,6 +11,7 @@ from homelab.law import model_kinds, usable
 from homelab.law.stage import has_experts
 from homelab.planning.memory import architecture
 from homelab.protocol import model_forms
+from homelab.text.hint import Hint, homelab
 
 _WHERE = "recipe, [model] name"
 # The most that a model may have: ten to a hundred times as much as the largest.
@@ -37,7 +38,7 @@ def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
 def refuse_kind(name: str, config: Mapping[str, Any] | None) -> None:
     """Raises InputError for a model that no node trains, as far as its name and its config.json tell."""
     if config is None and name.lower().endswith(("-gguf", ".gguf", "_gguf")):
-        hint = f"edit the recipe: [model] name = {usable.original_of(name)}; homelab gguf RUN makes a GGUF of the result"
+        hint = Hint("edit the recipe: [model] name = {}; {} makes a GGUF of the result", usable.original_of(name), homelab("gguf RUN"))
         raise InputError(f"{name}, by its name, {model_forms.HELD[model_forms.GGUF][0]}", where=_WHERE, hint=hint)
     refused = model_kinds.refusal(config or {})
     if refused is not None:

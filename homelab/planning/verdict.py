@@ -11,7 +11,7 @@ from homelab.errors import HomelabError
 from homelab.planning import model_config, stored_base
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.job import shape_of
-from homelab.planning.memory import known_models
+from homelab.planning.memory import known_models, recipe_edits, scenario
 from homelab.planning.types import Plan
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import gigabytes
@@ -53,7 +53,7 @@ def of(
     if blocked is not None:
         is_missing = "not there" in blocked.message  # a plan may come before its data
         return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
-    lacking = lack_of_memory(plan)
+    lacking = lack_of_memory(plan, recipe, inputs)
     if lacking is not None:
         return lacking
     if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
@@ -83,13 +83,34 @@ def _not_judged(model: Model, config: Mapping[str, Any] | None, near: str, offli
     return Verdict(None if is_open else False, f"{model.name} {why}, so neither memory nor time is known", edit, "preflight", is_judged=False)
 
 
-def lack_of_memory(plan: Plan) -> Verdict | None:
-    """The verdict on a plan in which a rank has no room; None where all have, or nobody knows."""
+def lack_of_memory(plan: Plan, recipe: Recipe | None = None, inputs: PlanInputs | None = None) -> Verdict | None:
+    """The verdict on a plan in which a rank has no room; None where all have, or nobody knows. With what it was planned from, the edit is one that makes all
+    ranks fit."""
     lacking = [rank for rank in plan.ranks if rank.memory is not None and rank.memory.fits is False]
     if not lacking:
         return None
     rank, memory = lacking[0], lacking[0].memory
     assert memory is not None and memory.available_bytes is not None
     short = gigabytes(memory.total_bytes - memory.available_bytes)
-    smaller = f"edit the recipe: [parallel] micro_batch = {max(1, rank.micro_batch // 2)}" if rank.micro_batch > 1 else f"leave {rank.node} out with --nodes"
-    return Verdict(False, f"rank {rank.rank} on {rank.node} lacks {short} GB", f"{smaller}; or see what fits", "plan --fit")
+    edit = _edit_that_fits(plan, recipe, inputs) if isinstance(recipe, TrainRecipe) and inputs is not None else None
+    if edit is None:
+        edit = f"[parallel] micro_batch = {max(1, rank.micro_batch // 2)}" if rank.micro_batch > 1 else None
+    others = [name for name in dict.fromkeys(one.node for one in plan.ranks) if name not in {one.node for one in lacking}]
+    without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model, or add a machine with more memory"
+    first = f"edit the recipe: {edit}" if edit else without
+    return Verdict(False, f"rank {rank.rank} on {rank.node} lacks {short} GB", f"{first}; or see what fits", "plan --fit")
+
+
+def _edit_that_fits(plan: Plan, recipe: TrainRecipe, inputs: PlanInputs) -> str | None:
+    """The smallest edit after which every rank has room; None where nobody knows one."""
+    config = stored_base.config_of(recipe.model.name, inputs.facts, inputs.config)
+    shape = shape_of(recipe.model.name, inputs.facts, inputs.config)
+    if shape is None or any(rank.stage is not None for rank in plan.ranks):
+        return None
+    held = stored_base.as_held(recipe, config)
+    memory = scenario.of_plan(plan, shape, inputs.facts)
+    ways = recipe_edits.fixes(held, memory) if memory is not None else ()
+    if not ways:
+        return None
+    choice = ', or "auto"' if [edit.key for edit in ways[0].edits] == ["micro_batch"] else ""
+    return f"{' and '.join(map(str, ways[0].edits))}{choice}"

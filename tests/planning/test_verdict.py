@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from homelab.errors import InputError
+from homelab.planning import plan as planning
 from homelab.planning import stored_base, verdict
+from homelab.planning.inputs import PlanInputs
 from homelab.planning.render.time_table import duration
 from tests import builders
 from tests.checks import healthy
@@ -29,6 +33,25 @@ def test_room_is_launched() -> None:
 def test_no_room_names_the_edit() -> None:
     found = verdict.of(plan_of(builders.memory(9.0, total_gib=8.0), micro_batch=512), healthy.recipe())
     assert (found.exit_code, found.command) == (1, "plan --fit") and "micro_batch = 256" in found.edit and "lacks 1.1 GB" in found.seen
+
+
+@pytest.mark.parametrize(("kind", "micro_batch"), [("qlora", 512), ("lora", 128), ("full", 64)])
+def test_the_first_edit_makes_it_fit(kind: str, micro_batch: int) -> None:
+    recipe = healthy.recipe(
+        model={"name": "HuggingFaceTB/SmolLM2-135M"}, method={"kind": kind}, train={"global_batch": 1024, "steps": 1, "learning_rate": 1e-4, "seq_len": 2048},
+        parallel={"micro_batch": micro_batch, "strategy": "ddp"},
+    )  # fmt: skip
+    inputs = PlanInputs(healthy.gpu().cluster, recipe, {}, "r", 1)
+    plan = planning.make(inputs)
+    found = verdict.of(plan, recipe, inputs=inputs, offline=True)
+    assert (found.exit_code, found.command) == (1, "plan --fit")
+    edit = re.match(r'edit the recipe: \[parallel\] micro_batch = (\d+) \(was', found.edit)
+    assert edit is not None and 'or "auto"' in found.edit, found.edit
+    assert plan.time is not None and any('leave micro_batch to "auto"' in line for line in plan.time.verdict)
+    for value in (int(edit[1]), "auto"):
+        edited = healthy.recipe(**recipe.model_dump(exclude_none=True, exclude={"parallel"}), parallel={"micro_batch": value, "strategy": "ddp"})
+        after = dataclasses.replace(inputs, recipe=edited)
+        assert verdict.of(planning.make(after), edited, inputs=after).exit_code == 0
 
 
 @pytest.mark.parametrize(("name", "offline", "code"), [("Qwen/Qwen3-88B", True, 1), ("org/unknown", False, 1), ("/models/there", True, 0), ("/models/there", False, 1)])

@@ -42,7 +42,8 @@ def _of_file(role: str, path: Path) -> InputError | None:
 
 
 def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError | None:
-    if not text.strip():
+    is_empty = not text.strip() or (suffix == ".csv" and "\n" not in text.strip())  # the first line of a table names its columns
+    if is_empty:
         return InputError("the data file has no rows", where=where, hint="put at least one sample into it") if is_whole else None
     if suffix == ".json":
         return _of_list(text, where)

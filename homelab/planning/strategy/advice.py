@@ -8,6 +8,7 @@ from homelab.planning.job import TrainingJob
 from homelab.planning.memory import rank_memory
 from homelab.planning.pipeline import one_card
 from homelab.planning.strategy import network_cost
+from homelab.planning.strategy.ranks import memory_of
 from homelab.planning.types import RankPlan, TimeEstimate
 from homelab.text.units import gigabytes
 
@@ -64,6 +65,9 @@ def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
     short = list(dict.fromkeys(rank.node for rank in ranks if rank.memory is not None and rank.memory.fits is False))
     if not short or job.shape is None:
         return
+    if job.recipe.parallel.micro_batch != "auto" and all(_fits_row_by_row(job, rank) for rank in ranks if rank.node in short):
+        yield f'it does not fit on {", ".join(short)} with micro_batch = {job.recipe.parallel.micro_batch}, and row by row it does: leave micro_batch to "auto"'
+        return
     method, precision = job.recipe.method, job.precision
     now = rank_memory.base_weight_bytes(job.shape, method, precision)
     if method.kind == "qlora":
@@ -71,3 +75,8 @@ def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
         return
     packed = rank_memory.base_weight_bytes(job.shape, method.model_copy(update={"kind": "qlora", "base": "auto"}), precision)
     yield f'quantise harder: it does not fit on {", ".join(short)}; kind = "qlora" holds the weights in {gigabytes(packed, ".2g")} GB instead of {gigabytes(now, ".2g")}'
+
+
+def _fits_row_by_row(job: TrainingJob, rank: RankPlan) -> bool:
+    memory = memory_of(job, job.machines.slots[rank.rank], 1, rank.token_cap)
+    return memory is not None and memory.fits is not False

@@ -34,7 +34,7 @@ def whole_models(job: TrainingJob) -> Assignment:
     ranks, reasons = [], []
     for slot, share in zip(slots, counts, strict=True):
         micro_batch, because = _micro_batch(job, slot, share)
-        memory = _memory(job, slot, micro_batch, caps.get(slot.rank))
+        memory = memory_of(job, slot, micro_batch, caps.get(slot.rank))
         if memory is not None and memory.fits is False:
             warnings.append(_does_not_fit(slot, memory, is_capped=slot.rank in caps))
         reasons.append(Choice(subject=f"micro-batch of rank {slot.rank}", value=str(micro_batch), because=because))
@@ -86,7 +86,7 @@ def _token_caps(job: TrainingJob) -> tuple[dict[int, int], list[str]]:
     return caps, warnings
 
 
-def _memory(job: TrainingJob, slot: RankSlot, micro_batch: int, token_cap: int | None) -> MemoryEstimate | None:
+def memory_of(job: TrainingJob, slot: RankSlot, micro_batch: int, token_cap: int | None) -> MemoryEstimate | None:
     """What the rank holds at its peak; None where the model's shape is not known."""
     if job.shape is None:
         return None

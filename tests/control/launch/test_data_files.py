@@ -62,7 +62,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "Parquet that is none": ("x.parquet", b"<html>not found</html>", "Parquet"), "unknown name": ("x.docx.md", b"# a title\n", "end in"),
     "no JSON": ("x.jsonl", ROW + b'{"text": "a re\n' + ROW, "line 2"), "no objects": ("x.jsonl", b'["a"]\n', "line 1"), "a number": ("x.json", b"5", "list"),
     "one object": ("x.json", b'{"text": "a"}', "list"), "a list of texts": ("x.json", b'["a", "b"]', "row 1"), "latin-1": ("x.txt", "schön\n".encode("latin-1"), "UTF-8"),
-    "nothing but spaces": ("x.jsonl", b"\n \n", "no rows"), "an empty list": ("x.json", b"[]", "no rows"),
+    "nothing but spaces": ("x.jsonl", b"\n \n", "no rows"), "an empty list": ("x.json", b"[]", "no rows"), "a header alone": ("x.csv", b"text,label\r\n", "no rows"),
 }  # fmt: skip
 READABLE = {
     "x.jsonl": ROW * 3, "x.json": b"[" + ROW.strip() + b"]", "x.csv": b"text\na red door\n", "x.txt": b"a red door\n\nanother\n", "x.parquet": b"PAR1\x15\x04\x00\x00",
