@@ -10,6 +10,7 @@ from homelab.errors import HomelabError
 from homelab.law.learning_rate import scaled
 from homelab.planning import (
     afterwards,
+    card_guess,
     cards,
     data_source,
     excess,
@@ -66,7 +67,8 @@ def make(inputs: PlanInputs) -> Plan:
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),
             *afterwards.warnings(recipe, taking_part.facts), *excess.warnings(recipe, taking_part.facts, inputs.config),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
-            *precision.warnings_of(recipe, taking_part), *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
+            *card_guess.warnings_of(taking_part, time), *precision.warnings_of(recipe, taking_part),
+            *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance=balance.value if balance else "fixed",

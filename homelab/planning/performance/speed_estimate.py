@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from homelab.config.cluster import Node
 from homelab.config.recipe import TrainRecipe
-from homelab.facts.node import Facts
-from homelab.hardware import Card, lookup
+from homelab.hardware import Card
 from homelab.law.speed import Speed
+from homelab.planning import card_guess
 from homelab.planning.machines import Machines
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.performance import measured_speed
@@ -57,7 +57,7 @@ def estimate_speeds(
     """
     nodes = machines.nodes
     assert nodes
-    cards = {node.name: _cards(node, machines.facts.get(node.name)) if machines.device == "cuda" else [None] for node in nodes}
+    cards = card_guess.sheets(machines) if machines.device == "cuda" else {node.name: [None] for node in nodes}
     owned = {node.name: _owned(node, cards[node.name]) for node in nodes if node.speed is not None}
     basis = _Basis(nodes, cards, _roofline(recipe, cards, precision, shape), owned, row_tokens, files)
     measured: Speeds = {name: tuple(rank.speed for rank in file.ranks) for name, file in files.items()}
@@ -79,7 +79,7 @@ def estimate_speeds(
 
 @dataclass(frozen=True)
 class _Basis:
-    """What an estimate rests on. `roofline` is None where a card or the model's shape is not known."""
+    """What an estimate rests on. `roofline` is None on CPUs, and where the model's shape is not known."""
 
     nodes: Sequence[Node]
     cards: Mapping[str, Sequence[Card | None]]
@@ -126,29 +126,20 @@ def _from_owner(basis: _Basis, because: str) -> SpeedEstimate:
 
 def _weights_alone(basis: _Basis, device: str, unused: str) -> SpeedEstimate:
     """Where no seconds are known: the cards' peaks, or equal weights."""
-    unknown = [name for name, cards in basis.cards.items() if not all(cards)]
-    if device == "cuda" and not unknown:
+    if device == "cuda":
         peaks = {name: tuple(card.peak_flops for card in cards if card) for name, cards in basis.cards.items()}
         peaks_text = _list((name, f"{sum(per_rank) / 1e12:.0f} TFLOPS") for name, per_rank in peaks.items())
         return basis.relative(peaks, DATA_SHEET, peaks_text, f"16-bit peak from the cards' data sheets, until speeds are measured{unused}")
-    reason = f"no data sheet here for the card of {', '.join(unknown)}" if device == "cuda" else "nothing is known of the CPUs"
     equal = {name: (1.0,) * len(cards) for name, cards in basis.cards.items()}
-    because = f"{reason} until the first run has measured them; `speed` of every node in cluster.toml says more{unused}"
+    because = f"nothing is known of the CPUs until the first run has measured them; `speed` of every node in cluster.toml says more{unused}"
     return basis.relative(equal, EQUAL, "equal", because)
 
-
-
-def _cards(node: Node, facts: Facts | None) -> list[Card | None]:
-    """A card per rank: as the node names them, or offline as the owner does; None for unknown ones."""
-    names = [gpu.name for gpu in facts.gpu.cards] if facts is not None else [gpu.model for gpu in node.gpus]
-    assert names, f"{node.name} has no card and was not left out"
-    return [lookup(name) for name in names]
 
 
 def _roofline(
     recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], precision: str, shape: Architecture | None
 ) -> Speeds | None:
-    """A guess for every rank, or None where a single card (or the model's shape) is not known: unlike units are not mixed."""
+    """A guess for every rank; None on CPUs, and where the model's shape is not known."""
     if shape is None:
         return None
     speeds: Speeds = {}

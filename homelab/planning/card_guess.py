@@ -1,0 +1,74 @@
+"""The data sheet of every rank's card, and what stands in its place for a card that no sheet knows, or that says something impossible of itself. Pure."""
+
+from __future__ import annotations
+
+from homelab import hardware
+from homelab.facts.card_generation import Capability
+from homelab.hardware import CARDS, Card
+from homelab.planning import cards
+from homelab.planning.machines import Machines, RankSlot
+from homelab.planning.types import TimeEstimate
+from homelab.text.units import binary_size, listed
+
+# Doubled memory is sold (an RTX 2080 Ti with 22 GB), and halves (an RTX 3060 with 8): beyond that, somebody errs or the card lies.
+_MOST, _LEAST = 2.1, 0.45
+_ALIKE = 0.75  # a card with so much of the memory of another is of the same class
+
+
+def sheets(machines: Machines) -> dict[str, list[Card]]:
+    """A card per rank of every node, in their order: that of its name, or the nearest that is known."""
+    found: dict[str, list[Card]] = {name: [] for name in machines.names}
+    for slot in machines.slots:
+        found[slot.node.name].append(hardware.lookup(slot.name) or slowest_like(slot.capability, slot.memory()[0]))
+    return found
+
+
+def slowest_like(capability: Capability | None, memory_bytes: int | None) -> Card:
+    """The slowest card that is known of this generation and as much memory: a guess that disappoints nobody. Of a generation that is not known, the
+    nearest older one counts; where nothing is known of it, all do."""
+    generations = sorted({card.compute_capability for card in CARDS})
+    older = [generation for generation in generations if capability is None or generation <= capability]
+    alike = [card for card in CARDS if capability is None or card.compute_capability == (older or generations[:1])[-1]]
+    if memory_bytes is not None:
+        as_large = [card for card in alike if card.usable_bytes() >= _ALIKE * memory_bytes]
+        alike = as_large or [max(alike, key=lambda card: card.memory_bytes)]
+    return min(alike, key=lambda card: card.peak_flops)
+
+
+def warnings_of(machines: Machines, time: TimeEstimate | None) -> list[str]:
+    """The cards whose speed is taken from another one, unless it was measured, and those with a memory that theirs never had."""
+    if machines.device != "cuda":
+        return []
+    measured = {rank.rank for rank in time.ranks if rank.source == "measured"} if time else set()
+    slots = [slot for slot in machines.slots if slot.rank not in measured]
+    guessed: dict[str, list[str]] = {}
+    for slot in slots:
+        if hardware.lookup(slot.name) is None:
+            guessed.setdefault(_guess(slot), []).append(_named(slot))
+    lines = [f"{listed(dict.fromkeys(names))}: {text}" for text, names in guessed.items()]
+    return [*lines, *dict.fromkeys(filter(None, map(_impossible_memory, machines.slots)))]
+
+
+def _guess(slot: RankSlot) -> str:
+    capability, memory_bytes = slot.capability, slot.memory()[0]
+    like = slowest_like(capability, memory_bytes)
+    generation = f"generation {capability[0]}.{capability[1]}" if capability else "any generation"
+    return (
+        f"no data sheet here for this card: its time and its share are guessed, as those of the {like.name} (the slowest of {generation} with its memory);"
+        " the first run measures it (homelab launch RECIPE), or `speed` of every node in cluster.toml says it"
+    )
+
+
+def _impossible_memory(slot: RankSlot) -> str | None:
+    card, memory_bytes = hardware.lookup(slot.name), slot.memory()[0]
+    if card is None or memory_bytes is None or (slot.facts and slot.facts.gpu.cards[slot.local_rank].mig):
+        return None
+    if card.compute_capability in hardware.INTEGRATED or _LEAST <= memory_bytes / card.memory_bytes <= _MOST:
+        return None
+    says = "nvidia-smi says" if slot.facts else "cluster.toml says"
+    mend = "a card that was sold as another one answers so; the plan believes it, and" if slot.facts else f"edit gpus of {slot.node.name}: if it is so,"
+    return f"{_named(slot)}: {says} {binary_size(memory_bytes)}, and this card was made with {binary_size(card.memory_bytes)}: {mend} a step may end without memory"
+
+
+def _named(slot: RankSlot) -> str:
+    return f"{cards.short(slot.name)} of {slot.node.name}"
