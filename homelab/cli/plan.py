@@ -97,6 +97,7 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, a
     from homelab.control.launch import data_files, inputs, planner
     from homelab.control.preflight import data_verdict, gather
     from homelab.errors import InputError
+    from homelab.planning import stored_base
     from homelab.remote.fanout import Fleet
 
     if offline:
@@ -112,10 +113,29 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, a
         blocked = data_files.fault(items) or data_verdict.fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
-    if not any(facts.model is not None and facts.model.config for facts in evidence.facts.values()):
-        _refuse_other_model(training)
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
-    return planner.inputs_from(evidence, training, items, recipe.stem), notes, blocked
+    of_nodes = planner.inputs_from(evidence, training, items, recipe.stem)
+    if stored_base.on_nodes(evidence.facts) is None:
+        _refuse_other_model(training)
+        of_nodes, told = _with_hub(of_nodes, as_json)
+        notes += told
+    return of_nodes, notes, blocked
+
+
+def _with_hub(inputs: PlanInputs, as_json: bool) -> tuple[PlanInputs, list[str]]:
+    """The same with the config.json that the hub has of a model which is not known here, and why it is not had."""
+    from dataclasses import replace
+
+    from homelab.control.launch import hub_config
+    from homelab.planning.job import shape_of
+
+    model = inputs.recipe.model
+    if model is None or model.is_folder or inputs.config is not None or shape_of(model.name, inputs.facts) is not None:
+        return inputs, []
+    with common.progress(as_json) as say:
+        say("asking the hub for the model's config.json")
+        fetched = hub_config.fetch(model)
+    return replace(inputs, config=fetched.config), [fetched.note] if fetched.note else []
 
 
 def _refuse_other_model(training: Recipe) -> None:

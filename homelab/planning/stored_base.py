@@ -18,11 +18,11 @@ def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | 
     """The config.json of a model as a node has it, else as this machine has it, else what is known of its name."""
     found = on_nodes(facts)
     if found is not None:
-        return found
+        return dict(found)
     return dict(local) if local else known_models.config_of(name)
 
 
-def on_nodes(facts: Mapping[str, Facts]) -> dict[str, Any] | None:
+def on_nodes(facts: Mapping[str, Facts]) -> Mapping[str, Any] | None:
     """The config.json of the model as the first node that has it says."""
     return next((node.model.config for node in facts.values() if node.model and node.model.config), None)
 
