@@ -16,7 +16,8 @@ from homelab.facts.node import Facts
 from homelab.launchers import registry
 from homelab.planning import plan as planning
 from homelab.planning.inputs import PlanInputs
-from homelab.planning.types import MemoryEstimate, MemoryItem, NodePlan, Plan, RankPlan
+from homelab.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.planning.types import NodePlan, Plan, RankPlan
 from homelab.protocol.memory_items import HELD
 from homelab.runs import store
 from homelab.runs.paths import RunPaths

@@ -9,6 +9,7 @@ from pydantic import Field
 from homelab.config.recipe.parallel import StrategyName
 from homelab.law.speed import Speed
 from homelab.models import DisplayValue, Value
+from homelab.planning.memory.memory_estimate import MemoryEstimate
 
 
 class Choice(Value):
@@ -17,55 +18,6 @@ class Choice(Value):
     subject: str
     value: str
     because: str
-
-
-class MemoryItem(Value):
-    """One line of an itemised estimate."""
-
-    name: str
-    size_bytes: int
-
-
-class DryRun(Value):
-    """A step of the real model without its weights, on `node`: the peak of what it holds, the operation there (torch's name), and
-    what was estimated for the same by formulas. CUDA context, communicator, allocator and process are in neither."""
-
-    node: str
-    peak_bytes: int
-    at: str
-    analytic_bytes: int
-    seconds: float
-
-
-# Nine of ten published figures of programs that do as homelab does lie within this of the estimate (scripts/bench foresight).
-TIGHT = 0.08
-
-
-class MemoryEstimate(Value):
-    """What one rank will hold at its peak. `available_bytes` is None where it is not known (offline, `[N/A]` cards).
-
-    Where there is a dry run, the items are its own; `dry_run_scaled`: the formulas', corrected by the dry run of another rank.
-    """
-
-    items: tuple[MemoryItem, ...]
-    available_bytes: int | None = None
-    dry_run: DryRun | None = None
-    dry_run_scaled: float | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """Sum of the items."""
-        return sum(item.size_bytes for item in self.items)
-
-    @property
-    def fits(self) -> bool | None:
-        """None when the available memory is not known."""
-        return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether it fits by less than what such an estimate is wrong by."""
-        return self.available_bytes is not None and (1 - TIGHT) * self.available_bytes < self.total_bytes <= self.available_bytes
 
 
 class StagePlan(Value):

@@ -26,7 +26,7 @@ def test_time_and_memory_agree_with_published_rows(monkeypatch: pytest.MonkeyPat
     assert figures["time_rows"] >= 32 and figures["time_median_factor"] <= 1.25 and figures["time_worst_factor"] <= 2.0
     assert figures["time_90_percent_factor"] <= roofline.GUESS_FACTOR
     assert figures["memory_rows"] >= 24 and figures["memory_median_error_percent"] <= 5
-    assert figures["relative_median_factor"] <= 1.3
+    assert figures["relative_median_factor"] <= 1.3 and figures["wrong_fits"] == 0 and figures["refused_though_it_ran"] == 0
     monkeypatch.setattr(card_classes, "of_peak", lambda card: 0.35)  # as if all cards were of one class
     before = foresight.figures(found(), failures)
     assert before["time_median_factor"] > 1.3 and before["relative_worst_factor"] > 3

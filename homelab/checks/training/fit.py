@@ -13,7 +13,8 @@ from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
 from homelab.planning.job import shape_of
 from homelab.planning.memory import recipe_edits, scenario
-from homelab.planning.types import MemoryEstimate, Plan, RankPlan
+from homelab.planning.memory.memory_estimate import MemoryEstimate
+from homelab.planning.types import Plan, RankPlan
 from homelab.protocol.memory_items import HELD
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import decimal_size, gigabytes

@@ -12,8 +12,9 @@ from homelab.facts.node import Facts
 from homelab.planning.memory import division, rank_memory
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.memory.attention import repeats_keys_of
+from homelab.planning.memory.memory_estimate import DryRun, MemoryEstimate, MemoryItem
 from homelab.planning.memory.rank_memory import RankSetup
-from homelab.planning.types import DryRun, MemoryEstimate, MemoryItem, Plan, RankPlan
+from homelab.planning.types import Plan, RankPlan
 from homelab.protocol import memory_items
 
 _MOST = 4

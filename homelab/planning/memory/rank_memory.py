@@ -28,7 +28,7 @@ from homelab.planning.memory import division
 from homelab.planning.memory.activations import Attention, activation_bytes, copies_inputs, width
 from homelab.planning.memory.architecture import Architecture, adapted_linears
 from homelab.planning.memory.division import Division
-from homelab.planning.types import MemoryItem
+from homelab.planning.memory.memory_estimate import MemoryItem
 from homelab.protocol import quantisation
 from homelab.protocol.memory_items import (
     ACTIVATIONS,

@@ -12,12 +12,12 @@ from homelab.law.speed import Speed
 from homelab.planning.job import TrainingJob
 from homelab.planning.machines import RankSlot
 from homelab.planning.memory.architecture import Architecture
+from homelab.planning.memory.memory_estimate import MemoryItem
 from homelab.planning.performance import step_time
 from homelab.planning.pipeline import stage_memory, stage_time
 from homelab.planning.pipeline.stage_memory import Part
 from homelab.planning.pipeline.stage_time import Costs, StageTimes
 from homelab.planning.strategy import network_cost, ranks
-from homelab.planning.types import MemoryItem
 
 _SAME_MACHINE_BYTES_PER_S = 5e9  # through host memory; assumed
 InFlight = Callable[[int, int], int]  # of (stage, stages)

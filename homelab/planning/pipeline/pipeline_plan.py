@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from homelab.config.recipe import TrainRecipe
 from homelab.law import pipeline_schedule
 from homelab.planning.job import TrainingJob
+from homelab.planning.memory.memory_estimate import MemoryEstimate
 from homelab.planning.memory.scenario import DoesNotFit, MemoryScenario
 from homelab.planning.pipeline import partition, stage_time
 from homelab.planning.pipeline.micro_batching import MicroBatching
 from homelab.planning.pipeline.partition import Cut
 from homelab.planning.strategy import ranks
-from homelab.planning.types import Choice, MemoryEstimate, RankPlan, StagePlan
+from homelab.planning.types import Choice, RankPlan, StagePlan
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import gigabytes
 

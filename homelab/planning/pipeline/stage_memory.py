@@ -14,6 +14,7 @@ from homelab.config.recipe import Method, Train
 from homelab.planning.memory import rank_memory
 from homelab.planning.memory.activations import width
 from homelab.planning.memory.architecture import Architecture
+from homelab.planning.memory.memory_estimate import MemoryItem
 from homelab.planning.memory.rank_memory import (
     ALLOCATOR,
     ALLOCATOR_FRACTION,
@@ -21,7 +22,6 @@ from homelab.planning.memory.rank_memory import (
     COMMUNICATOR_BYTES,
     RankSetup,
 )
-from homelab.planning.types import MemoryItem
 from homelab.protocol.memory_items import (
     ACTIVATIONS,
     BASE_WEIGHTS,

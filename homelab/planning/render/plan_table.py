@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.planning.cards import short
+from homelab.planning.memory.memory_estimate import MemoryEstimate
 from homelab.planning.render import time_table
-from homelab.planning.types import TIGHT, MemoryEstimate, Plan, RankPlan
+from homelab.planning.types import Plan, RankPlan
 from homelab.protocol.memory_items import HELD
 from homelab.shell import quote_torchrun
 from homelab.text.secrets import masked
@@ -99,7 +100,7 @@ def _fit(memory: MemoryEstimate | None) -> Text:
     room = (memory.available_bytes - memory.total_bytes) / 1e9
     text = f"{gigabytes(memory.total_bytes - held_bytes)} of {gigabytes(memory.available_bytes - held_bytes)} GB"
     if memory.is_tight:
-        return Text(f"{text}: TIGHT, {room:.1f} left (+-{TIGHT:.0%})", style="yellow")
+        return Text(f"{text}: TIGHT, {room:.1f} left, and up to {memory.margin:.0%} may come", style="yellow")
     if memory.fits:
         return Text(f"{text}, {room:.1f} left")
     return Text(f"{text}: {-room:.1f} GB too little, does NOT fit", style="red")

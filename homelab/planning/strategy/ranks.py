@@ -11,13 +11,14 @@ from homelab.planning.job import Job, TrainingJob
 from homelab.planning.machines import RankSlot
 from homelab.planning.memory import rank_memory, recipe_edits, scenario
 from homelab.planning.memory.attention import repeats_keys
+from homelab.planning.memory.memory_estimate import MemoryEstimate
 from homelab.planning.memory.rank_memory import RankSetup
 from homelab.planning.memory.scenario import MemoryScenario, RankMemory
 from homelab.planning.performance.speed_profiles import SpeedProfile
 from homelab.planning.strategy import shares
 from homelab.planning.strategy.base import Assignment
 from homelab.planning.strategy.shares import CPU_MICRO_BATCH
-from homelab.planning.types import Choice, MemoryEstimate, RankPlan
+from homelab.planning.types import Choice, RankPlan
 from homelab.text.units import gigabytes
 
 

@@ -10,9 +10,10 @@ from homelab.config.recipe import parse_recipe
 from homelab.facts.node import Facts
 from homelab.planning.memory import dry_run, rank_memory, scenario
 from homelab.planning.memory.architecture import known
+from homelab.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
 from homelab.planning.memory.rank_memory import RankSetup
 from homelab.planning.render import plan_table
-from homelab.planning.types import MemoryEstimate, MemoryItem, Plan, RankPlan
+from homelab.planning.types import Plan, RankPlan
 from homelab.protocol import memory_items
 
 SHAPE = known("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
