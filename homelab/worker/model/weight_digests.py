@@ -15,14 +15,14 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 _WORDS = 1 << 16  # of a block
 _PIECE_BLOCKS = 32  # per piece: 8 MiB of weights, and for a moment 40 MiB beside them
-SOURCE = "homelab_source"  # attribute of a quant_state: the digest of the weights that were quantised
+SOURCE = "homelab_source"  # attribute of a quant_state, or of 8 bits' scales: the digest of the weights that were quantised
 
 
 def each(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -58,17 +58,19 @@ def base(model: Any) -> tuple[str, str]:
 
     They differ where weights were quantised here (`noting_sources`): the first has what was quantised, the second the codes with their
     scales. The same 16-bit weights can become other codes on another kind of card: bitsandbytes takes the mean of a matrix's scales, a sum
-    whose rounding depends on the card's number of processors (functional.py, quantize_4bit).
+    whose rounding depends on the card's number of processors (functional.py, quantize_4bit), and divides by a row's largest value with the
+    card's fast division (csrc, kInt8VectorQuant: __fdividef).
     """
     own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
     digests = each(tensors)
     read = dict(digests)
-    for module_name, module in quantised(model).items():
-        source = getattr(module.weight.quant_state, SOURCE, None)
+    in_4_bits = {name: module.weight.quant_state for name, module in quantised(model).items()}
+    for module_name, scales in {**in_4_bits, **_in_8_bits(model)}.items():
+        source = getattr(scales, SOURCE, None)
         if source is not None:
-            weight = f"{module_name}.weight"
-            read = {name: value for name, value in read.items() if name != weight and not name.startswith(f"{weight}.")}
+            weight, own_scales = f"{module_name}.weight", f"{module_name}.SCB"
+            read = {name: value for name, value in read.items() if name not in (weight, own_scales) and not name.startswith(f"{weight}.")}
             read[weight] = source
     return joined(read), joined(digests)
 
@@ -78,26 +80,37 @@ def quantised(model: Any) -> dict[str, Any]:
     return {name: part for name, part in model.named_modules() if getattr(getattr(part, "weight", None), "quant_state", None) is not None}
 
 
+def _in_8_bits(model: Any) -> dict[str, torch.Tensor]:
+    """The scales of the layers whose matrix is held in 8 bits, by the layer's name."""
+    scales = {name: getattr(getattr(part, "weight", None), "SCB", None) for name, part in model.named_modules()}
+    return {name: found for name, found in scales.items() if found is not None}
+
+
 @contextlib.contextmanager
 def noting_sources() -> Iterator[None]:
-    """While this lasts, every matrix that bitsandbytes quantises leaves the digest of what it was in its quant_state."""
+    """While this lasts, every matrix that bitsandbytes quantises leaves the digest of what it was with its scales."""
     if importlib.util.find_spec("bitsandbytes") is None:
         yield
         return
     functional: Any = importlib.import_module("bitsandbytes.functional")
-    quantise = functional.quantize_4bit
+    before = {name: getattr(functional, name) for name in ("quantize_4bit", "int8_vectorwise_quant")}
 
-    @functools.wraps(quantise)
-    def noting(weights: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        codes, state = quantise(weights, *arguments, **options)
-        setattr(state, SOURCE, each({"": weights})[""])
-        return codes, state
+    def noting(quantise: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(quantise)
+        def noted(weights: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            made = quantise(weights, *arguments, **options)
+            setattr(made[1], SOURCE, each({"": weights})[""])
+            return made
 
-    functional.quantize_4bit = noting
+        return noted
+
+    for name, quantise in before.items():
+        setattr(functional, name, noting(quantise))
     try:
         yield
     finally:
-        functional.quantize_4bit = quantise
+        for name, quantise in before.items():
+            setattr(functional, name, quantise)
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:

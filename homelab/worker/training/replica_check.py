@@ -57,7 +57,7 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
         )
     odd = _odd(held)
     if odd:
-        return f"{task.named(*odd)}: the same 16-bit weights became other 4-bit scales than elsewhere; unlike devices round their mean differently"
+        return f"{task.named(*odd)}: the same 16-bit weights became other quantised numbers than elsewhere; unlike devices round them differently"
     return None
 
 

@@ -112,6 +112,32 @@ def test_of_quantised_weights_both_what_was_read_and_what_is_held_count() -> Non
     assert weight_digests.trained(other) == weight_digests.trained(model)
 
 
+def in_8_bits(weights: torch.Tensor) -> Any:
+    """A frozen matrix in 8 bits."""
+    import bitsandbytes
+
+    layer = bitsandbytes.nn.Linear8bitLt(weights.shape[1], weights.shape[0], bias=False, has_fp16_weights=False)
+    layer.weight = bitsandbytes.nn.Int8Params(weights.clone(), requires_grad=False, has_fp16_weights=False)
+    with weight_digests.noting_sources():
+        layer.to("cpu")
+    assert layer.weight.dtype == torch.int8
+    return torch.nn.ModuleDict({"base": layer})
+
+
+def test_of_8_bits_both_what_was_read_and_what_is_held_count() -> None:
+    """One code that a card rounds otherwise made the ranks refuse each other as if their files differed."""
+    weights = torch.randn(64, 256, dtype=torch.float16)
+    model, same = in_8_bits(weights), in_8_bits(weights)
+    read, held = weight_digests.base(model)
+    assert weight_digests.base(same) == (read, held) and read != held
+    for change in (lambda: same["base"].weight.data[3, :1].add_(1), lambda: same["base"].weight.SCB.mul_(1 + 1e-6)):
+        change()
+        now = weight_digests.base(same)
+        assert now[0] == read and now[1] != held, "another device's rounding"
+        held = now[1]
+    assert weight_digests.base(in_8_bits(weights * 2))[0] != read
+
+
 def test_what_is_trained_is_not_the_base() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     model[0].requires_grad_(False)
@@ -125,11 +151,12 @@ def test_what_is_trained_is_not_the_base() -> None:
 
 def test_bitsandbytes_is_left_as_it_was() -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
-    before = functional.quantize_4bit
+    names = ("quantize_4bit", "int8_vectorwise_quant")
+    before = [getattr(functional, name) for name in names]
     with pytest.raises(KeyError), weight_digests.noting_sources():
-        assert functional.quantize_4bit is not before
+        assert not any(getattr(functional, name) is was for name, was in zip(names, before, strict=True))
         raise KeyError
-    assert functional.quantize_4bit is before
+    assert [getattr(functional, name) for name in names] == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")

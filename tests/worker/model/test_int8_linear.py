@@ -70,3 +70,7 @@ def test_the_base_of_a_model_and_its_digest(model: Path) -> None:
     loaded(input_ids=torch.arange(3, 20).unsqueeze(0))
     part.weight.SCB[0] = torch.nextafter(part.weight.SCB[0], torch.tensor(0.0))
     assert weight_digests.base(loaded) == before, "a pass changes nothing"
+    with weight_digests.noting_sources():
+        noted = build.load_base(str(model), None, quantisation.INT8, torch.float32, None, "here")
+    read, held = weight_digests.base(noted)
+    assert held == before[1] and read not in (held, before[0]), "as transformers loads it, the scales know what was quantised"
