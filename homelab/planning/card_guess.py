@@ -12,7 +12,7 @@ from homelab.text.units import binary_size, listed
 
 # Doubled memory is sold (an RTX 2080 Ti with 22 GB), and halves (an RTX 3060 with 8): beyond that, somebody errs or the card lies.
 _MOST, _LEAST = 2.1, 0.45
-_ALIKE = 0.75  # a card with so much of the memory of another is of the same class
+_ALIKE = 0.9  # a card with so much of the memory of another is of the same class
 
 
 def sheets(machines: Machines) -> dict[str, list[Card]]:

@@ -43,7 +43,7 @@ def test_one_unknown_card_leaves_the_time_of_the_others_known() -> None:
 @pytest.mark.parametrize(
     ("capability", "gib", "like"),
     [
-        ((8, 9), 8, "RTX 4060 Laptop"), ((8, 9), 23, "RTX 4000 SFF Ada"), ((7, 5), 16, "T4"), ((12, 0), 32, "RTX 5090 D"), ((8, 8), 8, None), ((13, 0), 8, None),
+        ((8, 9), 8, "RTX 4060 Laptop"), ((8, 9), 23, "L2"), ((7, 5), 16, "T4"), ((12, 0), 32, "RTX 5090 D"), ((8, 8), 8, None), ((13, 0), 8, None),
         ((8, 6), 2000, "RTX A6000"), (None, 8, None), ((6, 1), None, "GTX 1050"), ((3, 0), 4, "K80"),
     ],
 )  # fmt: skip
