@@ -18,6 +18,7 @@ from homelab.planning import (
     lan_address,
     launch_spec,
     machines,
+    old_cards,
     precision,
     trainer_choice,
 )
@@ -34,7 +35,20 @@ from homelab.planning.types import Choice, Plan, RankPlan
 def make(inputs: PlanInputs) -> Plan:
     """The plan of one attempt on all nodes of the cluster. Raises InputError for a recipe that cannot be trained on them."""
     inputs = dataclasses.replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))
-    recipe, taking_part = inputs.recipe, machines.choose(inputs)
+    taking_part = machines.choose(inputs)
+    try:
+        plan = _on_all(inputs, taking_part)
+    except HomelabError as error:
+        instead = old_cards.without(inputs, taking_part, error, make)
+        if instead is None:
+            raise
+        return instead
+    return old_cards.without(inputs, taking_part, plan, make) or plan
+
+
+def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
+    """The plan on these machines. Raises as `make`."""
+    recipe = inputs.recipe
     wsl.refuse_paging(recipe, taking_part.names, taking_part.facts, taking_part.device)
     precise = precision.choose(recipe, taking_part)
     work = job.of(inputs, taking_part, precise.value)

@@ -34,6 +34,9 @@ class Strategy(ABC):
     is_per_pass: ClassVar[bool] = False
     """Whether every pass exchanges something, so that all ranks make the same number of them."""
 
+    takes_fp16: ClassVar[bool] = True
+    """Whether it trains in fp16 on several ranks, whose loss scale all of them have to change alike."""
+
     waits_in_passes: ClassVar[bool] = False
     """Whether a pass on a card holds waits for other ranks that nobody measures: its seconds are then no speed of this rank."""
 

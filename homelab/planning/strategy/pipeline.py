@@ -25,6 +25,7 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     checkpoint_layout = "replicated"
+    takes_fp16 = False
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if job.machines.world_size > 1 else "never"

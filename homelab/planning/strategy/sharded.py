@@ -24,6 +24,7 @@ class Sharded(Strategy):
     """What the three ways have in common."""
 
     checkpoint_layout = "replicated"
+    takes_fp16 = False
     worker_variables: ClassVar[dict[str, str]] = {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
 
     def assign(self, job: Job) -> Assignment:
