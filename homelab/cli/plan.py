@@ -157,7 +157,7 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
 
     with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
         slots = machines.choose(replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))).slots
-        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots})
+        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots}, config=inputs.config)
 
 
 def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:

@@ -83,4 +83,4 @@ def _may_be(value: object, most: int, *, is_counted: bool) -> bool:
 def _shown(value: object) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         return repr(value)[:60] if isinstance(value, (str, float, bool)) else f"a {type(value).__name__}"
-    return str(value) if abs(value) < 10**30 else f"a number of about {value.bit_length() * 3 // 10} digits"
+    return str(value) if abs(value) < 10**30 else f"a number of {int(value.bit_length() * 0.30103) + 1} digits"

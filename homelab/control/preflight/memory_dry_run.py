@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from homelab.config.interpreter import uses_unsloth
 from homelab.config.recipe import Recipe, TrainRecipe
@@ -19,23 +20,25 @@ TIME_LIMIT_S = 60.0
 
 
 def improve(
-    fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts], say: Callable[[str], None], *, free: Mapping[int, tuple[int | None, int]] | None = None
+    fleet: Fleet, plan: Plan, recipe: Recipe, facts: Mapping[str, Facts], say: Callable[[str], None], *, free: Mapping[int, tuple[int | None, int]] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Plan:  # fmt: skip
     """The plan with its memory as a dry run found it. Where none can be made, the plan as it is, with a warning when one was tried.
 
     `free`: for a model whose shape the planner does not know, rank -> (memory of its card or machine, what of it is not free), in bytes.
+    `config`: the model's config.json as this machine or the hub has it, for a model that is on no node.
     """
     if not isinstance(recipe, TrainRecipe):
         return plan
-    shape, node = shape_of(recipe.model.name, facts), dry_run.able(facts, recipe)
+    shape, node = shape_of(recipe.model.name, facts, config), dry_run.able(facts, recipe, is_told=config is not None)
     situations = dry_run.situations(plan, recipe)
     if node is None or not situations:
         return plan
     say(f"dry run of a training step on {node}")
     model = facts[node].model
-    assert model is not None
+    asked = model.config if model is not None and model.config else dict(config or {})
     request = {
-        "config": model.config,
+        "config": asked,
         "method": recipe.method.model_dump(mode="json"),
         # What is tried is transformers' model. Unsloth's has the same weights and layers, and a loss in chunks, always.
         "train": recipe.train.model_dump(mode="json") | ({"fused_loss": True} if uses_unsloth(recipe) else {}),
@@ -48,7 +51,7 @@ def improve(
     except HomelabError as error:
         text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so nobody knows the memory'}: {error.message}"
         return plan.model_copy(update={"warnings": (*plan.warnings, text)})
-    held = stored_base.as_held(recipe, model.config)
+    held = stored_base.as_held(recipe, asked)
     if shape is None:
         return dry_run.without_shape(plan, held, node, situations, answer["results"], free or {})
     return dry_run.applied(plan, held, shape, node, situations, answer["results"])

@@ -54,9 +54,10 @@ def wanted_of(plan: Plan, recipe: TrainRecipe, rank: RankPlan) -> DryRunCase:
     )
 
 
-def able(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:
-    """The node to ask: it knows the model's config and has the packages; one that trains nothing now rather than another."""
-    return _free(facts, recipe, [name for name, of in facts.items() if of.model and of.model.config])
+def able(facts: Mapping[str, Facts], recipe: TrainRecipe, *, is_told: bool = False) -> str | None:
+    """The node to ask: it knows the model's config (or is told it) and has the packages; one that trains nothing now rather than another."""
+    knowing = [name for name, of in facts.items() if of.model and of.model.config]
+    return _free(facts, recipe, knowing) if knowing or not is_told else _free(facts, recipe, list(facts))
 
 
 def able_to_fetch(facts: Mapping[str, Facts], recipe: TrainRecipe) -> str | None:

@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from homelab.control.preflight import memory_dry_run
+from homelab.errors import HomelabError
 from homelab.planning.memory import architecture
 from homelab.planning.render import plan_table
 from homelab.planning.types import Plan
@@ -23,17 +24,19 @@ from tests.worker.model import tiny_models
 GB = 10**9
 
 
-def planned(kind: str, tmp_path: Path, *, room_bytes: int, method: dict[str, Any]) -> tuple[Plan, int]:
-    """The plan of a tiny model of this kind after a dry run through the node's own verb, and how many weights its own build trains."""
+def planned(kind: str, tmp_path: Path, *, room_bytes: int, method: dict[str, Any], is_on_nodes: bool = True) -> tuple[Plan, int]:
+    """The plan of a tiny model of this kind after a dry run through the node's own verb, and how many weights its own build trains. `is_on_nodes`: else
+    this machine alone has its config.json."""
     recipe = healthy.recipe(method=method)
     evidence = healthy.cpu(recipe)
     config = {**tiny_models.CONFIGS[kind], "model_type": kind}
     assert architecture.from_config(config) is None
-    facts = {name: healthy.changed(of, model={**of.model.model_dump(), "config": config}) for name, of in evidence.facts.items()}  # type: ignore[union-attr]
+    facts = {name: healthy.changed(of, model={**of.model.model_dump(), "config": config if is_on_nodes else None}) for name, of in evidence.facts.items()}  # type: ignore[union-attr]
     plan = builders.make_plan(evidence.cluster, recipe, facts)
     free = {rank.rank: (room_bytes, 1000) for rank in plan.ranks}
     trained = sum(parameter.numel() for parameter in tiny_models.build(kind).parameters())
-    return memory_dry_run.improve(FakeFleet(tmp_path), plan, recipe, facts, lambda text: None, free=free), trained
+    here = None if is_on_nodes else config
+    return memory_dry_run.improve(FakeFleet(tmp_path), plan, recipe, facts, lambda text: None, free=free, config=here), trained
 
 
 def sizes_of(plan: Plan, rank: int) -> dict[str, int]:
@@ -42,8 +45,9 @@ def sizes_of(plan: Plan, rank: int) -> dict[str, int]:
     return {item.name: item.size_bytes for item in memory.items}
 
 
-def test_its_memory_is_that_of_a_real_dry_run(tmp_path: Path) -> None:
-    plan, total = planned("mixtral", tmp_path, room_bytes=100 * GB, method={"kind": "full"})
+@pytest.mark.parametrize("is_on_nodes", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_its_memory_is_that_of_a_real_dry_run(tmp_path: Path, is_on_nodes: bool) -> None:
+    plan, total = planned("mixtral", tmp_path, room_bytes=100 * GB, method={"kind": "full"}, is_on_nodes=is_on_nodes)
 
     for rank in plan.ranks:
         sizes = sizes_of(plan, rank.rank)
@@ -61,3 +65,28 @@ def test_a_rank_that_it_does_not_fit_is_named_and_the_trained_weights_are_told(t
     assert sum("does not fit by the dry run" in warning for warning in plan.warnings) == len(plan.ranks)
     trained = sizes_of(plan, 0)[memory_items.ADAPTERS] // 4
     assert trained and any(f"which trains {trained:,} weights" in warning for warning in plan.warnings)
+
+
+class Refusing:
+    """A fleet whose nodes make no dry run, and keep what they were asked."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def agent(self, _name: str) -> Refusing:
+        return self
+
+    def ask(self, _verb: str, request: dict[str, Any], **_: Any) -> Any:
+        self.asked = request
+        raise HomelabError("no dry run here")
+
+
+def test_a_model_that_is_on_no_node_is_tried_by_the_config_that_is_known_here() -> None:
+    recipe, config, fleet = healthy.recipe(), {"model_type": "mixtral", "num_local_experts": 8}, Refusing()
+    evidence = healthy.cpu(recipe)
+    facts = {name: healthy.changed(of, model={**of.model.model_dump(), "config": None}) for name, of in evidence.facts.items()}  # type: ignore[union-attr]
+    plan = builders.make_plan(evidence.cluster, recipe, facts)
+    after = memory_dry_run.improve(fleet, plan, recipe, facts, lambda text: None, config=config)  # type: ignore[arg-type]
+    assert fleet.asked["config"] == config and any("no dry run here" in warning for warning in after.warnings)
+    fleet.asked = {}
+    assert memory_dry_run.improve(fleet, plan, recipe, facts, lambda text: None) == plan and not fleet.asked  # type: ignore[arg-type]
