@@ -125,6 +125,16 @@ def test_machines_can_be_asked_for_by_number(folder: Path) -> None:
     assert content["spec"]["trainer"]["numNodes"] == 2 and content["spec"]["trainer"]["numProcPerNode"] == 4
 
 
+@pytest.mark.parametrize(("options", "precision", "other"), [((), "bf16", "fp16"), (("--machines", "3"), "fp16", "bf16")])
+def test_a_precision_that_the_recipe_leaves_open_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], precision: str, other: str
+) -> None:
+    """Of cards that nobody names it is fp16, which every card has."""
+    export(folder, "slurm", *options)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"this job trains in {precision}, which" in said and f'[train] precision = "{other}"' in said
+
+
 REFUSED = {
     "no such scheduler": ("lsf", (), RECIPE, 'no scheduler is named "lsf"'),
     "no image": ("pytorchjob", (), RECIPE, "names the image of its containers"),

@@ -16,6 +16,13 @@ from homelab.planning.types import Plan, RankPlan
 from homelab.text.hint import Hint, homelab
 
 
+# The scheduler may give cards of another generation than those that the plan was made for.
+_ON_OTHERS = {
+    "bf16": 'which cards before Ampere do not have. If the scheduler may give one: [train] precision = "fp16" in the recipe, then export again',
+    "fp16": 'which every card has. If all cards are Ampere or newer: [train] precision = "bf16" in the recipe, then export again',
+}
+
+
 @dataclass(frozen=True)
 class Machines:
     """What the scheduler is asked for: so many machines, each with these cards (none: CPUs)."""
@@ -88,6 +95,8 @@ def make(recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machin
             f"{', '.join(plan.left_out)} of {machines.count} machines would have no part in it", where=f"{recipe_path}",
             hint=f"ask for fewer: --machines {len(plan.nodes)}; the reason: {next(iter(plan.left_out_because.values()), '')}",
         )  # fmt: skip
+    if neutral.train.precision == "auto" and plan.device == "cuda":
+        notes.append(f"The recipe leaves the precision open, and this job trains in {plan.precision}, {_ON_OTHERS[plan.precision]}.")
     shares = equal_shares(settled.train.global_batch, plan.world_size)
     first = plan.model_copy(
         update={"attempt": 0, "ranks": _alike(plan.ranks, shares), "launch": None, "strategies": (), "time": None, "choices": ()}
