@@ -15,7 +15,6 @@ from homelab.planning.strategy import global_batch
 from homelab.planning.types import Plan, RankPlan
 from homelab.text.hint import Hint, homelab
 
-
 # The scheduler may give cards of another generation than those that the plan was made for.
 _ON_OTHERS = {
     "bf16": 'which cards before Ampere do not have. If the scheduler may give one: [train] precision = "fp16" in the recipe, then export again',
