@@ -28,10 +28,10 @@ def look(recipe: Recipe) -> LocalModel:
     """The model of a recipe as it lies here. Raises nothing: the nodes may have another one."""
     if not isinstance(recipe, TrainRecipe):
         return LocalModel()
-    folder = _folder(recipe.model)
-    if folder is None:
-        return LocalModel()
     try:
+        folder = _folder(recipe.model)
+        if folder is None:
+            return LocalModel()
         names = os.listdir(folder)
         if "config.json" in names:
             return LocalModel(_read(folder / "config.json"))
@@ -40,7 +40,7 @@ def look(recipe: Recipe) -> LocalModel:
             raise _other(folder, kind)
     except InputError as error:
         return LocalModel(fault=error)
-    except OSError:
+    except (OSError, ValueError):  # no file can have such a name
         pass
     return LocalModel()
 
@@ -54,7 +54,7 @@ def beside(recipe: Recipe) -> list[str]:
             return hub_cache.model_names()
         above = Path(recipe.model.name).expanduser().parent
         return [str(Path(recipe.model.name).parent / name) for name in sorted(os.listdir(above)) if (above / name / "config.json").is_file()]
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 

@@ -116,3 +116,9 @@ def test_what_lies_in_the_place_of_a_model_is_named(tmp_path: Path, capsys: pyte
         (folder / name).write_text("{}")
     code, _, err = planned(str(folder), tmp_path, capsys)
     assert code == EXIT_INPUT and words in err and str(folder) in err
+
+
+@pytest.mark.parametrize("name", ["/a\0b", "org/a\0b", "/" + "x" * 5000, "x" * 5000, "org/..", "/dev/null", "/proc/self/mem"])
+def test_a_name_that_no_file_can_have_is_a_model_that_is_not_here(name: str) -> None:
+    assert look(name) == base_model.LocalModel()
+    assert all(isinstance(other, str) for other in base_model.beside(builders.recipe(model={"name": name})))
