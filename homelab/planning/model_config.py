@@ -24,8 +24,9 @@ _FROM_WHERE = "copy the model's folder again from where it came: its config.json
 
 def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
     """Raises InputError where config.json of the model `name` holds a number that no model has."""
+    is_known = str(config.get("model_type")) in architecture.KINDS  # a node says anything in its place
     for part, key, value in _numbers(config):
-        if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and config.get("model_type") in architecture.KINDS):
+        if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and is_known):
             raise InputError(f"config.json of {name} says {part}{key} = {_shown(value)}, and no model has that", where=_WHERE, hint=_FROM_WHERE)
     sizes = [config.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     hidden, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
