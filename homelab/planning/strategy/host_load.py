@@ -37,7 +37,7 @@ def refuse(job: TrainingJob, name: str) -> None:
         total, held = machines.host_memory(facts.system)
         if total is not None and count * made > total - held:
             raise InputError(
-                f'strategy = "{name}" reads the model into the memory of each machine before the cards get their parts: the {count} ranks on {node.name} '
-                f"make {gigabytes(count * made)} GB there, and {gigabytes(total - held)} GB are free",
-                where=f"node {node.name}, memory", hint='free memory there or add swap; or kind = "lora" on a model in 16 bits, whose files are mapped and need none',
+                f'strategy = "{name}" reads the model into the memory of each machine before the cards get their parts: {node.name} needs '
+                f"{gigabytes(count * made)} GB for that, and {gigabytes(total - held)} GB are free",
+                where=f"node {node.name}, memory", hint='free memory there; or kind = "lora" on a model in 16 bits, whose files are mapped and need none',
             )  # fmt: skip
