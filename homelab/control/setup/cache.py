@@ -38,6 +38,9 @@ def pip(arguments: Iterable[str], what: str, again: Command | None = None) -> No
     if "No module named pip" in done.stderr:
         raise HomelabError("this Python has no pip", where=sys.executable, hint=Command(f"{sys.executable} -m ensurepip"))
     errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:]
+    if any("DO NOT MATCH THE HASHES" in error for error in errors):
+        hint = Hint("the index, or a proxy before it, gives another file: pip config list names it; with another one, again: {}", again)
+        raise HomelabError(f"{what}: it is not the file whose digest homelab knows; pip says: {'; '.join(errors)}", where="this machine", hint=hint)
     raise HomelabError(
         f"{what}: pip says: {'; '.join(errors) or done.returncode}", where="this machine",
         hint=Hint("is there a way to the package index (pip config list)? Then again: {}", again),

@@ -31,8 +31,9 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_wheel_of_another_content_is_refused(wheel: Path) -> None:
     for take in (lambda: uv_program.fetch("x86_64"), uv_program.of_this_machine):
-        with pytest.raises(HomelabError, match="DO NOT MATCH THE HASHES"):
+        with pytest.raises(HomelabError, match="DO NOT MATCH THE HASHES") as refused:
             take()
+        assert "gives another file" in str(refused.value.hint)
     assert not list(wheel.parent.rglob("cache/**/uv-*")), "nothing of it is kept"
 
 
