@@ -16,11 +16,11 @@ import pytest
 
 import homelab
 from scripts.practice.desk import REPOSITORY
+from tests import ordinary_user
 from tests.worker import harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
-USER, NUMBER = "homelabtest", 61234
 RECIPE = """
 [model]
 name = "{model}"
@@ -51,27 +51,19 @@ def home() -> Iterator[Path]:
         source = Path(homelab.__file__).parent
         shutil.copytree(source, folder / "homelab", ignore=shutil.ignore_patterns("__pycache__"))
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, NUMBER, NUMBER)
+            os.chown(path, ordinary_user.NUMBER, ordinary_user.NUMBER)
     yield folder
     shutil.rmtree(folder)
 
 
-def as_user(home: Path, *command: str, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
-    """Run as the user this is; for root, as one who exists in this command's own view of /etc/passwd alone."""
+def as_user(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run as the user this is; for root, as one who exists in this command's own view of /etc alone."""
+    is_root = os.geteuid() == 0
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "HOMELAB_CLUSTER": str(home / "lab" / "cluster.toml")}
-    prefix: list[str] = []
-    if os.geteuid() == 0:
-        passwd = home / "passwd"
-        passwd.write_text(Path("/etc/passwd").read_text() + f"{USER}:x:{NUMBER}:{NUMBER}::{home}:/bin/sh\n")
-        passwd.chmod(0o644)
-        enter = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
-        # Through env: setpriv itself still finds programs with root's rights.
-        drop = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--clear-groups", "--no-new-privs", "--inh-caps=-all", "env"]
-        prefix = ["unshare", "--mount", "sh", "-c", enter, "sh", str(passwd), *drop]
-    environment["PYTHONPATH"] = str(home if os.geteuid() == 0 else REPOSITORY)
-    return subprocess.run(
-        [*prefix, *command], env=environment, cwd=home, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    environment["PYTHONPATH"] = str(home if is_root else REPOSITORY)
+    if is_root:
+        return ordinary_user.run(home, *command, environment=environment, timeout_s=90)
+    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=90, check=False)
 
 
 def python_of_user(home: Path) -> str:

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 import homelab
+from tests import ordinary_user
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(os.geteuid() != 0, reason="without root every loopback test is this test")]
-
-USER, NUMBER = "homelabtest", 61234
 
 # Runs as the ordinary user. Prints one JSON object.
 STORY = """
@@ -59,23 +58,30 @@ def home() -> Iterator[Path]:
     source = Path(homelab.__file__).parent
     shutil.copytree(source, folder / "homelab", ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder, *folder.rglob("*")):
-        os.chown(path, NUMBER, NUMBER)
+        os.chown(path, ordinary_user.NUMBER, ordinary_user.NUMBER)
     yield folder
     shutil.rmtree(folder)
 
 
-def as_user(home: Path, *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run as a user who exists in this command's own view of /etc/passwd alone."""
-    passwd = home / "passwd"
-    passwd.write_text(Path("/etc/passwd").read_text() + f"{USER}:x:{NUMBER}:{NUMBER}::{home}:/bin/sh\n")
-    passwd.chmod(0o644)
-    enter = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
-    # Through env: setpriv itself still finds programs with root's rights.
-    drop = ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--clear-groups", "--no-new-privs", "--inh-caps=-all", "env"]
+def as_user(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(home)}
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", enter, "sh", str(passwd), *drop, *command], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/"
-    )
+    return ordinary_user.run(home, *command, environment=environment, timeout_s=60)
+
+
+def test_an_account_that_is_added_meanwhile_leaves_the_user_a_name(home: Path) -> None:
+    """useradd and apt replace /etc/passwd by rename; another test does it, too."""
+    waiting = ["sh", "-c", 'echo here; read line; exec whoami']
+    with subprocess.Popen([*ordinary_user.enter(home, {"PATH": "/usr/bin:/bin"}), *waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdin is not None and user.stdout is not None and user.stdout.readline() == "here\n"
+        copy = Path("/etc/passwd.homelab-user")
+        try:
+            shutil.copy2("/etc/passwd", copy)
+            os.replace(copy, "/etc/passwd")
+        finally:
+            copy.unlink(missing_ok=True)
+        user.stdin.write("go\n")
+        user.stdin.close()
+        assert user.stdout.read().strip() == ordinary_user.NAME
 
 
 def test_the_whole_story_as_an_ordinary_user(home: Path) -> None:
@@ -88,10 +94,10 @@ def test_the_whole_story_as_an_ordinary_user(home: Path) -> None:
     done = as_user(home, pythons[0], "-c", STORY, str(home / "lab"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["uid"] == NUMBER
+    assert told["uid"] == ordinary_user.NUMBER
     assert "needs root" in told["namespaces"] and "loopback" in told["namespaces"]
     assert "--cpu" in told["cpu"] and "cpu controller" in told["throttle"]
     assert told["backend"] == "loopback"
-    assert told["ssh"] == [5, ["through", told["home"], USER], ""]
+    assert told["ssh"] == [5, ["through", told["home"], ordinary_user.NAME], ""]
     assert told["sleeping"] == 1 and told["after_power_cut"] == [0, "off"]
     assert told["frozen"] and told["again"] and told["gone"]
