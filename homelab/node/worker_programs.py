@@ -59,13 +59,13 @@ def dry_run(request: JsonObject) -> Any:
 
 
 def cards_of(run_folder: str, node: str) -> dict[str, str]:
-    """The variables that name the cards of the newest attempt in which this node took part: other cards are not the run's."""
+    """The variables of the newest attempt in which this node took part that name its cards (other cards are not the run's), and spare torch a compiler."""
     for attempt in reversed(paths.attempts(run_folder)):
         node_dir = paths.node_dir(run_folder, attempt, paths.name_here(run_folder, attempt, node))
         started = files.read_object(os.path.join(node_dir, layout.START_JSON))
         if started:
             environment = started.get("environment") or {}
-            return {name: environment[name] for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES") if name in environment}
+            return {name: environment[name] for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCH_DISABLE_NATIVE_JIT") if name in environment}
     return {}
 
 

@@ -34,6 +34,9 @@ def environment(node: Node, facts: Facts | None, *, address: str, interface: str
         "NCCL_DEBUG_FILE": f"{node_dir}/nccl-%h-%p.log",
         # What a rank sleeps, four times, between seeing that a peer is gone and ending: 60 s by default, 4 s so.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
+        # From 2.13 on torch multiplies (b, m, 1) by (b, 1, n) with Triton (torch/_native/ops/bmm_outer_product), as rotary embeddings do. Triton
+        # compiles its launcher first, and without gcc or Python.h that is the end of the run (pytorch issue 196977). The kernel of before is as exact.
+        "TORCH_DISABLE_NATIVE_JIT": "1",
     }
     visible = _visible(node, facts)
     if visible:

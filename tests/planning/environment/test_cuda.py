@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,14 @@ def test_the_allocator_grows_its_segments_but_not_under_wsl() -> None:
     assert old["PYTORCH_CUDA_ALLOC_CONF"] and "PYTORCH_ALLOC_CONF" not in old
     theirs = healthy.with_node(seen, "tower", environment={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
     assert "PYTORCH_ALLOC_CONF" not in of(theirs) and of(theirs)["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+
+
+def test_torch_needs_no_compiler_on_a_node() -> None:
+    """torch 2.13 multiplies some shapes with Triton, which compiles first; the variable that forbids it is the one that this torch reads."""
+    assert all(node.environment["TORCH_DISABLE_NATIVE_JIT"] == "1" for node in make(healthy.gpu()).nodes)
+    assert of(healthy.gpu(), recipe=healthy.recipe(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0"
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
+    assert 'os.getenv("TORCH_DISABLE_NATIVE_JIT", 0)' in Path(folder, "_native", "common_utils.py").read_text()
 
 
 def test_offline_cards_are_named_only_where_cluster_toml_does() -> None:
