@@ -46,6 +46,14 @@ class ResourcesFacts(WireModel):
     open_files_hard: int | None = None
 
 
+class CompilerFacts(WireModel):
+    """What compiles C on the node against the headers of its Python. `error`: what the compiler said of a small program; None: it compiled."""
+
+    compiler: str | None = None  # None: there is none
+    headers: str = ""  # the folder that should hold Python.h
+    error: str | None = None
+
+
 class PythonFacts(WireModel):
     """The Python that answered, and the packages beside it."""
 
@@ -55,6 +63,7 @@ class PythonFacts(WireModel):
     packages: dict[str, str | None] = {}
     unsloth: str | None = None  # the version in the environment that trains with it (unsloth_python of cluster.toml); None: none there
     unsloth_takes: dict[str, str] = {}  # the newest versions that one works with, by its own metadata: {"transformers": "<=5.17.0"}
+    compiler: CompilerFacts | None = None  # None: the recipe compiles nothing
     torch_cuda: str | None = None
     nccl: str | None = None  # the version that torch brought along; None where it is not known
     code_hash: str | None = None  # of the files the agent runs from (`homelab.remote.ship`)

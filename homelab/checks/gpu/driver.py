@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from homelab import hardware
 from homelab.checks.check import Problem, check
 from homelab.checks.evidence import Evidence
+from homelab.checks.machine import distribution
+from homelab.checks.machine.distribution import ARCH, DEBIAN, FEDORA, UBUNTU
 from homelab.config.cluster import Node
 from homelab.facts import card_generation, nvidia_answer
 from homelab.facts.node import Facts
@@ -15,19 +17,18 @@ from homelab.node_commands import as_root, on_node, restart
 from homelab.planning import cards
 from homelab.text.hint import Hint, homelab
 
-# Words of /etc/os-release's PRETTY_NAME -> how the driver is installed there.
+# How the driver is installed.
 _INSTALL = (
-    (("ubuntu", "pop!_os", "mint"), "ubuntu-drivers install"),
-    (("debian", "lmde", "kali"), "apt install nvidia-driver"),
-    (("fedora",), "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
-    (("arch", "manjaro", "endeavouros", "cachyos"), "pacman -S nvidia-open nvidia-utils"),
+    (UBUNTU, "ubuntu-drivers install"),
+    (DEBIAN, "apt install nvidia-driver"),
+    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
+    (ARCH, "pacman -S nvidia-open nvidia-utils"),
 )
 # Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
 # card, and Debian 13 has branch 550.
 _TURING = (7, 5)
-_INSTALL_580 = ((("fedora",), "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
-_FROM_AUR = ("arch", "manjaro", "endeavouros", "cachyos")
-_AUR_580 = "yay -S nvidia-580xx-dkms nvidia-580xx-utils"
+_INSTALL_580 = ((FEDORA, "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
+_AUR_580 = ((ARCH, "yay -S nvidia-580xx-dkms nvidia-580xx-utils"),)
 
 
 # Windows has the driver; one of Linux inside of WSL hides it.
@@ -91,11 +92,11 @@ def install_driver(node: Node, facts: Facts) -> str:
     """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
     if _in_wsl(facts):
         return _IN_WINDOWS
-    system, old = facts.system.os.lower(), _before_turing(node, facts)
-    if old and any(word in system for word in _FROM_AUR):
-        return f"{on_node(node, _AUR_580)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
-    known = (*_INSTALL_580, *_INSTALL) if old else _INSTALL
-    command = next((command for words, command in known if any(word in system for word in words)), None)
+    old = _before_turing(node, facts)
+    of_aur = distribution.of(facts, _AUR_580) if old else None
+    if of_aur:
+        return f"{on_node(node, of_aur)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
+    command = distribution.of(facts, (*_INSTALL_580, *_INSTALL) if old else _INSTALL)
     if command is None:
         newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
         return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from homelab.checks.evidence import Evidence
+from homelab.config import interpreter
 from homelab.config.recipe import Recipe
 from homelab.control import hub_token
 from homelab.control.launch.inputs import RecipeInput
@@ -79,6 +80,7 @@ def _facts(
         agent = fleet.agent(name)
         request: dict[str, Any] = {"peers": lan_address.peers_of(fleet.cluster, name), "port": port, "data": dict(data), "deep": deep}
         request["unsloth_python"] = fleet.cluster.node(name).unsloth_python
+        request["compiles"] = interpreter.uses_unsloth(recipe)  # Triton compiles the launcher of its kernels
         request["token_sent"] = bool(hub_token.to_send())  # a launch would bring it along
         if recipe and recipe.environment:
             request["recipe_environment"] = recipe.environment

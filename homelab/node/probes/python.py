@@ -34,10 +34,17 @@ def read(request: JsonObject) -> JsonObject:
         "version": platform.python_version(),
         "packages": versions(PACKAGES, sys.path),
         **unsloth(request.get("unsloth_python") or ""),
+        "compiler": _compiler() if request.get("compiles") else None,
         "torch_cuda": _torch_cuda(),
         "nccl": _nccl(),
         "code_hash": code_hash(),
     }
+
+
+def _compiler() -> JsonObject:
+    from homelab.node.system import c_compiler  # its imports cost more than all that is asked here
+
+    return c_compiler.read()
 
 
 def versions(names: Iterable[str], folders: list[str]) -> JsonObject:
