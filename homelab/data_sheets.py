@@ -251,6 +251,15 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "sm_121": (("GB10", 128, 125, 273),),
 }
 
+# The most watts that a maker may give a laptop part, without what it can borrow from the processor for a while: the speed above is that of this limit.
+LAPTOP_W: dict[str, float] = {
+    "GTX 1650 Laptop": 50, "GTX 1660 Ti Laptop": 80,
+    "RTX 2060 Laptop": 115, "RTX 2070 Laptop": 115, "RTX 2070 Super Laptop": 115, "RTX 2080 Laptop": 150, "RTX 2080 Super Laptop": 150,
+    "RTX 3050 Laptop": 80, "RTX 3050 Ti Laptop": 80, "RTX 3060 Laptop": 115, "RTX 3070 Laptop": 125, "RTX 3070 Ti Laptop": 125, "RTX 3080 Laptop": 150,
+    "RTX 3080 Ti Laptop": 150, "RTX 4050 Laptop": 115, "RTX 4060 Laptop": 115, "RTX 4070 Laptop": 115, "RTX 4080 Laptop": 150, "RTX 4090 Laptop": 150,
+    "RTX 5050 Laptop": 100, "RTX 5060 Laptop": 100, "RTX 5070 Laptop": 100, "RTX 5070 Ti Laptop": 115, "RTX 5080 Laptop": 150, "RTX 5090 Laptop": 150,
+}  # fmt: skip
+
 # Data-centre cards whose GDDR memory corrects errors from the factory on: the code words take 1/16 of it. HBM has room for them
 # beside the data, and workstation cards come with it switched off.
 WITH_ECC = frozenset(

@@ -13,6 +13,8 @@ INTEGRATED = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1
 # Of the memory that the box says, nvidia-smi's total has: H100 81559 of 81920 MiB, RTX 5090 32607 of 32768, RTX 4090 24564 of 24576, 3090 all;
 # with ECC in GDDR T4 15360 of 16384, L4 23034 and A10 23028 of 24576, L40S 46068 of 49152; GB10 121.7 of 128 GiB, the rest is the firmware's.
 _OF_A_CARD, _WITH_ECC, _OF_A_SHARED_ONE = 0.995, 15 / 16, 0.95
+# Doubled memory is sold (an RTX 2080 Ti with 22 GB), and halves (an RTX 3060 with 8): beyond that, somebody errs or the card lies.
+_MOST, _LEAST = 2.1, 0.45
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class Card:
         """What of so much memory (default: the data sheet's) a program can have, as nvidia-smi's total answers it."""
         part = _OF_A_SHARED_ONE if self.compute_capability in INTEGRATED else _WITH_ECC if self.name in WITH_ECC else _OF_A_CARD
         return int((self.memory_bytes if nominal_bytes is None else nominal_bytes) * part)
+
+    def can_have(self, memory_bytes: int) -> bool:
+        """Whether a card of this name can have so much memory: whoever says another size errs, or the card lies."""
+        return self.compute_capability in INTEGRATED or _LEAST <= memory_bytes / self.memory_bytes <= _MOST
 
     @property
     def compute_capability(self) -> tuple[int, int]:

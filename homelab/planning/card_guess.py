@@ -5,22 +5,41 @@ from __future__ import annotations
 from homelab import hardware
 from homelab.facts.card_generation import Capability
 from homelab.hardware import CARDS, Card
-from homelab.planning import cards
+from homelab.planning import cards, power_limit
 from homelab.planning.machines import Machines, RankSlot
-from homelab.planning.types import TimeEstimate
+from homelab.planning.types import Choice, TimeEstimate
 from homelab.text.units import binary_size, listed
 
-# Doubled memory is sold (an RTX 2080 Ti with 22 GB), and halves (an RTX 3060 with 8): beyond that, somebody errs or the card lies.
-_MOST, _LEAST = 2.1, 0.45
 _ALIKE = 0.9  # a card with so much of the memory of another is of the same class
 
 
 def sheets(machines: Machines) -> dict[str, list[Card]]:
-    """A card per rank of every node, in their order: that of its name, or the nearest that is known."""
+    """A card per rank of every node, in their order: that of its name, or the nearest that is known, as fast as its power limit lets it be."""
     found: dict[str, list[Card]] = {name: [] for name in machines.names}
     for slot in machines.slots:
-        found[slot.node.name].append(hardware.lookup(slot.name) or slowest_like(slot.capability, slot.memory()[0]))
+        sheet = hardware.lookup(slot.name) or slowest_like(slot.capability, slot.memory()[0])
+        found[slot.node.name].append(power_limit.limited(sheet, *_limits(slot)))
     return found
+
+
+def choices(machines: Machines) -> list[Choice]:
+    """The cards that are counted as slower than their data sheets, because they may not draw the power."""
+    if machines.device != "cuda":
+        return []
+    found = []
+    for slot in machines.slots:
+        sheet, limits = hardware.lookup(slot.name), _limits(slot)
+        if sheet is not None and (limited := power_limit.limited(sheet, *limits)) != sheet:
+            part = f"until a run measures it: {limited.peak_flops / sheet.peak_flops:.0%} of its data sheet's speed"
+            value = f"{limits[0]:.0f} of {power_limit.most_w(sheet, limits[1]):.0f} W"
+            found.append(Choice(subject=f"power limit, {_named(slot)}", value=value, because=part))
+    return found
+
+
+def _limits(slot: RankSlot) -> tuple[float | None, float | None]:
+    """The limit of the card's power, and the driver's default for it, in watts; None where nvidia-smi does not tell."""
+    card = slot.facts.gpu.cards[slot.local_rank] if slot.facts else None
+    return (card.power_limit_w, card.power_limit_default_w) if card else (None, None)
 
 
 def slowest_like(capability: Capability | None, memory_bytes: int | None) -> Card:
@@ -63,7 +82,7 @@ def _impossible_memory(slot: RankSlot) -> str | None:
     card, memory_bytes = hardware.lookup(slot.name), slot.memory()[0]
     if card is None or memory_bytes is None or (slot.facts and slot.facts.gpu.cards[slot.local_rank].mig):
         return None
-    if card.compute_capability in hardware.INTEGRATED or _LEAST <= memory_bytes / card.memory_bytes <= _MOST:
+    if card.can_have(memory_bytes):
         return None
     says = "nvidia-smi says" if slot.facts else "cluster.toml says"
     mend = "a card that was sold as another one answers so; the plan believes it, and" if slot.facts else f"edit gpus of {slot.node.name}: if it is so,"

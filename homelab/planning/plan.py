@@ -72,7 +72,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
         checkpoint_layout=strategy.checkpoint_layout, ranks=ranks, nodes=launch_spec.node_plans(inputs, taking_part, addresses, wire.environment),
         launch=launch_spec.of(inputs, taking_part, strategy.worker_settings(work)),
         choices=(
-            *taking_part.choices, *cards.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
+            *taking_part.choices, *cards.choices(taking_part), *card_guess.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
             *trainer_choice.choices(recipe, taking_part), *_learning_rate(recipe), *data_source.choices(recipe, taking_part.facts, inputs.data),
             *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
             *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time),
