@@ -72,7 +72,7 @@ def test_the_allocator_grows_its_segments_but_not_under_wsl() -> None:
 def test_torch_needs_no_compiler_on_a_node() -> None:
     """torch 2.13 multiplies some shapes with Triton, which compiles first; the variable that forbids it is the one that this torch reads."""
     assert all(node.environment["TORCH_DISABLE_NATIVE_JIT"] == "1" for node in make(healthy.gpu()).nodes)
-    assert of(healthy.gpu(), recipe=healthy.recipe(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0"
+    assert of(healthy.gpu(), recipe=healthy.script(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0", "a script may"
     (folder,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
     assert 'os.getenv("TORCH_DISABLE_NATIVE_JIT", 0)' in Path(folder, "_native", "common_utils.py").read_text()
 
