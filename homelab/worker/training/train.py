@@ -37,8 +37,8 @@ def main() -> int:
         if dropped:
             recorder.note(f"law: this node sets {', '.join(dropped)}, which changes what is computed: not used")
         eight_bit = task.train.optimizer != "adamw"
-        by_unsloth = task.method.backend == "unsloth"  # which imports both by itself
-        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, datasets=by_unsloth)
+        by_unsloth = task.method.backend == "unsloth"
+        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, unsloth=by_unsloth)
         if by_unsloth:
             unsloth.begin(task)
         Run(task, recorder).go()
