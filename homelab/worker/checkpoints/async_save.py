@@ -52,7 +52,7 @@ class Saver:
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))
             return
-        copied = writers_of(copy_of(state))
+        copied = writers_of(copy_of(state, self._task.device))
         self._background.start(lambda: self._write(root, step, keep, copied))
 
     def check(self) -> None:

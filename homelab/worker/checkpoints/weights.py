@@ -67,9 +67,9 @@ def frozen(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
-def copy_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The same content in host memory, which no later step touches."""
-    if torch.cuda.is_available():
+def copy_of(state: dict[str, Any], device: str) -> dict[str, Any]:
+    """The same content in host memory, which no later step touches. `device`: the plan's. (A card that a plan for CPUs leaves alone gets no context.)"""
+    if device == "cuda":
         torch.cuda.synchronize()  # an optimizer's pages may be read from here while the card still writes them
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
