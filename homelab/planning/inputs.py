@@ -11,6 +11,7 @@ from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
 from homelab.facts.node import Facts
 from homelab.planning.performance.dataset_size import DataFile
+from homelab.planning.performance.measured_cards import Table
 
 Throughputs = Mapping[tuple[str, str], float]
 
@@ -22,7 +23,8 @@ class PlanInputs:
     `facts` may be empty (offline): cluster.toml is believed then. `code` and `script` are the shipped code and a [script]'s file, `files`
     everything that is shipped, as paths below a node's work folder; without `script` the recipe's own path is taken. `data` has the size
     of the data that does not lie on the nodes, by role, `throughputs` bytes per second from node to node, where measured. `moment`: when the run
-    was launched, UTC, where that is known. `config`: config.json of the model, where this machine has it.
+    was launched, UTC, where that is known. `config`: config.json of the model, where this machine has it. `measured_cards`: what others have
+    measured on cards; with none, data sheets alone are believed.
     """
 
     cluster: Cluster
@@ -39,3 +41,4 @@ class PlanInputs:
     throughputs: Throughputs = field(default_factory=dict)
     moment: datetime | None = None
     config: Mapping[str, Any] | None = None
+    measured_cards: Table = field(default_factory=Table)

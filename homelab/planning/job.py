@@ -62,7 +62,7 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
         model_config.refuse_kind(name, config)
     held = stored_base.as_held(inputs.recipe, config)
     shape = architecture.from_config(config or {})
-    work = workload.estimate(inputs.recipe, machines, precision, shape, inputs.data)
+    work = workload.estimate(inputs, machines, precision, shape)
     return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config)
 
 

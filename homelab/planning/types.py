@@ -116,7 +116,7 @@ class LaunchDocument(Value):
 
 
 class RankTime(Value):
-    """One rank in a typical step. `source`: measured | scaled | owner | data sheet. `alone_tokens_per_s`: doing all the batch itself."""
+    """One rank in a typical step. `source`: measured | scaled | owner | data sheet | measured by others: WHO. `alone_tokens_per_s`: doing all the batch itself."""
 
     rank: int
     node: str

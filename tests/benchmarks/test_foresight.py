@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import foresight
-from benchmarks.published import outcomes, rows
+from benchmarks.published import outcomes, rows, shared
 
+from homelab.control import card_table
 from homelab.errors import InputError
 from homelab.planning.performance import card_classes, roofline
 
@@ -30,6 +31,19 @@ def test_time_and_memory_agree_with_published_rows(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(card_classes, "of_peak", lambda card: 0.35)  # as if all cards were of one class
     before = foresight.figures(found(), failures)
     assert before["time_median_factor"] > 1.3 and before["relative_worst_factor"] > 3
+
+
+def test_a_row_foretold_by_the_others_is_no_worse() -> None:
+    alone = foresight.figures(found(), [])
+    times = sorted(max(factor, 1 / factor) for one in foresight.told(rows.read(rows.OWN)) if (factor := one.time_factor))
+    assert len(times) >= 30 and times[len(times) // 2] <= alone["time_median_factor"] and times[-1] <= 2.0
+
+
+def test_the_table_of_the_package_begins_with_these_rows_and_foresight_leaves_it_out() -> None:
+    published = tuple(shared.shared(rows.read(rows.OWN)))
+    assert card_table.shipped().rows[: len(published)] == published and len(published) == 31
+    assert all(entry.homelab is None for entry in published)
+    assert foresight.forecast(rows.read(rows.OWN)[40]).row.inputs().measured_cards.rows == ()
 
 
 def test_rows_of_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

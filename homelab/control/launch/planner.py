@@ -10,6 +10,7 @@ from typing import Any
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Cluster
 from homelab.config.recipe import Recipe
+from homelab.control import card_table
 from homelab.control.launch import base_model, inputs
 from homelab.control.launch.inputs import RecipeInput
 from homelab.facts.node import Facts
@@ -27,7 +28,7 @@ def inputs_of(cluster: Cluster, facts: Mapping[str, Facts], recipe: Recipe, item
     return PlanInputs(
         cluster, recipe, facts, run, recipe.parallel.port, code=_below_workdir(ship.code_dir), script=shipped.get("script"),
         files=tuple(shipped.values()), data=inputs.files_of(items),
-        config=base_model.look(recipe).config,
+        config=base_model.look(recipe).config, measured_cards=card_table.shipped(),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """How fast every rank is before anything runs, as an estimate, and where that comes from.
 
 In this order: measured by an earlier run of the same model and method; the owner's `speed` keys; a roofline of each card's data sheet
-(a guess); equal. Where only some nodes have been measured, the others' guess is scaled by what was measured. Speeds decide who
+(a guess), moved by what others have measured on such a card; equal. Where only some nodes have been measured, the others' guess is scaled by what was measured. Speeds decide who
 computes how much, never the training, and the worker corrects them while it trains.
 """
 
@@ -18,7 +18,8 @@ from homelab.law.speed import Speed
 from homelab.planning import card_guess
 from homelab.planning.machines import Machines
 from homelab.planning.memory.architecture import Architecture
-from homelab.planning.performance import measured_speed
+from homelab.planning.performance import measured_cards, measured_speed
+from homelab.planning.performance.measured_cards import MeasuredCard, Moved
 from homelab.planning.performance.roofline import roofline
 from homelab.planning.performance.speed_profiles import SpeedProfile
 from homelab.planning.types import Choice
@@ -49,7 +50,7 @@ class SpeedEstimate:
 
 
 def estimate_speeds(
-    recipe: TrainRecipe, machines: Machines, precision: str, shape: Architecture | None, row_tokens: float, files: Mapping[str, SpeedProfile]
+    recipe: TrainRecipe, machines: Machines, guessing: Guessing, row_tokens: float, files: Mapping[str, SpeedProfile]
 ) -> SpeedEstimate:
     """A speed for every rank of every node.
 
@@ -59,7 +60,8 @@ def estimate_speeds(
     assert nodes
     cards = card_guess.sheets(machines) if machines.device == "cuda" else {node.name: [None] for node in nodes}
     owned = {node.name: _owned(node, cards[node.name]) for node in nodes if node.speed is not None}
-    basis = _Basis(nodes, cards, _roofline(recipe, cards, precision, shape), owned, row_tokens, files)
+    by_others = _by_others(recipe, cards, guessing)
+    basis = _Basis(nodes, cards, _roofline(recipe, cards, guessing, by_others), owned, row_tokens, files)
     measured: Speeds = {name: tuple(rank.speed for rank in file.ranks) for name, file in files.items()}
     if len(measured) == len(nodes):
         return basis.estimate({node.name: measured[node.name] for node in nodes}, dict.fromkeys(measured, MEASURED), _runs(files))
@@ -72,9 +74,23 @@ def estimate_speeds(
     without = [node.name for node in nodes if node.speed is None]
     unused += f"; `speed` is ignored because {', '.join(without)} has none" if owned else ""
     if basis.roofline:
-        because = f"a guess from the cards' data sheets, until speeds are measured{unused}"
-        return basis.estimate(basis.roofline, dict.fromkeys(basis.roofline, DATA_SHEET), because)
+        because = f"a guess from the cards' data sheets{_told(by_others)}, until speeds are measured{unused}"
+        return basis.estimate(basis.roofline, _sources(cards, by_others), because)
     return _weights_alone(basis, machines.device, unused)
+
+
+def is_measured(sources: Iterable[str]) -> bool:
+    """Whether speeds from these sources were measured on these machines, all of them or all that the others are scaled by."""
+    return set(sources) <= {MEASURED, SCALED}
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """What a speed is guessed from: the precision, the model's shape (None: not known), and what others have measured."""
+
+    precision: str
+    shape: Architecture | None
+    measured_cards: Sequence[MeasuredCard] = ()
 
 
 @dataclass(frozen=True)
@@ -136,19 +152,41 @@ def _weights_alone(basis: _Basis, device: str, unused: str) -> SpeedEstimate:
 
 
 
-def _roofline(
-    recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], precision: str, shape: Architecture | None
-) -> Speeds | None:
+def _roofline(recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], guessing: Guessing, by_others: Mapping[str, Moved]) -> Speeds | None:
     """A guess for every rank; None on CPUs, and where the model's shape is not known."""
+    shape = guessing.shape
     if shape is None:
         return None
+
+    def guess(card: Card) -> Speed:
+        speed = roofline(card, shape, recipe.method, recipe.train, guessing.precision)
+        return by_others[card.name].speed(speed) if card.name in by_others else speed
+
     speeds: Speeds = {}
     for name, of_node in cards.items():
         sheets = [card for card in of_node if card is not None]
         if len(sheets) < len(of_node):
             return None
-        speeds[name] = tuple(roofline(card, shape, recipe.method, recipe.train, precision) for card in sheets)
+        speeds[name] = tuple(map(guess, sheets))
     return speeds
+
+
+def _by_others(recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], guessing: Guessing) -> dict[str, Moved]:
+    """Card -> what others have measured on it, for the cards of these machines that somebody has measured."""
+    kinds = {card.name: card for of_node in cards.values() for card in of_node if card is not None}
+    found = {name: measured_cards.moved(guessing.measured_cards, card, recipe.method, guessing.precision) for name, card in kinds.items()}
+    return {name: moved for name, moved in found.items() if moved is not None}
+
+
+def _sources(cards: Mapping[str, Sequence[Card | None]], by_others: Mapping[str, Moved]) -> dict[str, str]:
+    """Node -> where the guess of its cards comes from: others' figures only where all of its cards have some."""
+    found = {name: [by_others.get(card.name) if card else None for card in of_node] for name, of_node in cards.items()}
+    return {name: measured_cards.words([moved for moved in of_node if moved]) if all(of_node) else DATA_SHEET for name, of_node in found.items()}
+
+
+def _told(by_others: Mapping[str, Moved]) -> str:
+    """Which cards others have measured, and who they are."""
+    return "".join(f"; {name} {measured_cards.words([moved])} ({moved.ratio:.2f} of the data sheet's guess)" for name, moved in by_others.items())
 
 
 def _owned(node: Node, cards: Sequence[Card | None]) -> tuple[float, ...]:

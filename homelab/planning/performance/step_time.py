@@ -20,7 +20,7 @@ from homelab.law.wire_bytes import BUCKET_MB
 from homelab.planning.job import Job, TrainingJob
 from homelab.planning.memory import rank_memory
 from homelab.planning.performance.hidden_wire import LastPass
-from homelab.planning.performance.speed_estimate import DATA_SHEET, EQUAL, OWNER, Speeds
+from homelab.planning.performance.speed_estimate import Speeds, is_measured
 from homelab.planning.strategy import network_cost
 from homelab.planning.strategy.network_cost import Wire
 from homelab.planning.types import Choice, NodeGain, RankPlan, RankTime, TimeEstimate
@@ -113,7 +113,7 @@ def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) ->
     save_s, evaluate_s = save_s_of(job, gathers_s), evaluate_s_of(job, sum(alone))
     seconds = None if steps is None else whole_s(job, steps, step_s, save_s, evaluate_s)
     return TimeEstimate(
-        is_measured=not {worker.source for worker in workers} & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured,
+        is_measured=is_measured(worker.source for worker in workers) and rows.is_measured,
         steps=steps, row_tokens=rows.tokens_mean, rows_because=rows.because, compute_s=max(busy), wire_s=wire_s, wire_hidden_s=hidden_s,
         wire_because=sync.because(wire, len(workers), hidden_s) if wire_s else "nothing goes over the LAN",
         wire_is_measured=not wire_s or (sync.measured_s is not None and sync.measured_ranks == len(workers)), step_s=step_s,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from homelab.config.recipe import TrainRecipe
 from homelab.facts.node import Facts
+from homelab.planning.inputs import PlanInputs
 from homelab.planning.machines import Machines
 from homelab.planning.memory import attention
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.performance import dataset_size, speed_estimate, speed_profiles
 from homelab.planning.performance.dataset_size import DataFile, Rows
-from homelab.planning.performance.speed_estimate import SpeedEstimate
+from homelab.planning.performance.speed_estimate import Guessing, SpeedEstimate
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Workload:
     warnings: tuple[str, ...] = ()
 
 
-def estimate(recipe: TrainRecipe, machines: Machines, precision: str, shape: Architecture | None, data: Mapping[str, DataFile]) -> Workload:
-    """Everything that is known before the work is divided."""
-    facts = machines.facts
+def estimate(inputs: PlanInputs, machines: Machines, precision: str, shape: Architecture | None) -> Workload:
+    """Everything that is known before the work is divided. The recipe is one of the built-in worker."""
+    recipe, data, facts = inputs.recipe, inputs.data, machines.facts
+    assert isinstance(recipe, TrainRecipe)
     profiles, warnings = speed_profiles.usable(recipe, machines.nodes, facts, machines.device, precision)
     rows = dataset_size.of_data(recipe, _file("train", data, facts), profiles.values())
     rows = replace(rows, padded=attention.why_padded(recipe, facts))
@@ -37,8 +39,8 @@ def estimate(recipe: TrainRecipe, machines: Machines, precision: str, shape: Arc
         held_out_rows = (held_out.rows if held_out else None) or 0
     elif recipe.data.eval_fraction > 0:
         held_out_rows = round((rows.count or 0) * recipe.data.eval_fraction)
-    speeds = speed_estimate.estimate_speeds(recipe, machines, precision, shape, rows.tokens_mean, profiles)
-    return Workload(speeds, rows, held_out_rows, warnings)
+    speeds = speed_estimate.estimate_speeds(recipe, machines, Guessing(precision, shape, inputs.measured_cards.rows), rows.tokens_mean, profiles)
+    return Workload(speeds, rows, held_out_rows, (*warnings, *inputs.measured_cards.refused))
 
 
 def _file(role: str, data: Mapping[str, DataFile], facts: Mapping[str, Facts]) -> DataFile | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homelab.planning.job import TrainingJob
 from homelab.planning.performance import step_time
-from homelab.planning.performance.speed_estimate import DATA_SHEET, EQUAL, OWNER
+from homelab.planning.performance.speed_estimate import is_measured
 from homelab.planning.pipeline import stage_time
 from homelab.planning.pipeline.micro_batching import MicroBatching
 from homelab.planning.pipeline.stage_time import StageTimes
@@ -42,7 +42,7 @@ def estimate(job: TrainingJob, strategy: Strategy, planned: Sequence[RankPlan]) 
     seconds = None if steps is None else step_time.whole_s(job, steps, step_s, save_s, evaluate_s)
     busy_s = {rank: one.busy_s for rank, one in zip(order, times, strict=True)}
     return TimeEstimate(
-        is_measured=not set(sources.values()) & {DATA_SHEET, OWNER, EQUAL} and rows.is_measured, steps=steps, row_tokens=rows.tokens_mean,
+        is_measured=is_measured(sources.values()) and rows.is_measured, steps=steps, row_tokens=rows.tokens_mean,
         rows_because=rows.because, compute_s=compute_s, wire_s=wire_s, wire_hidden_s=max(0.0, strategy.wire_s(size_bytes, len(order), wire.bytes_per_s) - wire_s),
         wire_because=f"{network_cost.bytes_text(size_bytes)} cross each boundary in a step, at {wire}; this is what passes do not hide",
         wire_is_measured=wire.is_measured, wire_measured_ranks=len(order) if wire.is_measured else 0, fill_s=max(0.0, without_wire_s + fixed_s - compute_s),

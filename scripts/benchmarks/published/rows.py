@@ -17,8 +17,8 @@ from homelab.config.recipe import parse_recipe
 from homelab.errors import InputError
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.memory import architecture
+from homelab.planning.performance.measured_cards import ABOVE_PEAK
 
-HEADLINE = 2.0  # GeForce cards have a headline rate of twice the table's (16-bit sums)
 OWN = Path(__file__).with_name("figures.csv")
 
 
@@ -123,6 +123,6 @@ def _possible(tokens_per_s: float | None, card: str, cards: int, model: str) -> 
     """A published figure contradicts physics where the card's whole peak would not do it: four operations per weight and token (a frozen base)."""
     sheet, config = hardware.lookup(card), CONFIGS.get(model.lower())
     shape = architecture.from_config(config) if config else architecture.known(model)
-    if tokens_per_s is not None and sheet is not None and shape is not None and tokens_per_s * 4 * shape.linear_parameters > cards * sheet.peak_flops * HEADLINE:
+    if tokens_per_s is not None and sheet is not None and shape is not None and tokens_per_s * 4 * shape.linear_parameters > cards * sheet.peak_flops * ABOVE_PEAK:
         raise ValueError(f"{tokens_per_s:.0f} tokens/s: no card does that, {card} has {sheet.peak_flops / 1e12:.0f} TFLOPS")
     return tokens_per_s

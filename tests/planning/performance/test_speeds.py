@@ -13,7 +13,8 @@ from homelab.law.speed import Speed
 from homelab.planning.machines import Machines
 from homelab.planning.memory.architecture import Architecture, from_config, known
 from homelab.planning.performance import roofline, speed_profiles
-from homelab.planning.performance.speed_estimate import SpeedEstimate, estimate_speeds
+from homelab.planning.performance.measured_cards import MeasuredCard
+from homelab.planning.performance.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
 from homelab.planning.types import Plan
 from tests import builders
 from tests.checks import healthy
@@ -64,11 +65,12 @@ def belief(
     device: str = "cpu",
     precision: str = "fp32",
     shape: Architecture | None = SHAPE,
+    by_others: tuple[MeasuredCard, ...] = (),
 ) -> tuple[SpeedEstimate, tuple[str, ...]]:
     wanted = recipe or healthy.recipe()
     files, warnings = speed_profiles.usable(wanted, seen.cluster.nodes, seen.facts, device, precision)
     machines = Machines(device, seen.cluster.nodes, seen.facts)
-    return estimate_speeds(wanted, machines, precision, shape, TOKENS, files), warnings
+    return estimate_speeds(wanted, machines, Guessing(precision, shape, by_others), TOKENS, files), warnings
 
 
 def all_measured(seen: Evidence, costs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> Evidence:
