@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,10 @@ class StepTimer:
         self.input_s = 0.0
         self._ready: Any = None
         self._passes: list[tuple[Any, Any]] = []
+        self._halts: list[list[tuple[Any, Any]]] = []  # of each pass, on a card
+        self._halted: Any = None
+        self._outside: list[tuple[Any, Any]] = []  # exchanges between passes, on a card
+        self._is_passing = False
         self._counted: list[float] = []
         self._exchanged_s = 0.0
 
@@ -48,16 +53,23 @@ class StepTimer:
         """Around one forward and backward pass. It ends with the last gradient, not with the exchange that follows in the last one."""
         self._ready = None
         self._exchanged_s = 0.0
+        self._halts.append([])
         start = self._now()
+        self._is_passing = True
         yield
+        self._is_passing = False
         end = self._now() if self._ready is None else self._ready
         self._passes.append((start, end if self.cuda else end - self._exchanged_s))
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around a collective on weights or gradients, inside a pass or outside. On CUDA it runs beside the pass, and counts as part of it."""
+        """Around a collective on weights or gradients, inside a pass or outside. On CUDA it runs beside a pass; between passes the stream waits for it."""
+        before: Any
         if self.cuda:
+            before = None if self._is_passing else self._now()
             yield
+            if before is not None:
+                self._outside.append((before, self._now()))
             return
         before = time.perf_counter()
         yield
@@ -82,7 +94,7 @@ class StepTimer:
             return [end - start for start, end in self._passes]
         if self._passes:
             self._passes[-1][1].synchronize()  # not the whole card: the optimizer's step may still run while Python continues
-        return [start.elapsed_time(end) / 1000 for start, end in self._passes]
+        return [_between(whole) - sum(map(_between, halts)) for whole, halts in zip(self._passes, self._halts, strict=True)]
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """`process_group.gather`, timed."""
@@ -94,6 +106,18 @@ class StepTimer:
     def gradients_ready(self) -> None:
         """This rank's last gradient of the step is computed."""
         self._ready = self._now()
+
+    def part_computed(self) -> None:
+        """The gradients of a part of a divided model are computed. On a card, torch may now let the stream that computes wait for the sums of the
+        parts before it: it keeps the input of one sum at a time (2.13, _fsdp_param_group.py, post_backward)."""
+        if self.cuda:
+            self._halted = self._now()
+
+    def part_goes_on(self) -> None:
+        """The stream has waited; the gradients of the part are put together for their sum."""
+        if self._halted is not None and self._is_passing:
+            self._halts[-1].append((self._halted, self._now()))
+            self._halted = None
 
     def part_ready(self) -> None:
         """The gradients of a part of a divided model are computed, and their sum over the ranks begins. The last part ends this rank's own work.
@@ -111,7 +135,7 @@ class StepTimer:
         reduced = self._now()
         if self.cuda:
             reduced.synchronize()
-            self.communication_s += self._ready.elapsed_time(reduced) / 1000
+            self.communication_s += sum(map(_between, [(self._ready, reduced), *itertools.chain(*self._halts), *self._outside]))
         else:
             self.communication_s += reduced - self._ready
         self._ready = None
@@ -124,3 +148,9 @@ class StepTimer:
         event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
+
+
+def _between(events: tuple[Any, Any]) -> float:
+    """Seconds between two events of a card."""
+    begin, end = events
+    return float(begin.elapsed_time(end)) / 1000

@@ -9,7 +9,7 @@ part, one rank after the other, so that a cable carries one stream in each direc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,16 @@ class Exchange:
         """For `set_custom_reduce_scatter` of this part of the model."""
         return _Scatter(self, f"scatter {part}")
 
+    def told(self, post_backward: Callable[[], None]) -> Callable[..., None]:
+        """What torch does when the gradients of a group of weights are computed, which the timer then learns."""
+
+        def after_backward(*_unused: Any) -> None:
+            if self.timer is not None:
+                self.timer.part_computed()
+            post_backward()
+
+        return after_backward
+
     def timed(self, name: str, work: Any, size_bytes: int) -> Any:
         """Call `work` as an exchange of so many bytes. `name` is for a profile (`homelab.worker.profiling`)."""
         self.step_bytes += size_bytes
@@ -72,6 +82,12 @@ class _Gather(_Counted, AllGather):
 
 
 class _Scatter(_Counted, ReduceScatter):
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """torch asks for the input of the sum when the stream has waited for the sums before it."""
+        if self._exchange.timer is not None:
+            self._exchange.timer.part_goes_on()
+        return super().allocate(size, dtype=dtype, device=device)
+
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:  # fmt: skip

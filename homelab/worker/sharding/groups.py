@@ -66,3 +66,5 @@ def _connect(model: Any, blocks: list[str], mesh: DeviceMesh, exchange: Exchange
         part.set_gradient_divide_factor(float(mesh.size()))
         part.set_custom_all_gather(exchange.gather(name))
         part.set_custom_reduce_scatter(exchange.scatter(name))
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            group.post_backward = exchange.told(group.post_backward)

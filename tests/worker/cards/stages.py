@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from homelab.law.stage import Stage
 from homelab.worker.pipeline import neighbours, passes
-from tests.worker.cards.nccl import COMPUTE, Card, Distributed, OnCard, Rules, Torch
-from tests.worker.cards.world import Deadlock, World
+from tests.worker.cards import ranks
+from tests.worker.cards.card import Card, OnCard
+from tests.worker.cards.nccl import Rules
 
 HIDDEN = 8
 FORWARD, BACKWARD = "forward kernels", "backward kernels"
@@ -69,34 +69,24 @@ class _Model:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, in_flight: Sequence[int], speeds: Speeds, rules: Rules, micro_batches: int,
+    in_flight: Sequence[int], speeds: Speeds, rules: Rules, micro_batches: int,
     what: Callable[[passes.Pipeline, list[dict[str, Any]]], passes.Work] | None = None,
 ) -> Played:  # fmt: skip
     """`what` (a step) on as many stages as `in_flight` has numbers."""
-    world = World(len(in_flight))
-    card = Card(world, rules)
-    stand_in = Torch(card)
-    monkeypatch.setattr(neighbours, "dist", Distributed(world, card, rules))
-    monkeypatch.setattr(neighbours, "torch", stand_in)
-    monkeypatch.setattr(passes, "torch", stand_in)
-    monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: world.here.now_s))
+    count = len(in_flight)
     played = Played(work=[passes.Work() for _ in in_flight])
 
     def program(rank: int) -> None:
-        count = len(in_flight)
         stage = Stage(number=rank, count=count, begin=rank, end=rank + 1, layers=count, in_flight=in_flight[rank])
         between = neighbours.Neighbours.of(rank, range(count))
-        model = _Model(card, rank, speeds, stage.is_last)
-        pipeline = passes.Pipeline(model, stage, between, torch.float32, card, HIDDEN, contextlib.nullcontext, lambda: None)  # type: ignore[arg-type]
+        model = _Model(made.card, rank, speeds, stage.is_last)
+        pipeline = passes.Pipeline(model, stage, between, torch.float32, made.card, HIDDEN, contextlib.nullcontext, lambda: None)  # type: ignore[arg-type]
         batches = [{"input_ids": torch.ones(1, 16, dtype=torch.int64).as_subclass(OnCard)} for _ in range(micro_batches)]
         played.work[rank] = (what or step)(pipeline, batches)
-        card.synchronize()
 
-    try:
-        world.play(program)
-    except Deadlock as error:
-        played.deadlock = str(error)
-    played.step_s = max(host.now_s for host in world.hosts)
+    with ranks.of(count, rules) as made:
+        played.deadlock = made.play(program)
+        played.step_s = made.end_s
     return played
 
 
@@ -112,4 +102,4 @@ def evaluation_and_step(pipeline: passes.Pipeline, batches: list[dict[str, Any]]
     return step(pipeline, batches)
 
 
-__all__ = ["BACKWARD", "COMPUTE", "FORWARD", "Played", "Rules", "Speeds", "evaluation_and_step", "play", "step"]
+__all__ = ["BACKWARD", "FORWARD", "Played", "Rules", "Speeds", "evaluation_and_step", "play", "step"]

@@ -11,7 +11,7 @@ import torch
 
 from homelab.worker.training import pipeline, trainer
 from homelab.worker.training.switches import Switches
-from tests.worker.cards.nccl import OnCard
+from tests.worker.cards.card import OnCard
 
 
 @dataclasses.dataclass(frozen=True)

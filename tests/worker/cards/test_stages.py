@@ -21,28 +21,28 @@ EQUAL = {stages: Speeds([1.0] * stages, [2.0] * stages) for stages in (2, 3, 4, 
 @pytest.mark.parametrize("kept", [least_in_flight, most_in_flight])
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("kernel", [FORWARD, BACKWARD])
-def test_no_stage_waits_for_ever(monkeypatch: pytest.MonkeyPatch, stages: int, kept: Callable[[int, int], int], kernel: str, what: Any) -> None:
+def test_no_stage_waits_for_ever(stages: int, kept: Callable[[int, int], int], kernel: str, what: Any) -> None:
     """Connections are made by the first message, kernels are loaded by their first launch, and an allocator gives memory back in the middle."""
     in_flight = [kept(stage, stages) for stage in range(stages)]
     for rank in range(stages):
         rules = Rules(retries_at=(rank, kernel, 3), message_s=0.1)
-        played = play(monkeypatch, in_flight, EQUAL[stages], rules, MICRO_BATCHES, what)
+        played = play(in_flight, EQUAL[stages], rules, MICRO_BATCHES, what)
         assert not played.deadlock
 
 
 @pytest.mark.parametrize("kept", [least_in_flight, most_in_flight])
 @pytest.mark.parametrize("speeds", [Speeds([1.0, 0.5, 0.4], [2.0, 1.0, 0.8]), Speeds([0.4, 1.0], [0.8, 2.0]), Speeds([1.0, 2.0, 1.0, 0.1, 3.0], [2.0, 4.0, 2.0, 0.2, 6.0])])
-def test_a_wait_for_a_neighbour_is_no_work(monkeypatch: pytest.MonkeyPatch, speeds: Speeds, kept: Callable[[int, int], int]) -> None:
+def test_a_wait_for_a_neighbour_is_no_work(speeds: Speeds, kept: Callable[[int, int], int]) -> None:
     """Each stage measures what its own layers need, within 3 %: the layers move by these figures."""
     stages = len(speeds.forward_s)
-    played = play(monkeypatch, [kept(stage, stages) for stage in range(stages)], speeds, Rules(message_s=0.05), MICRO_BATCHES)
+    played = play([kept(stage, stages) for stage in range(stages)], speeds, Rules(message_s=0.05), MICRO_BATCHES)
     assert not played.deadlock
     for rank, work in enumerate(played.work):
         assert sum(work.passes_s) == pytest.approx(speeds.busy_s(rank, MICRO_BATCHES), rel=0.03)
         assert sum(work.passes_s) + work.waited_s == pytest.approx(played.step_s, rel=0.25)
 
 
-def test_messages_on_their_way_keep_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_on_their_way_keep_a_bounded_memory() -> None:
     """gloo's work is not completed before somebody waits for it."""
     most = [0]
 
@@ -57,5 +57,5 @@ def test_messages_on_their_way_keep_a_bounded_memory(monkeypatch: pytest.MonkeyP
         object.__setattr__(pipeline, "after_pass", count)
         return step(pipeline, batches)
 
-    assert not play(monkeypatch, [3, 1], EQUAL[2], Rules(message_s=0.1), MICRO_BATCHES, watched).deadlock
+    assert not play([3, 1], EQUAL[2], Rules(message_s=0.1), MICRO_BATCHES, watched).deadlock
     assert 1 <= most[0] <= 2

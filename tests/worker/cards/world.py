@@ -30,12 +30,10 @@ class Operation:
     parts: int = 1
     meeting: list[Operation] = field(default_factory=list)
     is_on_card: bool = True
+    behind: list[Operation] = field(default_factory=list)
+    missing: int = 0  # of those before it, so many have not ended
+    begin_s: float | None = None  # when nothing is before it any more; None while that is not known
     end_s: float | None = None
-
-    def begin_s(self) -> float | None:
-        """When nothing is before it any more; None while that is not known."""
-        ends = [operation.end_s for operation in self.after]
-        return None if None in ends else max([self.asked_s, *(end for end in ends if end is not None)])
 
 
 @dataclass
@@ -56,7 +54,6 @@ class World:
     def __init__(self, size: int) -> None:
         self.hosts = [Host(rank) for rank in range(size)]
         self.operations: list[list[Operation]] = [[] for _ in range(size)]
-        self._open: list[Operation] = []
         self._last: dict[tuple[int, object], Operation] = {}
         self._deadlock: str | None = None
         self._local = threading.local()
@@ -67,6 +64,16 @@ class World:
         """The host whose thread this is."""
         host: Host = self._local.host
         return host
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is that of a host."""
+        return hasattr(self._local, "host")
+
+    def sleep(self, seconds: float) -> None:
+        """The host does nothing for so long."""
+        end_s = self.here.now_s + seconds
+        self.wait("the end of a sleep", lambda: end_s)
 
     def play(self, program: Callable[[int], None]) -> None:
         """Run `program(rank)` on every host to its end. Raises Deadlock, or the first error of a program."""
@@ -103,7 +110,6 @@ class World:
 
     def _pass_on(self) -> None:
         """Let the earliest host that can go on go on."""
-        self._settle()
         waiting = [host for host in self.hosts if not host.has_ended]
         times = [(max(host.now_s, ready_s), host) for host in waiting if (ready_s := host.ready()) is not None]
         if times and self._deadlock is None:
@@ -123,8 +129,30 @@ class World:
             operation.after.append(before)
         self._last[operation.rank, stream] = operation
         self.operations[operation.rank].append(operation)
-        self._open.append(operation)
+        for earlier in operation.after:
+            if earlier.end_s is None:
+                earlier.behind.append(operation)
+                operation.missing += 1
+        self._begin(operation)
         return operation
+
+    @staticmethod
+    def _begin(operation: Operation) -> None:
+        """Work out the ends that are known when this one begins, and let begin what was behind them."""
+        waiting = [operation]
+        for one in waiting:
+            if one.missing or one.begin_s is not None:
+                continue
+            one.begin_s = max([one.asked_s, *(earlier.end_s for earlier in one.after if earlier.end_s is not None)])
+            together = one.meeting or [one]
+            begins = [other.begin_s for other in together if other.begin_s is not None]
+            if len(begins) < one.parts:
+                continue
+            for other in together:
+                other.end_s = max(begins) + one.seconds
+                for later in other.behind:
+                    later.missing -= 1
+                    waiting.append(later)
 
     def last(self, stream: object) -> list[Operation]:
         """What is behind all else on a stream of this host's card: one operation, or none."""
@@ -139,18 +167,3 @@ class World:
             return None if None in ends else max([0.0, *(end for end in ends if end is not None)])
 
         self.wait(reason, ready)
-
-    def _settle(self) -> None:
-        """Work out every end that is known by now."""
-        has_moved = True
-        while has_moved:
-            has_moved = False
-            for operation in [one for one in self._open if one.end_s is None]:
-                together = operation.meeting or [operation]
-                begins = [one.begin_s() for one in together]
-                if len(together) == operation.parts and None not in begins:
-                    end_s = max(begin for begin in begins if begin is not None) + operation.seconds
-                    for one in together:
-                        one.end_s = end_s
-                    has_moved = True
-            self._open = [one for one in self._open if one.end_s is None]
