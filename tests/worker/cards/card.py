@@ -171,14 +171,15 @@ class Card:
         number = self._launches[rank, kernel]
         self._launches[rank, kernel] += 1
         if self._retries_at == (rank, kernel, number):
-            self._until_idle(f"cudaFree before {kernel} no. {number}: the allocator found no room")
+            self.until_idle(f"cudaFree before {kernel} no. {number}: the allocator found no room")
         if self._lazy and (rank, kernel) not in self._loaded:
             self._loaded.add((rank, kernel))
-            self._until_idle(f"the first launch of {kernel} loads it, and waits for the card")
+            self.until_idle(f"the first launch of {kernel} loads it, and waits for the card")
         self.current_stream().put(Operation(rank, kernel, self.world.here.now_s, seconds, []))
         self.busy_s[rank] += seconds
 
-    def _until_idle(self, reason: str) -> None:
+    def until_idle(self, reason: str) -> None:
+        """The host waits for all that this rank's card has to do."""
         now_s = self.world.here.now_s
         running = [one for one in self.world.operations[self.world.here.rank] if one.is_on_card and (one.end_s is None or one.end_s > now_s)]
         self.world.wait_for(running, f"{reason}, where {', '.join(one.name for one in running) or 'nothing'} runs")

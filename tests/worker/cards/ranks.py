@@ -136,6 +136,7 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
         patch.setattr(module, "_get_device_handle", lambda *_: card)
     for name in ("Event", "current_stream", "default_stream"):
         patch.setattr(torch.cuda, name, getattr(card, name))
+    patch.setattr(torch.cuda, "synchronize", lambda *_: card.until_idle("torch.cuda.synchronize"))
     for module in (evaluate, pipeline, trainer):
         patch.setattr(module, "copied", _copied)
     patch.setattr(torch.distributed.device_mesh, "new_group", _mesh_groups(ranks))
