@@ -25,7 +25,7 @@ from homelab.planning import (
 from homelab.planning.environment import network_profile, personal, wsl
 from homelab.planning.inputs import PlanInputs
 from homelab.planning.memory.scenario import DoesNotFit
-from homelab.planning.performance import roofline, step_time
+from homelab.planning.performance import roofline, start_up, step_time
 from homelab.planning.pipeline.pipeline_plan import NoLayerFits
 from homelab.planning.strategy import advice, registry, reproducibility
 from homelab.planning.strategy.base import Strategy
@@ -63,7 +63,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
         return plan
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
     if time is not None and isinstance(work, job.TrainingJob):
-        time = roofline.interval(time).model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
+        time = start_up.with_start(roofline.interval(time), work, inputs, ranks).model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
     head = taking_part.nodes[0].name
     backend, balance = _backend(taking_part.device), _balance(recipe, strategy, taking_part.device, ranks)
     return Plan(
@@ -75,7 +75,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             *taking_part.choices, *cards.choices(taking_part), *card_guess.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
             *trainer_choice.choices(recipe, taking_part), *_learning_rate(recipe), *data_source.choices(recipe, taking_part.facts, inputs.data),
             *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
-            *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time),
+            *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time), *start_up.choices(time),
         ),
         warnings=(
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),

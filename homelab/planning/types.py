@@ -134,14 +134,24 @@ class NodeGain(Value):
     alone_tokens_per_s: float
 
 
+class StartPart(Value):
+    """One part of a start (`homelab.planning.performance.start_up`): usual seconds, and those at its best and at its worst."""
+
+    name: str
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    because: str
+
+
 class TimeEstimate(Value):
     """How long the training takes, from speeds, rows and the wire. Each `*_because` says what it rests on.
 
     `step_s` is `compute_s` (the rank that ends last), `wire_s`, `wait_s` for ranks that are not always as fast, and in a pipeline `fill_s`
     while its stages fill and drain; `wire_hidden_s` more are on the
     wire while ranks compute. `best_step_s` is the same if rows could be divided at will, `equal_step_s` with equal shares. Efficiencies are
-    fractions of the sum of the ranks' speeds alone. `hours` is to the end, with
-    saves and evaluations, without the start; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
+    fractions of the sum of the ranks' speeds alone. `hours` is to the end, with the start (`start_s`, all parts of `start` together),
+    saves and evaluations; None where the number of steps is not known. `wire_is_measured`: with as many ranks, or nothing
     goes over it; `wire_measured_ranks`: with how many (0: never, it is reckoned from bytes).
     Of a guess nine in ten lie from `_low` to `_high`; None where speeds were measured.
     """
@@ -168,6 +178,10 @@ class TimeEstimate(Value):
     equal_efficiency: float
     save_s: float
     evaluate_s: float
+    start_s: float = 0.0
+    start_s_low: float = 0.0
+    start_s_high: float = 0.0
+    start: tuple[StartPart, ...] = ()
     hours: float | None
     hours_low: float | None = None
     hours_high: float | None = None

@@ -47,6 +47,7 @@ def of_plan(plan: Plan) -> RenderableType:
         f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because}){_waiting(time)}",
         f"speed   {speed}, {time.efficiency:.0%} of all alone together; "
         f"with equal shares {duration(time.equal_step_s)} a step and {time.equal_efficiency:.0%}",
+        f"start   {duration(time.start_s, 2)} ({duration(time.start_s_low, 2)} to {duration(time.start_s_high, 2)}): {_start(time)}",
         f"total   {_total(plan, time)}",
     ]
     return Group(table, *(Text(line) for line in lines), *(Text(f"- {line}") for line in time.verdict))
@@ -135,6 +136,10 @@ def _title(time: TimeEstimate) -> str:
     )
 
 
+def _start(time: TimeEstimate) -> str:
+    return ", ".join(f"{part.name} {duration(part.seconds, 2)}" for part in time.start)
+
+
 def _range(low: float | None, high: float | None, said: Callable[[float], str]) -> str:
     """"890 to 1700 tokens/s", in two digits; "" where the figure is no guess."""
     if low is None or high is None:
@@ -152,7 +157,7 @@ def _total(plan: Plan, time: TimeEstimate) -> str:
         f", evaluations of {duration(time.evaluate_s)}" if time.evaluate_s else ""
     )
     hours = _range(time.hours_low, time.hours_high, lambda guess: duration(guess * 3600, 2)) or duration(time.hours * 3600)
-    return f"{hours} for {time.steps} steps{start_text}{extra}; rows of {time.row_tokens:.0f} tokens ({time.rows_because})"
+    return f"{hours} for the start and {time.steps} steps{start_text}{extra}; rows of {time.row_tokens:.0f} tokens ({time.rows_because})"
 
 
 def _fits(side: Plan | DoesNotFit) -> str:

@@ -171,10 +171,10 @@ def test_hours_with_saves_and_evaluations() -> None:
     found = make(seen, recipe).time
     assert found and found.hours is not None
     # Saved after 30, 60, 90 and 100; evaluated before the first and after 25, 50, 75 and the last.
-    assert found.hours * 3600 == pytest.approx(100 * found.step_s + 4 * 2.0 + 5 * 5.0)
+    assert found.hours * 3600 == pytest.approx(found.start_s + 100 * found.step_s + 4 * 2.0 + 5 * 5.0)
     resumed = make(seen, recipe, resume_step=60).time
     assert resumed and resumed.hours is not None
-    assert resumed.hours * 3600 == pytest.approx(40 * found.step_s + 2 * 2.0 + 3 * 5.0)
+    assert resumed.hours * 3600 == pytest.approx(found.start_s + 40 * found.step_s + 2 * 2.0 + 3 * 5.0)
 
 
 def test_the_estimate_of_a_measured_cluster() -> None:
