@@ -28,6 +28,14 @@ def test_the_list_of_checks_is_the_registry() -> None:
 def test_every_command_is_named() -> None:
     for command in app.registered_commands:
         assert re.search(rf"\b{command.name}\b", README), command.name
+    assert "homelab bench SUITE.toml" in README and "homelab bench card" in README and "homelab lab up" in README
+
+
+def test_what_is_sent_to_the_project_has_a_page() -> None:
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "homelab bench card" in page and "homelab/planning/performance/measured_cards.jsonl" in page and "CONTRIBUTING.md" in README
+    files = re.findall(r"`((?:\w+/)+[\w.]+)`", page)
+    assert files and [file for file in files if not (HOUSE.parent / file).exists()] == []
 
 
 def test_every_file_on_the_map_exists() -> None:

@@ -1,13 +1,14 @@
-"""`homelab bench`: a suite of strategies, nodes and variations, each cell a real run; figures, charts and a report."""
+"""`homelab bench`: a suite of strategies, nodes and variations, each cell a real run; figures, charts and a report. `homelab bench card`: one card."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 import homelab
 from homelab.cli import common, terminal
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from homelab.benchmark.page import About
     from homelab.benchmark.result import Result
     from homelab.control.benchmark.suite_run import SuiteRun
+
+
+class SuiteOrCommand(typer.core.TyperGroup):
+    """`homelab bench SUITE.toml` is `homelab bench suite SUITE.toml`: what is no command is a suite, or an option of one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["suite", *args]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        return [*super().shell_complete(ctx, incomplete), *self.commands["suite"].params[0].shell_complete(ctx, incomplete)]
+
+
+app = typer.Typer(cls=SuiteOrCommand, no_args_is_help=True, help="Measure: `homelab bench SUITE.toml` strategies and nodes side by side, `homelab bench card` one card.")
 
 
 def command(

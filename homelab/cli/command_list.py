@@ -7,7 +7,7 @@ import importlib
 import typer
 
 import homelab
-from homelab.cli import common, examples, lab, terminal
+from homelab.cli import bench, bench_card, common, examples, lab, terminal
 
 app = typer.Typer(
     name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -27,9 +27,12 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 # `supervise` is what launch leaves behind; by hand only after this machine was restarted in mid-run.
 NAMES = (
     "init", "setup", "wake", "preflight", "doctor", "plan", "launch", "run", "status", "logs", "stop", "recover", "why", "explain", "runs", "chat", "fetch", "merge", "gguf",
-    "push", "tensorboard", "track", "profile", "report", "compare", "bench", "export", "trust", "teardown", "demo", "supervise",
+    "push", "tensorboard", "track", "profile", "report", "compare", "export", "trust", "teardown", "demo", "supervise",
 )  # fmt: skip
 for name in NAMES:
     command = importlib.import_module(f"homelab.cli.{name}").command
     app.command(name=name, hidden=name == "supervise", epilog=examples.epilog(name))(common.with_hints_for_same_files(command))
+for name, command in (("suite", bench.command), ("card", bench_card.command)):
+    bench.app.command(name=name, epilog=examples.epilog(f"bench {name}"))(common.with_hints_for_same_files(command))
+app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")

@@ -167,7 +167,7 @@ def options_of(cluster: Path, runs_dir: Path | None = None) -> Options:
     import inspect
 
     def options(name: str) -> str:
-        command = getattr(importlib.import_module(f"homelab.cli.{name}"), "command", None)  # `lab` has several
+        command = getattr(importlib.import_module(f"homelab.cli.{name.replace(' ', '_')}"), "command", None)  # `lab` has several
         has = inspect.signature(command).parameters if command else ()
         return same_options(cluster, runs_dir if "runs_dir" in has else None) if "cluster" in has else ""
 

@@ -92,6 +92,11 @@ def quantisations(incomplete: str) -> Iterator[str]:
     return _beginning(QUANTISATIONS, incomplete)
 
 
+def bench_methods(incomplete: str) -> Iterator[str]:
+    """Of `bench card --method`."""
+    return _beginning(("lora", "qlora"), incomplete)
+
+
 def _beginning(words: Iterable[str], incomplete: str) -> Iterator[str]:
     return (word for word in words if word.startswith(incomplete))
 

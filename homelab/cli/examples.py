@@ -33,7 +33,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "track": ("homelab track --to trackio",),
     "profile": ("homelab profile", "homelab profile 2026-11-21 --json"),
     "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),
-    "bench": ("homelab bench recipes/bench/lab.toml", "homelab bench recipes/bench/lab.toml --dry-run"),
+    "bench suite": ("homelab bench suite recipes/bench/lab.toml", "homelab bench suite recipes/bench/lab.toml --dry-run"),
+    "bench card": ("homelab bench card tower", "homelab bench card tower --method qlora"),
     "compare": ("homelab compare 2026-11-21 2026-11-22",),
     "export": (
         "homelab export recipes/llama7b-lora.toml --to slurm --machines 3 --gpus 1 --vram 24",

@@ -1,4 +1,5 @@
-"""What a rank of the collective test does, in its order: first torchrun alone, then the rank itself. LOADING and ANSWERING are those of a chat across stages."""
+"""What a rank of the collective test does, in its order: first torchrun alone, then the rank itself. LOADING and ANSWERING are those of a chat
+across stages, MAKING and TRAINING those of a card that is measured."""
 
 from __future__ import annotations
 
@@ -12,3 +13,5 @@ DONE = "done"
 STAGES = (STARTING, CONNECTING, WAITING, IMPORTING, JOINING, *SIZES.values(), DONE)
 LOADING = "loading its layers"
 ANSWERING = "answering"
+MAKING = "making a model of random weights"
+TRAINING = "training"

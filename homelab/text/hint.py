@@ -15,9 +15,10 @@ from typing import Self
 Options = Callable[[str], str]
 """Name of a command of ours -> the options to add to it, as shell text (" --cluster FILE"), or an empty string."""
 
+# The first one that a text begins with is its name: two words before one.
 _OWN_NAMES = (
-    "bench", "chat", "compare", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "profile", "push", "recover", "report", "run",
-    "runs", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
+    "bench card", "bench", "chat", "compare", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "plan", "preflight", "profile", "push", "recover",
+    "report", "run", "runs", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
 )  # fmt: skip
 # Not "the user that homelab logs in with".
 _OWN = re.compile(rf"(?<![\w./-])homelab ({'|'.join(_OWN_NAMES)})\b(?!-)(?! in with)")
@@ -71,8 +72,8 @@ NO_COMMAND = Command("")
 
 def homelab(text: str, *words: str) -> Command:
     """A command of ours: shell text that begins with its name, and words that are quoted: `homelab("logs --rank 0", run)`."""
-    name, _, _ = text.partition(" ")
-    return Command(" ".join(["homelab", text, *(shlex.quote(word) for word in words)]), own_name=name)
+    named = _OWN.match(f"homelab {text}")
+    return Command(" ".join(["homelab", text, *(shlex.quote(word) for word in words)]), own_name=named[1] if named else text.partition(" ")[0])
 
 
 def chain(*commands: Command) -> Command:

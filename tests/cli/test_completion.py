@@ -74,6 +74,9 @@ def program() -> str:
         ("homelab plan r.toml --launcher torch", ["torchrun-ssh"]),
         ("homelab export r.toml --to d", ["dstack"]),
         ("homelab gguf --quantise q", ["q8_0", "q4_k_m"]),
+        ("homelab bench card t", ["tower"]),
+        ("homelab bench card --method q", ["qlora"]),
+        ("homelab bench c", ["card"]),
     ],
 )
 def test_what_is_offered(place: Path, line: str, values: list[str]) -> None:
@@ -125,8 +128,11 @@ def test_it_imports_nothing_that_connects() -> None:
 
 def commands() -> dict[str, typer.core.TyperCommand]:
     root = typer.main.get_command(app)
-    lab = root.commands["lab"]  # type: ignore[attr-defined]
-    return {**{name: command for name, command in root.commands.items() if name != "lab"}, **{f"lab {name}": command for name, command in lab.commands.items()}}  # type: ignore[attr-defined]
+    found = {}
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {word}": one for word, one in inner.items()}
+    return found
 
 
 def test_every_command_has_an_example_in_its_help() -> None:

@@ -58,7 +58,7 @@ def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_own_command_in_a_sentence_of_a_node_is_known_by_its_name() -> None:
-    assert {command.name for command in app.registered_commands} - {"explain"} == set(hint._OWN_NAMES)
+    assert {command.name for command in app.registered_commands} - {"explain"} | {"bench", "bench card"} == set(hint._OWN_NAMES)
 
 
 def test_a_folder_that_the_environment_names_is_in_no_hint(said: Said) -> None:

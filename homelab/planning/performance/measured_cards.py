@@ -164,10 +164,12 @@ def moved(rows: Iterable[MeasuredCard], card: Card, method: Method, precision: s
 def _ratio(row: MeasuredCard) -> float | None:
     """Measured over guessed speed, between LEAST and MOST; None where the host's kernels bound the pass."""
     guess = row.guess()
-    if guess.pass_s(row.tokens) <= guess.floor_s:
-        return None
-    step_s = guess.seconds([row.tokens] * row.accumulation)
-    return min(MOST, max(LEAST, row.tokens_per_s * step_s / (row.tokens * row.accumulation)))
+    return None if guess.pass_s(row.tokens) <= guess.floor_s else min(MOST, max(LEAST, of_guess(row)))
+
+
+def of_guess(row: MeasuredCard) -> float:
+    """How many times as fast the row is as its data sheet's guess. It can be (`fault`)."""
+    return row.tokens_per_s * row.guess().seconds([row.tokens] * row.accumulation) / (row.tokens * row.accumulation)
 
 
 def words(found: Sequence[Moved]) -> str:

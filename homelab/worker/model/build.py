@@ -62,10 +62,11 @@ def load_tokenizer(run: dict[str, Any], path: str) -> Any:
     return template_clock.bind(tokenizer, template_clock.moment_of(run))
 
 
-def load_model(task: Task, path: str, note: Note) -> Any:
+def load_model(task: Task, path: str, note: Note, reader: Callable[..., Any] | None = None) -> Any:
     """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision, or quantised (NF4 for qlora, 8 bits where the recipe says so).
 
-    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks.
+    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks. `reader` as in `load_base`: what it
+    makes is kept in no cache.
     """
     method, train = task.method, task.train
     note(f"precision: {task.precision}, on {task.device}{_slowness(task)}")
@@ -77,7 +78,7 @@ def load_model(task: Task, path: str, note: Note) -> Any:
         model = unsloth.load(task, path, note)
         model_dropout.settle(model, task, note)
         return _told(model, task, note)
-    model = _load_base(task, path, note)
+    model = _load_base(task, path, note, reader)
     model_dropout.settle(model, task, note)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
@@ -131,7 +132,7 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
         note("loss: in chunks of tokens, without ever building all logits")
 
 
-def _load_base(task: Task, path: str, note: Note) -> Any:
+def _load_base(task: Task, path: str, note: Note, reader: Callable[..., Any] | None = None) -> Any:
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
@@ -150,10 +151,10 @@ def _load_base(task: Task, path: str, note: Note) -> Any:
         model = load_base(path, task.model.revision, how, dtype, card, where, reader)
         model.config.use_cache = False
         return model
-    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None else None
+    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None and reader is None else None
     model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
     if model is None:
-        model = load_base(path, task.model.revision, how, dtype, card, where)
+        model = load_base(path, task.model.revision, how, dtype, card, where, reader)
         if stored:
             quantised_cache.keep(model, stored, task, note)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
