@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from benchmarks import gpu
-from benchmarks.gpu_parts import catalogue, law, memory, nccl, runner, smi, speed
+from benchmarks.gpu_parts import catalogue, divided, law, material, memory, nccl, ranks, runner, smi, speed, stages
 from benchmarks.gpu_parts.catalogue import PARTS, Part
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
 from benchmarks.gpu_parts.runner import Outcome, run
 
+from homelab.law.pipeline_schedule import most_in_flight
 from homelab.worker.runtime.task import Task, load_task
 from tests.worker import harness
 
@@ -208,6 +209,51 @@ def test_a_step_of_the_speed_part_is_several_passes(kind: speed.Kind, padded: bo
         assert len(passes) >= 4 and max(map(len, passes)) <= kind.rows
     packed = task_of(speed.prepare(place, kind, "packed", speed.RECIPES["packed"], {})).balance()
     assert [len(cut) for cut in packed.passes_of([kind.longest] * 4, 0)] == [1] * 4
+
+
+def run_of(tmp_path: Path) -> Path:
+    return material.run(tmp_path / "run", tmp_path / "model", material.rows(tmp_path / "rows.jsonl", [20] * 24))
+
+
+def test_ranks_of_one_card_are_stages_or_several_of_a_node(tmp_path: Path) -> None:
+    run_folder = run_of(tmp_path)
+    material.plan(run_folder, 1, (12, 0, 0), device="cpu", precision="fp32", strategy="pipeline", stages=stages.cut(8, 3))
+    found = [task_of(material.folder_of(run_folder, rank), rank, 3).stage for rank in range(3)]
+    assert [(stage.begin, stage.end, stage.layers, stage.in_flight) for stage in found if stage] == [(0, 3, 8, most_in_flight(0, 3)), (3, 6, 8, most_in_flight(1, 3)), (6, 8, 8, 1)]
+    material.plan(run_folder, 2, (3, 3, 3, 3), device="cpu", precision="fp32", strategy="hsdp", per_node=2)
+    (tmp_path / "run on n3" / "attempts" / "1").mkdir(exist_ok=True)
+    environment = {"HOMELAB_RUN_DIR": str(tmp_path / "run on n3"), "HOMELAB_ATTEMPT": "2", "HOMELAB_NODE": "n1", "RANK": "3", "WORLD_SIZE": "4"}
+    assert load_task(environment).nodes == ("n0", "n0", "n1", "n1")
+
+
+def test_a_training_that_lacks_steps_agrees_with_nothing() -> None:
+    assert divided.apart({1: 2.0, 2: 1.1}, {1: 2.0, 2: 1.0}) == pytest.approx(0.1)
+    for found in ({}, {1: 2.0, 3: 1.0}):
+        with pytest.raises(RuntimeError, match="were expected"):
+            divided.apart(found, {1: 2.0, 2: 1.0})
+
+
+def test_a_division_that_fails_tells_the_words_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what the diagnosis gets its rules from. No rank is started here."""
+    file = tmp_path / "rank-1.txt"
+    file.write_text("Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    asked: list[tuple[Any, ...]] = []
+
+    def worker(*arguments: Any) -> list[ranks.Rank]:
+        asked.append(arguments)
+        return [ranks.Rank(subprocess.Popen(["true"]), tmp_path / "rank-0.txt"), ranks.Rank(subprocess.Popen(["false"]), file)]
+
+    monkeypatch.setattr(divided.ranks, "worker", worker)
+    place, told_file = place_on_a_card(tmp_path)
+    data = material.rows(tmp_path / "rows.jsonl", [20] * 24)
+    with place.attempt("zero2"):
+        divided.train(place, divided.Division("zero2", "zero2", (8, 4), environment={"PYTORCH_ALLOC_CONF": "x"}), tmp_path / "model", data, "bf16", limit_s=30)
+    (problem,) = [line["run"]["problem"] for line in told(told_file) if "run" in line]
+    assert "CUDA out of memory" in problem and {"gate": "zero2 ran", "holds": False} in told(told_file)
+    run_folder, attempt, size, variables, program, per_node = asked[0]
+    assert (attempt, size, variables, program, per_node) == (1, 2, {"PYTORCH_ALLOC_CONF": "x"}, divided.WATCHED, 1)
+    plan = json.loads((run_folder / "attempts" / "1" / "plan.json").read_text())
+    assert (plan["backend"], plan["strategy"], plan["device"]) == ("nccl", "zero2", "cuda"), "gloo carries nothing that a card holds"
 
 
 @pytest.mark.parametrize("passes", [1, 3])

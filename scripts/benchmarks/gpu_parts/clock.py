@@ -10,7 +10,7 @@ from benchmarks.gpu_parts import material, ranks
 from benchmarks.gpu_parts.place import Place
 
 _LATE_S = 0.3
-_SLOW = ("-m", "benchmarks.gpu_parts.clock_peer")
+_SLOW = ("-m", "benchmarks.gpu_parts.watched_peer")
 
 
 def measure(place: Place) -> None:
@@ -36,7 +36,7 @@ def measure(place: Place) -> None:
 def _passes(place: Place, model: Path, data: Path, steps: int, name: str, sleep_s: float) -> list[float]:
     """Seconds of rank 0's passes, without those of the first steps."""
     run = _run(place, model, data, steps, name, sleep_s, measured=False)
-    pass_seconds = json.loads((material.folder_of(run, 0) / "passes.json").read_text())
+    pass_seconds = json.loads((material.folder_of(run, 0) / "watched.json").read_text())["passes_s"]
     place.run(f"passes, {name}", passes_s=pass_seconds, waited_s=[line["communication_s"] for line in ranks.lines(run, 1, 0)])
     return [seconds for step in pass_seconds[steps // 3 :] for seconds in step]
 

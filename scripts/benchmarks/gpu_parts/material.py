@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from homelab.law.pipeline_schedule import most_in_flight
+
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any) -> dict[str, Any]:
     """A config.json of this shape."""
@@ -115,6 +117,20 @@ def folder_of(run_folder: Path, rank: int) -> Path:
     return run_folder if rank == 0 else run_folder.with_name(f"{run_folder.name} on n{rank}")
 
 
+def node_of(rank: int, per_node: int = 1) -> str:
+    """The name of a rank's node."""
+    return f"n{rank // per_node}"
+
+
+def _stage(rank: int, stages: Sequence[int]) -> dict[str, Any] | None:
+    if not stages:
+        return None
+    begin, own = sum(stages[:rank]), stages[rank]
+    return {
+        "number": rank, "begin": begin, "end": begin + own, "layers": sum(stages), "work": own / sum(stages), "in_flight": most_in_flight(rank, len(stages)),
+    }  # fmt: skip
+
+
 def remove(run_folder: Path, size: int) -> None:
     """The folders of all `size` ranks: checkpoints and final models are large."""
     for rank in range(size):
@@ -123,17 +139,20 @@ def remove(run_folder: Path, size: int) -> None:
 
 def plan(
     run_folder: Path, attempt: int, shares: Sequence[int], *, device: str, precision: str, backend: str = "gloo", micro_batch: int = 2,
-    measured: bool = False, resume_step: int = 0, switches: dict[str, bool] | None = None, strategy: str = "ddp",
+    measured: bool = False, resume_step: int = 0, switches: dict[str, bool] | None = None, strategy: str = "ddp", stages: Sequence[int] = (), per_node: int = 1,
 ) -> None:  # fmt: skip
-    """plan.json of an attempt with one rank for each share, each on a node of its own: all of them on the one card."""
+    """plan.json of an attempt with one rank for each share, `per_node` of them on a node, each with a folder of its own: all of them on the one card.
+
+    `stages`: the layers of each stage of a pipeline, in the order of the ranks.
+    """
     content = {
         "world_size": len(shares), "backend": backend, "device": device, "precision": precision, "attempt": attempt, "resume_step": resume_step,
         "strategy": strategy,
-        "balance": "measured" if measured else "fixed", "nodes": [f"n{rank}" for rank in range(len(shares))], "switches": switches or {},
+        "balance": "measured" if measured else "fixed", "nodes": list(dict.fromkeys(node_of(rank, per_node) for rank in range(len(shares)))), "switches": switches or {},
         "ranks": [
             {
-                "rank": rank, "node": f"n{rank}", "local_rank": 0, "device_name": device, "share": share, "micro_batch": micro_batch,
-                "token_cap": None, "speed": None,
+                "rank": rank, "node": node_of(rank, per_node), "local_rank": 0, "device_name": device, "share": share, "micro_batch": micro_batch,
+                "token_cap": None, "speed": None, "stage": _stage(rank, stages),
             }
             for rank, share in enumerate(shares)
         ],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts.environment import python_path
-from benchmarks.gpu_parts.material import folder_of
+from benchmarks.gpu_parts.material import folder_of, node_of
 
 # What a plan sets for every rank on CUDA (homelab/planning/environment/cuda.py), as far as it changes how much memory torch reserves.
 ALLOCATOR_OF_RUNS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -67,10 +67,12 @@ def group(size: int, program: Sequence[str], folder: Path, environment: Mapping[
     return started
 
 
-def worker(run: Path, attempt: int, size: int, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("-m", "homelab.worker")) -> list[Rank]:
-    """The ranks of an attempt whose plan is written."""
+def worker(
+    run: Path, attempt: int, size: int, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("-m", "homelab.worker"), per_node: int = 1
+) -> list[Rank]:  # fmt: skip
+    """The ranks of an attempt whose plan is written, `per_node` of them on a node."""
     variables = {"HOMELAB_ATTEMPT": str(attempt), "HOMELAB_DDP_TIMEOUT_S": "60"} | dict(environment or {})
-    own = [{"HOMELAB_RUN_DIR": str(folder_of(run, rank)), "HOMELAB_NODE": f"n{rank}"} for rank in range(size)]
+    own = [{"HOMELAB_RUN_DIR": str(folder_of(run, rank)), "HOMELAB_NODE": node_of(rank, per_node)} for rank in range(size)]
     if size == 1:
         return [start(program, run / f"attempt-{attempt}" / "rank-0.txt", variables | own[0])]
     return group(size, program, run / f"attempt-{attempt}", variables, own)
