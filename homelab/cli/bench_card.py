@@ -48,7 +48,7 @@ def command(
     terminal.echo(f"wrote {file}: one row, without a name of a machine or a person")
     if found.of_guess is None:
         why = "A CPU's row is in no plan" if found.row.card.startswith("CPU") else "homelab/data_sheets.py does not know this card yet, and no plan uses its row"
-        terminal.echo(f"{why}. Next: homelab launch RECIPE (its first steps measure this machine)")
+        terminal.echo(f"{why}. Next: homelab launch RECIPE{common.same_options(cluster)} (its first steps measure this machine)")
         return 0
     table = shlex.quote(str(card_table.SHIPPED))
     terminal.echo(f"To send it, see CONTRIBUTING.md of the project. Next, for your own plans: cat {shlex.quote(str(file))} >> {table}")

@@ -11,7 +11,7 @@ import pytest
 
 import homelab as package
 from homelab.checks.evidence import Finding
-from homelab.cli import common
+from homelab.cli import bench, bench_card, common
 from homelab.cli.command_list import app
 from homelab.cli.main import run
 from homelab.errors import HomelabError
@@ -48,13 +48,15 @@ def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch)
     for name in ("HOMELAB_RUNS", "HOMELAB_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     options = common.options_of(Path("other.toml"), Path("x"))
-    for command in app.registered_commands:
-        assert command.callback is not None
-        given = inspect.signature(command.callback).parameters
-        name = command.name or ""
+    ways = {command.name or "": command.callback for command in app.registered_commands} | {"bench": bench.command, "bench card": bench_card.command}
+    for name, callback in ways.items():
+        assert callback is not None
+        given = inspect.signature(callback).parameters
         assert ("--cluster other.toml" in options(name)) == ("cluster" in given), name
         assert ("--runs-dir x" in options(name)) == ("runs_dir" in given), name
     assert options("lab") == ""
+    assert hint.homelab("bench card tower").with_options(options) == "homelab bench card --cluster other.toml tower"
+    assert hint.homelab("bench", "suite.toml").with_options(options) == "homelab bench --cluster other.toml suite.toml"
 
 
 def test_an_own_command_in_a_sentence_of_a_node_is_known_by_its_name() -> None:
