@@ -54,11 +54,7 @@ def verify_own(task: Task) -> WorkerError | None:
     except WorkerError as fault:
         return fault
     except OSError as error:
-        return WorkerError(
-            f"the checkpoint cannot be read: {error.strerror}",
-            where=error.filename or str(folder),
-            hint="homelab recover",
-        )
+        return WorkerError(f"the checkpoint cannot be read: {error.strerror}", where=error.filename or str(folder), hint="homelab recover")
     return None
 
 
@@ -134,6 +130,8 @@ def _spread(task: Task, source: int, receivers: list[int], size_bytes: int, reco
     elif task.rank in receivers:
         _receive(task, folder, group, source, progress)
     process_group.wait_while_moving("spread", task.world_size, lambda: recorder.heartbeat(phases.LOADING))
+    if group is not None:  # torch names later groups by how many a rank has (_hash_ranks_to_str of 2.13), which must not differ between ranks
+        dist.destroy_process_group(group)
     if task.rank == source:
         took_s = time.perf_counter() - start_s
         rate = f"{disk_space.words(round(size_bytes / took_s))}/s"

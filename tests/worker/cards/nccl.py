@@ -14,7 +14,7 @@ wait         `Work.wait` blocks the current stream and not the host (WorkNCCL::s
 coalesced    The messages of `batch_isend_irecv` are one kernel: none of them waits for another of the same rank (NCCL user guide, "Group calls").
 groups       All ranks make a group of NCCL, members or not (ncclCommSplit of the communicator that is bound to a card). Beside such a communicator, a
              rank outside of a smaller gloo group splits it alone, and waits for ever (distributed_c10d.py of 2.13:2056, pytorch issue 145376).
-             With `use_local_synchronization` its members alone meet, under a name that counts the groups of each (_hash_ranks_to_str).
+             With `use_local_synchronization` its members alone meet, under a name that counts the groups that each has (_hash_ranks_to_str).
 gloo         Sends memory of the host alone; `wait` blocks the host; it runs beside the card; between two ranks the order of each direction is kept.
 """
 
@@ -113,6 +113,8 @@ class Distributed:
         self._world, self._card, self._rules = world, card, rules
         everyone = tuple(range(len(world.hosts)))
         self._groups = {host.rank: [_Group(rules.backend, everyone, "the first group")] for host in world.hosts}
+        self._counted: dict[int, int] = defaultdict(int)  # groups that all ranks were asked for; torch never counts one back
+        self._living: dict[int, int] = defaultdict(lambda: 1)  # groups that a rank has now
         self._begun: dict[tuple[Any, ...], list[Operation]] = defaultdict(list)
         self._connecting: dict[tuple[Any, ...], float] = {}
         self._calls: dict[str, list[_Call]] = defaultdict(list)
@@ -123,19 +125,28 @@ class Distributed:
         """A group of this rank; None: that of all."""
         return self._groups[self._world.here.rank][number or 0]
 
-    def new_group(self, ranks: Any = None, *, backend: str | None = None, use_local_synchronization: bool = False, **_options: Any) -> int:
-        """Its number, in the count of this rank."""
+    def new_group(self, ranks: Any = None, *, backend: str | None = None, use_local_synchronization: bool = False, **_options: Any) -> int | None:
+        """Its number, in the count of this rank; None for who is outside of a group that its members make alone."""
         rank, everyone = self._world.here.rank, self.group(None).members
         members, backend = tuple(ranks) if ranks is not None else everyone, backend or self._rules.backend
         number = len(self._groups[rank])
         if use_local_synchronization and rank not in members:
-            return -1
-        name = f"group no. {number} of ranks {members}"
+            return None
+        if use_local_synchronization:
+            name = f"group of ranks {members} as no. {self._living[rank]}"
+        else:
+            self._counted[rank] += 1
+            name = f"group no. {self._counted[rank]} of ranks {members}"
+        self._living[rank] += rank in members
         self._groups[rank].append(_Group(backend, members, name))
         waits_for = members if use_local_synchronization or (backend == "gloo" and rank in members) else everyone
         is_alone = backend == "gloo" and rank not in members and self._rules.backend == "nccl"
         self._meet((name, "alone" if is_alone else backend), waits_for, f"{name} ({backend}), {'ncclCommSplit beside it' if is_alone else 'its members'}")
         return number
+
+    def destroy_process_group(self, _number: int) -> None:
+        """Only the count of living groups."""
+        self._living[self._world.here.rank] -= 1
 
     def _meet(self, key: tuple[Any, ...], ranks: Sequence[int], reason: str) -> None:
         """The host waits until all of them are here."""

@@ -29,7 +29,9 @@ from tests.worker.cards.nccl import Distributed, Rules, Work
 from tests.worker.cards.world import Deadlock, World
 
 _ON_CARD = (neighbours, passes, stages_state, process_group, exchange, evaluate, gradient_norm, model_checks, pipeline, trainer)
-_CALLS = ("new_group", "isend", "irecv", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast")
+_CALLS = (
+    "new_group", "destroy_process_group", "isend", "irecv", "batch_isend_irecv", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast",
+)  # fmt: skip
 
 
 class Store:
@@ -126,7 +128,7 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
 
     for name in _CALLS:
         call = getattr(own, name)
-        patch.setattr(dist, name, call if name == "new_group" else with_number(call))
+        patch.setattr(dist, name, call if name in ("new_group", "destroy_process_group") else with_number(call))
     patch.setattr(dist, "broadcast", lambda tensor, source, group=None, async_op=False: own.broadcast(tensor, source, ranks.number_of(group), async_op))
     patch.setattr(dist, "get_backend", lambda group=None: own.group(ranks.number_of(group)).backend)
     patch.setattr(process_group, "_stores", [ranks.store])

@@ -9,6 +9,7 @@ and the calls of the hook are torch's, as are the gathers and sums of `fully_sha
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from array import array
@@ -60,6 +61,7 @@ class Training:
     in_flight: Sequence[int] | None = None
     changes: tuple[tuple[str, Any], ...] = ()
     precision: str = "fp32"
+    resume_step: int = 0
 
     def task(self, folder: Path, rank: int) -> Task:
         size = len(self.cards)
@@ -76,9 +78,11 @@ class Training:
             entries.append(entry)
         plan = {
             "backend": "nccl", "device": "cuda", "precision": self.precision, "strategy": self.strategy, "ranks": entries,
-            "balance": "fixed" if is_pipeline or waits else "measured",
+            "resume_step": self.resume_step, "balance": "fixed" if is_pipeline or waits else "measured",
         }  # fmt: skip
-        return task_of(folder / nodes[rank] / "runs" / "run", nodes, rank=rank, plan=plan, **{"checkpoint__every_steps": 2, "parallel__micro_batch": 2, **dict(self.changes)})
+        changes = {"checkpoint__every_steps": 2, "parallel__micro_batch": 2, **dict(self.changes)}
+        task = task_of(folder / nodes[rank] / "runs" / "run", nodes, rank=rank, plan=plan, **changes)
+        return dataclasses.replace(task, local_rank=entries[rank]["local_rank"])
 
 
 @dataclass

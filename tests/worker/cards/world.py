@@ -32,6 +32,7 @@ class Operation:
     is_on_card: bool = True
     behind: list[Operation] = field(default_factory=list)
     missing: int = 0  # of those before it, so many have not ended
+    ready_s: float = 0.0  # when all others of those before it have ended
     begin_s: float | None = None  # when nothing is before it any more; None while that is not known
     end_s: float | None = None
 
@@ -129,10 +130,14 @@ class World:
             operation.after.append(before)
         self._last[operation.rank, stream] = operation
         self.operations[operation.rank].append(operation)
+        operation.ready_s = operation.asked_s
         for earlier in operation.after:
             if earlier.end_s is None:
                 earlier.behind.append(operation)
                 operation.missing += 1
+            else:
+                operation.ready_s = max(operation.ready_s, earlier.end_s)
+        operation.after.clear()
         self._begin(operation)
         return operation
 
@@ -143,15 +148,17 @@ class World:
         for one in waiting:
             if one.missing or one.begin_s is not None:
                 continue
-            one.begin_s = max([one.asked_s, *(earlier.end_s for earlier in one.after if earlier.end_s is not None)])
+            one.begin_s = one.ready_s
             together = one.meeting or [one]
             begins = [other.begin_s for other in together if other.begin_s is not None]
             if len(begins) < one.parts:
                 continue
+            end_s = max(begins) + one.seconds
             for other in together:
-                other.end_s = max(begins) + one.seconds
+                other.end_s = end_s
                 for later in other.behind:
                     later.missing -= 1
+                    later.ready_s = max(later.ready_s, end_s)
                     waiting.append(later)
 
     def last(self, stream: object) -> list[Operation]:
@@ -163,7 +170,11 @@ class World:
         """The host waits until they have ended."""
 
         def ready() -> float | None:
-            ends = [operation.end_s for operation in operations]
-            return None if None in ends else max([0.0, *(end for end in ends if end is not None)])
+            latest_s = 0.0
+            for operation in operations:
+                if operation.end_s is None:
+                    return None
+                latest_s = max(latest_s, operation.end_s)
+            return latest_s
 
         self.wait(reason, ready)
