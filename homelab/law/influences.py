@@ -44,6 +44,10 @@ INFLUENCES = (
         "tests/worker/data/test_template_clock.py::test_rows_do_not_depend_on_the_node_or_the_day",
     ),
     Influence(
+        "overflow in fp16", "the gradient of the whole batch decides which steps are skipped, not that of a pass, a rank, a stage or a shard",
+        "tests/worker/training/test_fp16.py::test_the_training_is_that_of_one_process",
+    ),
+    Influence(
         "locale", "the worker never sets one, and every file is read and written as UTF-8", "tests/law/test_influences.py::test_no_locale_decides_how_data_is_read",
     ),
     Influence(

@@ -1,4 +1,4 @@
-"""Data parallel training (torch's DDP): every rank holds the whole model and computes its share of the batch; gradients are averaged."""
+"""Data parallel training (torch's DDP): every rank holds the whole model and computes its share of the batch; gradients are summed."""
 
 from __future__ import annotations
 

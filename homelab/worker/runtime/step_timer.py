@@ -129,7 +129,7 @@ class StepTimer:
             self._ready = self._now(torch.cuda.default_stream())
 
     def gradients_reduced(self) -> None:
-        """The averaged gradients are here."""
+        """The gradients of all ranks are here."""
         if self._ready is None:
             return
         reduced = self._now()

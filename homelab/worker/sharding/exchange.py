@@ -1,4 +1,4 @@
-"""How shards travel: plain gathers and plain sums, counted and timed. Division is ours, after the sum.
+"""How shards travel: plain gathers and plain sums, counted and timed.
 
 Not torch's defaults. Gloo's average in a reduce-scatter was once silently a sum (pytorch issue 162338), it refuses a scaled sum, and
 NCCL made zeros of a scaled sum in bf16 (pytorch issue 190747). Gloo also does a reduce-scatter as an all-reduce of everything, whose

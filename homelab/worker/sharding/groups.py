@@ -57,13 +57,13 @@ def _blocks(model: Any) -> dict[str, torch.nn.Module]:
 
 
 def _connect(model: Any, blocks: list[str], mesh: DeviceMesh, exchange: Exchange) -> None:
-    """Sums on the wire, and the division by the number of ranks here: the Trainer has multiplied the loss by it."""
+    """Plain sums: every rank's loss is its part of that of the whole batch already."""
     for path, part in model.named_modules():
         if not isinstance(part, FSDPModule):
             continue
         name = next((block for block in blocks if f"{path}.".startswith(f"{block}.")), REST)
         part.set_force_sum_reduction_for_comms(True)
-        part.set_gradient_divide_factor(float(mesh.size()))
+        part.set_gradient_divide_factor(1.0)
         part.set_custom_all_gather(exchange.gather(name))
         part.set_custom_reduce_scatter(exchange.scatter(name))
         for group in part._get_fsdp_state()._fsdp_param_groups:

@@ -33,7 +33,7 @@ def training_arguments(task: Task, steps: int, strategy: dict[str, Any], note: C
         bf16=task.precision == "bf16",
         fp16=task.precision == "fp16",
         use_cpu=task.device == "cpu",
-        average_tokens_across_devices=True,
+        average_tokens_across_devices=False,  # strategies sum
         logging_strategy="no",
         save_strategy="no",
         eval_strategy="no",
@@ -53,7 +53,5 @@ def _optimizer(task: Task, name: str, note: Callable[[str], None]) -> str:
         return "adamw_8bit"
     if name != "adamw":
         return name
-    # Not in fp16: there the kernel itself skips a step with an infinite gradient, and accelerate (optimizer.py, step_was_skipped), which
-    # asks whether the optimizer was called, would let the learning rate go on.
-    is_fused = task.device == "cuda" and task.precision != "fp16" and task.switches.fused_adamw
+    is_fused = task.device == "cuda" and task.switches.fused_adamw
     return "adamw_torch_fused" if is_fused else "adamw_torch"

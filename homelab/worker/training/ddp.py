@@ -1,4 +1,4 @@
-"""The strategy "ddp": every rank holds the whole model, and torch's DistributedDataParallel averages the gradients.
+"""The strategy "ddp": every rank holds the whole model, and torch's DistributedDataParallel, whose gradients are summed.
 
 Nothing else in the worker names DistributedDataParallel. Every rank holds all of the state, so the first rank of each node saves it whole.
 """
@@ -37,7 +37,7 @@ class Wrapping(DistributedDataParallelKwargs):
 
 
 class Replicas:
-    """Copies of the model that average their gradients."""
+    """Copies of the model that sum their gradients."""
 
     def __init__(self, task: Task, steps: int) -> None:
         self._task = task

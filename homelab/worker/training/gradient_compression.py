@@ -1,6 +1,6 @@
-"""How gradients are averaged over the ranks, and in how few bytes.
+"""How gradients are summed over the ranks, and in how few bytes. Each rank's is its part of that of the whole batch.
 
-    none       fp32 as it is: the mean over ranks to the last digits
+    none       fp32 as it is: the sum over ranks to the last digits
     bf16       every rank rounds its gradient to bfloat16 (2 bytes), and the sum is rounded again after each addition
     powersgd   matrices as products of two narrow ones (Vogels et al. 2019, torch's hook); what a product leaves out is kept on its
                rank and added to the next gradient. Vectors and small matrices go as they are
@@ -32,29 +32,28 @@ def reduction_for(task: Task, steps: int) -> Reduction:
 
 
 class Reduction:
-    """Averages one bucket of gradients over the ranks; the state of DDP's communication hook. DDP calls it for every bucket of a step
+    """Sums one bucket of gradients over the ranks; the state of DDP's communication hook. DDP calls it for every bucket of a step
     in the same order on all ranks. `step_bytes` is what this rank put into all-reduces in the current step so far."""
 
     def __init__(self) -> None:
         self.step_bytes = 0
 
     def reduce(self, bucket: Any) -> Any:
-        """A future of the averaged bucket."""
+        """A future of the summed bucket."""
         if bucket.index() == 0:
             self.step_bytes = 0
         return self._reduce(bucket)
 
     def _reduce(self, bucket: Any) -> Any:
-        """DDP's own default."""
-        return self._mean(bucket.buffer(), bucket.buffer())
+        """As it is."""
+        return self._sum(bucket.buffer(), bucket.buffer())
 
-    def _mean(self, sent: Any, into: Any) -> Any:
-        """Average `sent` over the ranks, in its own type, and put the result into `into`."""
+    def _sum(self, sent: Any, into: Any) -> Any:
+        """Add up `sent` over the ranks, in its own type, and put the result into `into`."""
         import torch.distributed as dist
 
         self.step_bytes += sent.numel() * sent.element_size()
-        # Divided first: a sum of scaled fp16 gradients could overflow.
-        work = dist.all_reduce(sent.div_(dist.get_world_size()), async_op=True)
+        work = dist.all_reduce(sent, async_op=True)
         return work.get_future().then(lambda done: done.value()[0] if sent is into else into.copy_(done.value()[0]))
 
 
@@ -64,7 +63,7 @@ class Bf16(Reduction):
     def _reduce(self, bucket: Any) -> Any:
         import torch
 
-        return self._mean(bucket.buffer().to(torch.bfloat16), bucket.buffer())
+        return self._sum(bucket.buffer().to(torch.bfloat16), bucket.buffer())
 
 
 class PowerSgd(Reduction):
@@ -91,7 +90,7 @@ class PowerSgd(Reduction):
             return self._one(bucket)
         # Gloo finishes an all-reduce in a thread of its own, and the hook starts the next one there. With two buckets on their way
         # those would be started in another order on each rank, and mixed up: so one bucket after the other, when all are ready.
-        # Gloo also averages tensors on a card.
+        # Gloo also sums tensors on a card.
         buffer = bucket.buffer()
         future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._waiting.append((bucket, future))
@@ -102,6 +101,7 @@ class PowerSgd(Reduction):
         return future
 
     def _one(self, bucket: Any) -> Any:
+        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         if self.state.iter < self.state.start_powerSGD_iter:
@@ -113,4 +113,5 @@ class PowerSgd(Reduction):
                 for shape in shapes
             )
         self.step_bytes += elements * bucket.buffer().element_size()
+        bucket.buffer().mul_(dist.get_world_size())  # torch's hook averages
         return powerSGD_hook(self.state, bucket)

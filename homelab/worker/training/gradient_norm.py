@@ -1,6 +1,6 @@
 """The norm of the whole gradient, bit-identical on every rank, and gradient clipping by it.
 
-With copies of the model all ranks hold the same averaged gradient, and each measures it by itself; of a divided one each measures its
+With copies of the model all ranks hold the same summed gradient, and each measures it by itself; of a divided one each measures its
 part, and the squares are added. In fp32 the last digits of such a sum depend on the order in
 which a card or a processor adds it up, so that unlike ranks would scale by unlike factors, and their weights would part. Sums in float64
 differ in their 16th digit; rounded to fp32 once, they are the same number.

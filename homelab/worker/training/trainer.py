@@ -5,10 +5,10 @@
     get_batch_samples     the tokens that carry loss over all micro-batches and all ranks, which every rank can count by itself
     training_step         all micro-batches, gradients synchronised only in the last; one more collective for losses, counts and speeds
 
-The model divides each micro-batch's summed cross entropy by that global count (`num_items_in_batch`), `compute_loss` multiplies by
-the number of ranks (`average_tokens_across_devices`), the strategy averages over ranks: the gradient is the sum over all tokens divided by
-their number, whichever rank computed them. transformers/trainer.py and loss/loss_utils.py of 5.23 are the source; assertions check what
-this relies on.
+The model divides each micro-batch's summed cross entropy by that global count (`num_items_in_batch`), and the strategy sums over ranks: the
+gradient is the sum over all tokens divided by their number, whichever rank computed them. The Trainer's own way, a loss times the number of ranks
+and a mean over them, would let fp16 overflow earlier on more ranks. transformers/trainer.py and loss/loss_utils.py of 5.23 are the source;
+assertions check what this relies on.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_toke
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
+from homelab.worker.training import loss_scale
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 from homelab.worker.training.strategy import Scheduled, Strategy
 
@@ -95,7 +96,7 @@ class ShareTrainer(Trainer):
                 hint="train it on one node, or use a model class of transformers whose forward takes loss kwargs",
             )
         assert self.args.world_size == task.world_size, (self.args.world_size, task.world_size)
-        assert self.args.average_tokens_across_devices or task.world_size == 1
+        assert not self.args.average_tokens_across_devices
         assert self.args.n_gpu <= 1 and self.args.gradient_accumulation_steps == 1
 
     @property
@@ -105,6 +106,8 @@ class ShareTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
+        if self.task.precision == "fp16":
+            loss_scale.install(self.accelerator)
         self.strategy.configure(self.accelerator)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
@@ -171,9 +174,7 @@ class ShareTrainer(Trainer):
             self.clock.keep_up()
             self.hooks.after_pass()
         self.clock.gradients_reduced()
-        # Each loss was multiplied by the number of ranks, which the average over ranks divides again.
-        own_loss: float = float(summed) / self.accelerator.num_processes
-        return own_loss
+        return float(summed)
 
     def _with_stand_ins(self, model: Any, item: StepItem) -> StepItem:
         """The step with as many passes as the strategy wants of this rank."""
@@ -218,8 +219,9 @@ class ShareTrainer(Trainer):
     def _clip_grad_norm(self, model: Any) -> float:
         self.accelerator.unscale_gradients()
         self.grad_norm = self.strategy.clip(model, self.args.max_grad_norm)
-        # With fp16 infinities are normal: the scaler skips those steps.
-        if not math.isfinite(self.grad_norm) and self.task.precision != "fp16":
+        scale = self.accelerator.scaler
+        is_finite = math.isfinite(self.grad_norm) if scale is None else scale.judge(self.grad_norm)
+        if not is_finite and (scale is None or scale.get_scale() < 1.0):  # a scale below 1 is at fault no more
             raise self.not_a_number("the gradient", list(range(self.task.world_size)))
         return self.grad_norm
 
