@@ -168,7 +168,7 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
         DEQUANTISATION: dequantisation,
         LOGITS: max(0, head - working - dequantisation),
     }
-    step = _step_bytes(architecture, method, train, device, precision)
+    step = _step_bytes(architecture, method, train, device)
     return sizes | {STEP: max(0, step - sum(sizes.get(name, 0) for name in MOVING))}
 
 
@@ -236,22 +236,17 @@ def _head_bytes(architecture: Architecture, method: Method, train: Train, precis
     return max(head, bytes_each * at_once * vocabulary + gradient)
 
 
-def _step_bytes(architecture: Architecture, method: Method, train: Train, device: str, precision: str) -> int:
+def _step_bytes(architecture: Architecture, method: Method, train: Train, device: str) -> int:
     """What is made after the layers' backward pass, when all activations are gone: the gradient of trained embeddings (three of it
     where they are the head too: both parts and their sum), and then what the optimizer's step makes for itself. AdamW makes a root of
-    every second moment: on a CPU one tensor after the other and twice, on CUDA in fp16 for all tensors together (foreach); on CUDA
-    otherwise it is fused and makes nothing (torch/optim/adam.py). The 8-bit ones work in place.
+    every second moment, on a CPU one tensor after the other and twice; on CUDA it is fused and makes nothing (torch/optim/adam.py). The 8-bit ones work
+    in place.
     """
     table = TRAINED_BYTES * architecture.embedding_parameters * (3 if architecture.tied_embeddings else 1)
     embeddings = table if method.kind == "full" else 0
-    if train.optimizer != "adamw":
+    if train.optimizer != "adamw" or device == "cuda":
         return embeddings
-    sizes = [(elements, count) for elements, count in _trainable_tensors(architecture, method)]
-    if device == "cuda" and precision != "fp16":
-        return embeddings
-    if device == "cuda":
-        return max(embeddings, TRAINED_BYTES * sum(elements * count for elements, count in sizes))
-    return max(embeddings, 2 * TRAINED_BYTES * max(elements for elements, _ in sizes))
+    return max(embeddings, 2 * TRAINED_BYTES * max(elements for elements, _ in _trainable_tensors(architecture, method)))
 
 
 def _casted_bytes(

@@ -17,15 +17,14 @@ _BLOCK, _DOUBLE_BLOCK = 64, 256  # NF4: one 8-bit scale per 64 weights, one fp32
 
 
 class FakeStep:
-    """Optimizer state and temporaries of a step: torch/optim/adamw.py (one tensor at a time on CPUs; on CUDA fused, which makes nothing,
-    but in fp16 foreach; see trainer.training_arguments) and bitsandbytes/optim/optimizer.py (state in 8 bits from 4096 elements on;
-    paged state of 100,000 or more leaves the card)."""
+    """Optimizer state and temporaries of a step: torch/optim/adamw.py (one tensor at a time on CPUs; on CUDA fused, which makes nothing;
+    see arguments.training_arguments) and bitsandbytes/optim/optimizer.py (state in 8 bits from 4096 elements on; paged state of 100,000 or more
+    leaves the card)."""
 
-    def __init__(self, trainable: list[Any], train: dict[str, Any], device: str, *, precision: str) -> None:
+    def __init__(self, trainable: list[Any], train: dict[str, Any], device: str) -> None:
         import torch
 
-        self.device = device
-        self.makes_nothing = device == "cuda" and precision != "fp16"
+        self.makes_nothing = device == "cuda"
         self.squares = []
         self.state = []
         paged = train["optimizer"] == "paged_adamw_8bit" and device == "cuda"
@@ -42,13 +41,7 @@ class FakeStep:
 
     def step(self) -> None:
         """Allocate what a step allocates."""
-        import torch
-
         if self.makes_nothing:
-            return
-        if self.device == "cuda" and self.squares:
-            roots = torch._foreach_sqrt(self.squares)
-            del roots
             return
         for square in self.squares:
             root = square.sqrt() / 0.5

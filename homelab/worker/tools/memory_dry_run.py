@@ -16,7 +16,6 @@ Gradients are there from the start, as in DDP's buckets. Attention is the kernel
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import logging
@@ -67,8 +66,7 @@ def dry_run(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any
         batch = {"input_ids": rows, "labels": rows.clone()} | (
             {"attention_mask": torch.ones_like(rows)} if situation.masked else {}
         )
-        optimizer = functools.partial(fake_kernels.FakeStep, precision=precision)
-        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=optimizer)
+        tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=fake_kernels.FakeStep)
     return {
         "peak_bytes": tracker.peak_bytes,
         "at": tracker.at,

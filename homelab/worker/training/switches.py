@@ -13,7 +13,7 @@ class Switches:
     `labelled_only`     a fused loss computes only the logits of tokens that carry loss
     `gradient_at_once`  a fused loss with a frozen head makes its gradient in the forward pass: two products with the head, not three
     `copy_ahead`        CUDA: all passes of a step are copied to the card at its begin, from pinned memory
-    `fused_adamw`       CUDA, but fp16: AdamW in one kernel per group of tensors
+    `fused_adamw`       CUDA: AdamW in one kernel per group of tensors
     """
 
     joined_rows: bool = True
