@@ -82,7 +82,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             *afterwards.warnings(recipe, taking_part.facts), *excess.warnings(recipe, taking_part.facts, inputs.config),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *card_guess.warnings_of(taking_part, time), *precision.warnings_of(recipe, taking_part),
-            *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), time.gains if time else ()),
+            *reproducibility.precision_warnings(work, precision.without_bf16(taking_part), strategy.name),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance=balance.value if balance else "fixed",

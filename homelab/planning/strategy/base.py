@@ -27,15 +27,14 @@ class Assignment:
 
 
 class Strategy(ABC):
-    """One way to divide a training. `checkpoint_layout`: every rank can save and load all of the state, or its own part alone."""
+    """One way to divide a training. `checkpoint_layout`: every rank can save and load all of the state, or its own part alone.
+
+    Each trains in every precision: in fp16 all ranks judge a step by the norm of the whole gradient (`homelab.worker.training.loss_scale`)."""
 
     name: ClassVar[str]
     checkpoint_layout: ClassVar[CheckpointLayout]
     is_per_pass: ClassVar[bool] = False
     """Whether every pass exchanges something, so that all ranks make the same number of them."""
-
-    takes_fp16: ClassVar[bool] = True
-    """Whether it trains in fp16 on several ranks, whose loss scale all of them have to change alike."""
 
     waits_in_passes: ClassVar[bool] = False
     """Whether a pass on a card holds waits for other ranks that nobody measures: its seconds are then no speed of this rank."""

@@ -25,7 +25,6 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     checkpoint_layout = "replicated"
-    takes_fp16 = False
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if job.machines.world_size > 1 else "never"
@@ -92,8 +91,6 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks", "leave nodes out with --nodes"
     if recipe.method.backend == "unsloth":
         return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
-    if job.precision == "fp16":
-        return "does not go with fp16, whose loss scale every rank must change alike", 'precision = "bf16" or "fp32", or strategy = "ddp"'
     if recipe.parallel.compress != "none":
         return f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
     if recipe.parallel.bucket_mb != "auto":

@@ -10,10 +10,6 @@ from homelab.facts.node import Facts
 from homelab.law import model_chance
 from homelab.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
 from homelab.planning.job import Job, TrainingJob
-from homelab.planning.types import NodeGain
-
-# A card that adds less than this is not worth the precision that it forces on all others.
-_WORTH_ITS_PRECISION = 0.15
 
 _COMPRESSED = {
     "bf16": "rounds each rank's gradient by about 0.3 % of its size: with other ranks or shares the curve is close, not the same",
@@ -94,17 +90,16 @@ def date_warnings(job: Job, moment: datetime | None) -> list[str]:
     return [f"law: the model's chat template writes the date into the rows: that of the launch by UTC{date}, on every node and after every recovery"]
 
 
-def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[NodeGain]) -> list[str]:
-    """What a precision that the recipe leaves to the cluster means, and what fp16 means for this model.
+def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> list[str]:
+    """What a precision that the recipe leaves to the cluster means, and what fp16 means for this model and with this strategy.
 
-    The nodes of `without_bf16` have a card that has none; `gains`: what each node adds, where it is known.
+    The nodes of `without_bf16` have a card that has none.
     """
     if not isinstance(job, TrainingJob):
         return []
-    recipe, precision, nodes = job.recipe, job.precision, job.machines.names
+    recipe, precision = job.recipe, job.precision
     warnings = []
-    is_open = recipe.train.precision == "auto"
-    if is_open:
+    if recipe.train.precision == "auto":
         because = f" because of {', '.join(without_bf16)}" if precision == "fp16" else ""
         warnings.append(
             f'law: precision = "auto" is {precision} on this cluster{because} (fp32 on CPUs, bf16 on cards, fp16 where a card is older than Ampere);'
@@ -120,16 +115,8 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], gains: Sequence[No
         )
     elif dtype is None:
         warnings.append("fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)")
-    added = {gain.node: gain.gain for gain in gains}
-    if is_open and without_bf16 and set(without_bf16) < set(nodes) and all(name in added for name in without_bf16):
-        gain = sum(added[name] for name in without_bf16)
-        if gain < _WORTH_ITS_PRECISION:
-            leave = " ".join(f"--what-if=-{name}" for name in without_bf16)
-            add, pronoun = ("adds", "it") if len(without_bf16) == 1 else ("add", "them")
-            warnings.append(
-                f"{' and '.join(without_bf16)} {add} {gain:.0%} tokens per second, and without {pronoun} every card has bf16: homelab plan RECIPE {leave}"
-                " compares"
-            )
+    if strategy != "ddp" and job.machines.device == "cuda" and job.machines.world_size > 1:
+        warnings.append(f"fp16 with {strategy} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet")
     return warnings
 
 

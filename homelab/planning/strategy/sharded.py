@@ -24,7 +24,6 @@ class Sharded(Strategy):
     """What the three ways have in common."""
 
     checkpoint_layout = "replicated"
-    takes_fp16 = False
     worker_variables: ClassVar[dict[str, str]] = {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
 
     def assign(self, job: Job) -> Assignment:
@@ -159,8 +158,6 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         return None
     if recipe.method.backend == "unsloth":
         return "divides a model of transformers, and Unsloth's cannot be divided", '[method] backend = "transformers", or strategy = "ddp"'
-    if job.precision == "fp16":
-        return "does not go with fp16, whose loss scale every rank must change alike", 'precision = "bf16" or "fp32", or strategy = "ddp"'
     if recipe.parallel.compress != "none":
         return f'sends plain sums, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
     if recipe.parallel.bucket_mb != "auto":

@@ -97,7 +97,6 @@ def test_a_start_that_failed_leaves_the_strategy_as_it_was(tmp_path: Path, monke
 REFUSED = {
     "a pipeline and dropout of the model": ("pipeline", {"method": {"kind": "lora", "model_dropout": True}}, "pipeline"),
     "8-bit states": ("zero2", {"train": {**TRAIN, "optimizer": "adamw_8bit"}, "parallel": {"strategy": "ddp"}}, "zero2"),
-    "fp16": ("zero3", {"train": {**TRAIN, "precision": "fp16"}, "parallel": {"strategy": "ddp"}}, "zero3"),
     "compressed gradients": ("zero2", {"parallel": {"strategy": "ddp", "compress": "bf16"}}, "compress"),
     "machines of one card each": ("hsdp", {}, "hsdp"),
 }

@@ -48,7 +48,6 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("tables", "text", "hint"),
     [
-        ({"precision": "fp16"}, "does not go with fp16, whose loss scale", 'precision = "bf16"'),
         ({"parallel": {"compress": "bf16"}}, 'compress = "bf16" is a way of ddp', 'compress = "none"'),
         ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp", "leave bucket_mb out"),
         ({"parallel": {"shares": {"tower": 8, "laptop": 4}}}, "no shares of rows", 'shares = "auto"'),

@@ -91,7 +91,6 @@ def test_hsdp_wants_equal_machines_of_several_cards() -> None:
 @pytest.mark.parametrize(
     ("tables", "text"),
     [
-        ({"precision": "fp16"}, "fp16, whose loss scale"),
         ({"parallel": {"compress": "bf16"}}, 'compress = "bf16"'),
         ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp"),
         ({"train": {"optimizer": "adamw_8bit"}}, "rounds in blocks of 256"),
