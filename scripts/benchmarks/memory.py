@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.gpu_parts import ranks, smi
-from benchmarks.gpu_parts.material import SHAPES, llama
+from benchmarks.gpu_parts.material import SHAPES, alone, llama
 
 from homelab.config.recipe import Method, Train
 from homelab.planning.memory import rank_memory
@@ -192,12 +192,9 @@ _REST_OF_TRAIN = {"global_batch": 1, "learning_rate": 1e-3, "warmup_steps": 0, "
 
 def _load(folder: Path, run: dict[str, Any]) -> Any:
     from homelab.worker.model.build import load_model
-    from homelab.worker.runtime.task import Task
 
     recipe = {"model": {"name": str(folder), "revision": None}, "method": run["method"], "train": {**_REST_OF_TRAIN, **run["train"]}}
-    plan = {"precision": run["precision"], "device": run["device"]}
-    task = Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, plan)
-    return load_model(task, str(folder), lambda text: None)
+    return load_model(alone(folder, recipe, run["device"], run["precision"]), str(folder), lambda text: None)
 
 
 def _batch(run: dict[str, Any], vocabulary: int, device: str) -> dict[str, Any]:

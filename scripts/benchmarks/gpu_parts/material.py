@@ -131,6 +131,13 @@ def _stage(rank: int, stages: Sequence[int]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def alone(folder: Path, recipe: dict[str, Any], device: str, precision: str) -> Any:
+    """The `Task` of one process that trains alone, for what loads a model as a worker does."""
+    from homelab.worker.runtime.task import Task
+
+    return Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": precision, "device": device, "ranks": [{"rank": 0, "node": "here"}]})
+
+
 def remove(run_folder: Path, size: int) -> None:
     """The folders of all `size` ranks: checkpoints and final models are large."""
     for rank in range(size):

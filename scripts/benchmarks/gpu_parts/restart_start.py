@@ -47,12 +47,13 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
 
 
 def _as_a_worker(device: str, model: str, method: dict[str, Any], run: Path) -> Any:
+    from benchmarks.gpu_parts import material
+
     from homelab.worker.model import weight_digests
     from homelab.worker.model.build import _load_base
-    from homelab.worker.runtime.task import Task
 
     recipe = {"model": {"name": model, "revision": None}, "method": method}
-    task = Task(run, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": "bf16" if device == "cuda" else "fp32", "device": device})
+    task = material.alone(run, recipe, device, "bf16" if device == "cuda" else "fp32")
     with weight_digests.noting_sources():
         return _load_base(task, model, print)
 
