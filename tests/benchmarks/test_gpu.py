@@ -14,7 +14,20 @@ from typing import Any
 
 import pytest
 from benchmarks import gpu
-from benchmarks.gpu_parts import catalogue, divided, law, material, memory, nccl, ranks, runner, smi, speed, stages
+from benchmarks.gpu_parts import (
+    catalogue,
+    divided,
+    law,
+    material,
+    memory,
+    nccl,
+    ranks,
+    runner,
+    shards,
+    smi,
+    speed,
+    stages,
+)
 from benchmarks.gpu_parts.catalogue import PARTS, Part
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
@@ -254,6 +267,14 @@ def test_a_division_that_fails_tells_the_words_of_its_rank(tmp_path: Path, monke
     assert (attempt, size, variables, program, per_node) == (1, 2, {"PYTORCH_ALLOC_CONF": "x"}, divided.WATCHED, 1)
     plan = json.loads((run_folder / "attempts" / "1" / "plan.json").read_text())
     assert (plan["backend"], plan["strategy"], plan["device"]) == ("nccl", "zero2", "cuda"), "gloo carries nothing that a card holds"
+
+
+def test_a_torch_that_cannot_shard_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not shards.is_too_old()
+    monkeypatch.setattr(shards, "is_too_old", lambda: True)
+    place, file = place_on_a_card(tmp_path)
+    shards.measure(place)
+    assert told(file)[-1] == {"gate": "torch_shards", "holds": False} and len(told(file)) == 2 and not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("passes", [1, 3])
