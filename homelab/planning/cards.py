@@ -154,13 +154,20 @@ def _is_pointed_at(belief: Gpu) -> bool:
 
 
 def _meant(beliefs: Sequence[Gpu], cards: Sequence[GpuFacts]) -> list[GpuFacts | None]:
-    """The card that each entry of cluster.toml means: by uuid or index first (a whole uuid before the beginning of one), then by name."""
+    """The card that each entry of cluster.toml means: by uuid or index first (a whole uuid before the beginning of one), then by name; of several with
+    one name (an RTX 3060 was sold with 12 and with 8 GB) the one whose memory is nearest to `vram_gb`."""
     left = list(cards)
     matches: list[GpuFacts | None] = [None] * len(beliefs)
     for number in sorted(range(len(beliefs)), key=lambda number: (not _is_pointed_at(beliefs[number]), -len(beliefs[number].uuid or ""))):
-        place = next((place for place, card in enumerate(left) if _fits(beliefs[number], card)), None)
+        places = [place for place, card in enumerate(left) if _fits(beliefs[number], card)]
+        place = min(places, key=lambda place: _memory_off(beliefs[number], left[place]), default=None)
         matches[number] = None if place is None else left.pop(place)
     return matches
+
+
+def _memory_off(belief: Gpu, card: GpuFacts) -> int:
+    """Whole GiB between what the owner says and what the card does; 0 where it says nothing."""
+    return 0 if card.memory_total_bytes is None else round(abs(gibibytes(card.memory_total_bytes) - belief.vram_gb))
 
 
 def _fits(belief: Gpu, card: GpuFacts) -> bool:

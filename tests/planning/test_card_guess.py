@@ -86,3 +86,24 @@ def test_two_cards_of_one_name_and_unlike_memory_are_two_cards() -> None:
     made = make(healthy.with_node(healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=()), healthy.recipe())
     assert [rank.memory.available_bytes for rank in made.ranks if rank.memory] == [12 * GIB, 8 * GIB]
     assert made.time is not None and said(made, "was made with") == []
+
+
+def test_a_card_of_which_the_driver_tells_its_name_alone_is_planned_by_its_data_sheet() -> None:
+    """A driver that knows no field of ours: no memory, no power, no capability."""
+    card = {"index": 0, "name": "NVIDIA GeForce RTX 3090"}
+    seen = healthy.with_facts(healthy.gpu(healthy.recipe(), names=("tower",)), "tower", gpu={"cards": [card], "torch": None})
+    made = make(healthy.with_node(seen, "tower", gpus=()), healthy.recipe())
+    (rank,) = made.ranks
+    assert made.precision == "bf16" and made.time is not None and made.time.ranks[0].source == "data sheet"
+    assert rank.memory is not None and rank.memory.available_bytes is None and rank.memory.fits is None
+    assert not [choice for choice in made.choices if choice.subject.startswith("power limit")]
+
+
+@pytest.mark.parametrize(("wanted", "index"), [(8, 1), (12, 0), (10, 0)])
+def test_of_two_cards_of_one_name_the_one_with_the_named_memory_is_taken(wanted: float, index: int) -> None:
+    seen = healthy.gpu(healthy.recipe(), names=("tower",))
+    first = seen.facts["tower"].gpu.cards[0].model_dump() | {"name": "NVIDIA GeForce RTX 3060", "memory_used_bytes": 0}
+    cards = [{**first, "index": number, "uuid": f"GPU-{number}", "memory_total_bytes": size * GIB} for number, size in enumerate((12, 8))]
+    seen = healthy.with_node(healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=({"model": "RTX 3060", "vram_gb": wanted},))
+    (rank,) = make(seen, healthy.recipe()).ranks
+    assert rank.card == f"GPU-{index}"

@@ -218,8 +218,8 @@ def _text(entry: Element, path: str) -> str | None:
 
 
 def _number(entry: Element, path: str) -> float | None:
-    """The number before the unit: 8188.0 of "8188 MiB", 16.0 of "16x"."""
-    match = re.match(r"-?\d+(\.\d+)?", _text(entry, path) or "")
+    """The number before the unit: 8188.0 of "8188 MiB", 16.0 of "16x". None for words in its place, and for more digits than any card has to tell."""
+    match = re.match(r"-?\d{1,15}(?!\d)(\.\d+)?", _text(entry, path) or "")
     return float(match.group()) if match else None
 
 
@@ -238,7 +238,7 @@ def _bytes(entry: Element, path: str) -> int | None:
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     number = _number(entry, path)
     unit = (_text(entry, path) or "").rpartition(" ")[2]
-    return None if number is None else int(number * units.get(unit, 1 << 20))
+    return None if number is None or number < 0 else int(number * units.get(unit, 1 << 20))
 
 
 def _yes(entry: Element, path: str) -> bool:

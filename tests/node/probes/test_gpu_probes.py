@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -138,6 +139,26 @@ def test_what_a_card_does_not_tell_is_none(name: str) -> None:
     found = card(name)
     for key in ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "memory_free_bytes", "power_limit_w", "power_limit_default_w", "errors_now"):
         assert found[key] is None, key
+
+
+@pytest.mark.parametrize("text", ["N/A", "[N/A]", "[Unknown Error]", "Requested functionality has been deprecated", "", "9" * 400 + " W", "nan", "inf W", "W 300"])
+def test_a_figure_that_is_none_is_none_and_the_rest_of_the_card_is_there(text: str) -> None:
+    whole = reply("nvidia-smi-575-rtx5070ti.xml")
+    for tag in ("current_power_limit", "default_power_limit", "power_limit", "enforced_power_limit", "total"):
+        whole = re.sub(rf"<{tag}>[^<]*</{tag}>", f"<{tag}>{text}</{tag}>", whole)
+    (entry,) = nvidia.parse(whole)["cards"]
+    assert (entry["power_limit_w"], entry["power_limit_default_w"], entry["memory_total_bytes"]) == (None, None, None)
+    assert entry["name"] == "NVIDIA GeForce RTX 5070 Ti" and entry["memory_used_bytes"] == 2 * MIB
+    Facts.model_validate({"node": "tower", "gpu": nvidia.parse(whole)})
+
+
+def test_a_driver_that_knows_no_field_still_names_its_card() -> None:
+    card = "<product_name>NVIDIA GeForce RTX 3090</product_name><fb_memory_usage><total>-5 MiB</total></fb_memory_usage>"
+    answer = nvidia.parse(f"<nvidia_smi_log><gpu>{card}</gpu></nvidia_smi_log>")
+    found = Facts.model_validate({"node": "tower", "gpu": answer}).gpu.cards[0]
+    told = {"index", "name", "errors_mended", "mig", "repair_pending", "repair_failed", "slowed_by", "mig_bytes", "mig_free_bytes", "holders"}
+    assert found.name == "NVIDIA GeForce RTX 3090" and found.free_bytes is None
+    assert {key: value for key, value in found.model_dump().items() if key not in told and value is not None} == {}
 
 
 @pytest.mark.parametrize("text", ["", "a recorded answer", "<nvidia_smi_log><gpu>", "<nvidia_smi_log"])
