@@ -321,6 +321,10 @@ def test_nvidia_smi_that_hangs_or_fails_says_nothing(tmp_path: Path, monkeypatch
     program.write_text("#!/bin/sh\necho '12, 3 MiB'\necho '345, 67 MiB'\n")
     program.chmod(0o755)
     assert smi.held_bytes([345, 6]) == [67 * 2**20] and smi.cards()
+    with pytest.raises(RuntimeError, match="card GPU-1"):
+        smi.used_bytes("GPU-1")
+    program.write_text("#!/bin/sh\ntest \"$2\" = --id=3 && echo '812 MiB'\n")
+    assert smi.used_bytes("3") == 812 * 2**20
     monkeypatch.setattr(smi, "_LIMIT_S", 0.2)
     program.write_text("#!/bin/sh\nexec sleep 5\n")
     assert smi.held_bytes([345]) == [] and smi.cards() == ""

@@ -101,14 +101,26 @@ def _base(place: Place, name: str, quantisation: str | None, model: Path) -> Non
     """Bytes at the peak of loading and held after it, and tokens per second with adapters on it."""
     import torch
 
+    held: list[Any] = []
+    peak = timing.peak_bytes(lambda: held.append(_loaded(model, quantisation, place.device)), place.device)
+    after = torch.cuda.memory_allocated() if place.is_card else 0
+    tokens, seconds = _step(place, held.pop(), quantisation)
+    place.run(f"base of {name}", load_peak_bytes=peak, held_bytes=after, seconds=seconds)
+    place.figure(f"{name}_load_peak_bytes", peak)
+    place.figure(f"{name}_tokens_per_s", tokens / seconds)
+    gc.collect()
+    if place.is_card:
+        torch.cuda.empty_cache()
+
+
+def _step(place: Place, base: Any, quantisation: str | None) -> tuple[int, float]:
+    """(tokens, seconds) of a pass forward and backward with adapters on the base."""
+    import torch
+
     from homelab.worker.model.build import add_adapters
     from homelab.worker.runtime.recipe import Method
 
-    held: list[Any] = []
-    peak = timing.peak_bytes(lambda: held.append(_loaded(model, quantisation, place.device)), place.device)
-    base = held.pop()
-    after = torch.cuda.memory_allocated() if place.is_card else 0
-    trained = add_adapters(base, Method("lora" if quantisation != NF4 else "qlora", 16, 32, 0.0, "all-linear"), 1).train()
+    trained = add_adapters(base, Method("qlora" if quantisation == NF4 else "lora", 16, 32, 0.0, "all-linear"), 1).train()
     rows, length = (4, 512) if place.is_card else (1, 16)
     tokens = torch.randint(3, 250, (rows, length), device=place.device)
 
@@ -116,11 +128,4 @@ def _base(place: Place, name: str, quantisation: str | None, model: Path) -> Non
         with torch.autocast(place.device, torch.bfloat16, enabled=place.is_card):
             trained(input_ids=tokens, labels=tokens).loss.backward()
 
-    seconds = timing.seconds(step, place.device, 8)
-    place.run(f"base of {name}", load_peak_bytes=peak, held_bytes=after, seconds=seconds)
-    place.figure(f"{name}_load_peak_bytes", peak)
-    place.figure(f"{name}_tokens_per_s", rows * length / seconds)
-    del base, trained
-    gc.collect()
-    if place.is_card:
-        torch.cuda.empty_cache()
+    return rows * length, timing.seconds(step, place.device, 8)

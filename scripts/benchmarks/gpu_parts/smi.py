@@ -20,8 +20,16 @@ def held_bytes(pids: Sequence[int]) -> list[int]:
     return [int(held[str(pid)]) << 20 for pid in pids if str(pid) in held]
 
 
-def _said(question: str) -> str:
+def used_bytes(card: str) -> int:
+    """What all processes hold of this card (its number or uuid), asked without a context of our own. Raises RuntimeError where nvidia-smi does not say."""
+    said = re.match(r"(\d+) MiB", _said("--query-gpu=memory.used", f"--id={card}"))
+    if said is None:
+        raise RuntimeError(f"nvidia-smi does not say what is used of card {card}")
+    return int(said[1]) << 20
+
+
+def _said(*question: str) -> str:
     try:
-        return subprocess.run(["nvidia-smi", question, "--format=csv,noheader"], capture_output=True, text=True, timeout=_LIMIT_S).stdout
+        return subprocess.run(["nvidia-smi", *question, "--format=csv,noheader"], capture_output=True, text=True, timeout=_LIMIT_S).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
