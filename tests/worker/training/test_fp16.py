@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.worker import harness
+from tests.worker.training.test_exactness import method
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,7 +50,7 @@ def reference(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, de
 
     def train(kind: str) -> Path:
         if kind not in trained:
-            trained[kind] = harness.make_run(root / kind, deep, data, **RECIPE, method__kind=kind)
+            trained[kind] = harness.make_run(root / kind, deep, data, **RECIPE | method(kind))
             attempt(forks, trained[kind], 1, [12], micro_batch=3)
         return trained[kind]
 
@@ -71,6 +72,7 @@ CASES = {
     "lora on 3 stages in another order": Case("lora", [0, 12, 0], {"stages": [2, 1, 3], "stage_order": [1, 2, 0], "micro_batch": 3}),
     "full on 3 stages": Case("full", [12, 0, 0], {"stages": [1, 2, 3], "micro_batch": 3}),
     "qlora on 2 stages": Case("qlora", [12, 0], {"stages": [4, 2], "micro_batch": 3}),
+    "lora 8bit on 2 stages": Case("lora 8bit", [12, 0], {"stages": [3, 3], "micro_batch": 3}),
     "lora on 3 stages, other micro-batches": Case("lora", [12, 0, 0], {"stages": [2, 1, 3], "micro_batch": 2}, {"train__gradient_checkpointing": True}),
     "full in other micro-batches": Case("full", [12], {"micro_batch": 5}),
     "full by ddp on 3": Case("full", [6, 4, 2], {"micro_batch": [2, 1, 2]}),
@@ -89,7 +91,7 @@ QUICK = ("lora on 2 stages",)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES])
 def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
     case, one = CASES[name], reference(CASES[name].kind)
-    run = harness.make_run(tmp_path / "run", deep, data, **RECIPE | {"method__kind": case.kind} | case.recipe)
+    run = harness.make_run(tmp_path / "run", deep, data, **RECIPE | method(case.kind) | case.recipe)
     attempt(forks, run, 1, case.rows, **case.plan)
     assert_the_same(run, one, {1: (1, len(case.rows))})
     if "stages" in case.plan and case.plan["micro_batch"] == 3:
