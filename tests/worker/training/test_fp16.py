@@ -120,6 +120,18 @@ def test_a_run_goes_on_with_its_scale_after_a_death_and_in_other_strategies(
     assert_the_same(run, reference("lora"), {1: (1, 3), 2: (newest, 2), 3: (7, 2), 4: (8, 2)})
 
 
+def test_a_processor_without_instructions_for_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from homelab.worker.model import build
+
+    for has, words in ((False, "up to 80 times faster"), (True, "")):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda has=has: has)
+        said = build._slowness(harness.task_of(Path(), plan={"precision": "fp16"}))
+        assert (words in said) if words else not said
+    assert not build._slowness(harness.task_of(Path(), plan={"precision": "fp32"}))
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_gradient_that_no_scale_mends_ends_the_run(forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
