@@ -17,16 +17,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(90)]
 
 ANNOUNCED = "is starting on"
 
+# The quick ones: before anything is there, with connections, while torchrun starts, with a run.
 # What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
 MOMENTS = [
     ("import typer.core", 0.0),
-    ("import homelab.cli.run_command", 0.0),
+    pytest.param("import homelab.cli.run_command", 0.0, marks=pytest.mark.thorough),
     pytest.param("import paramiko.transport", 0.0, marks=pytest.mark.thorough),
     (". asking", 0.0),
     pytest.param(". asking", 0.3, marks=pytest.mark.thorough),
-    (". dialling", 0.05),
-    (". run", 0.0),
-    (". shipping", 0.02),
+    pytest.param(". dialling", 0.05, marks=pytest.mark.thorough),
+    pytest.param(". run", 0.0, marks=pytest.mark.thorough),
+    pytest.param(". shipping", 0.02, marks=pytest.mark.thorough),
     (". starting torchrun", 0.0),
     pytest.param(". starting torchrun", 0.1, marks=pytest.mark.thorough),
     pytest.param(". starting torchrun", 0.3, marks=pytest.mark.thorough),
