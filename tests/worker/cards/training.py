@@ -192,7 +192,7 @@ def _trainer_init(self: Any, *, model: Any, args: Any, train_dataset: Any, callb
 def _training_step(self: Any, model: Any, batch: dict[str, Any], count: Any) -> torch.Tensor:
     """One pass, as trainer.py of 5.23 does it; `compute_loss` multiplies by the number of ranks."""
     model.train()
-    loss: torch.Tensor = model(**batch, num_items_in_batch=count).loss * self.accelerator.num_processes
+    loss: torch.Tensor = model(**batch, num_items_in_batch=count).loss
     self.accelerator.backward(loss)
     return loss.detach()
 
@@ -226,7 +226,7 @@ class Player:
         strategy: Any = strategy_of(task, self._training.steps)
         strategy._check_wire = lambda _model: None  # a forward pass of the decoder alone, for its type
         args = SimpleNamespace(
-            world_size=task.world_size, average_tokens_across_devices=True, n_gpu=1, gradient_accumulation_steps=1,
+            world_size=task.world_size, average_tokens_across_devices=False, n_gpu=1, gradient_accumulation_steps=1,
             device=torch.device("cuda", 0), max_grad_norm=1.0,
         )  # fmt: skip
         batches = batches_of(task, ROWS, steps=self._training.steps, balance=run.balance, form=Form(0))
