@@ -32,10 +32,14 @@ class Channel:
     group: Any
     sent: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
 
-    def send(self, tensor: torch.Tensor) -> int:
-        """Begin to send; the bytes. The tensor must not change any more."""
+    def make_room(self) -> None:
+        """Wait until another message may be on its way."""
         while len(self.sent) >= _UNDER_WAY:  # work of gloo is not completed before somebody waits for it
             self.sent.popleft()[0].wait()
+
+    def send(self, tensor: torch.Tensor) -> int:
+        """Begin to send, where there is room; the bytes. The tensor must not change any more."""
+        self.make_room()
         message = tensor.cpu()
         self.sent.append((dist.isend(message, self.peer, group=self.group), message))
         return int(tensor.nbytes)

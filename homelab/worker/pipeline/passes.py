@@ -15,7 +15,7 @@ import torch
 
 from homelab.law import pipeline_schedule
 from homelab.law.stage import Stage
-from homelab.worker.pipeline.neighbours import Inbox, Neighbours
+from homelab.worker.pipeline.neighbours import Channel, Inbox, Neighbours
 
 Batch = dict[str, Any]
 
@@ -64,7 +64,7 @@ class Pipeline:
                 if self.stage.is_last:
                     losses += left.detach()
                 elif self.neighbours.behind_out is not None:
-                    work.sent_bytes += self.neighbours.behind_out.send(left.detach())
+                    self._send(self.neighbours.behind_out, left.detach(), work)
             else:
                 entered, left = begun.pop(index)
                 gradient = self._taken(returning, work)
@@ -75,7 +75,7 @@ class Pipeline:
                         torch.autograd.backward(left, gradient)
                 if entered is not None and self.neighbours.before_out is not None:
                     assert entered.grad is not None
-                    work.sent_bytes += self.neighbours.before_out.send(entered.grad)
+                    self._send(self.neighbours.before_out, entered.grad, work)
             self.after_pass()
         before = time.perf_counter()
         self.neighbours.drain()
@@ -97,7 +97,7 @@ class Pipeline:
         self.neighbours.drain()
         return summed
 
-    def _inbox(self, channel: Any, batches: Sequence[Batch]) -> Inbox | None:
+    def _inbox(self, channel: Channel | None, batches: Sequence[Batch]) -> Inbox | None:
         if channel is None:
             return None
         return Inbox(channel, [(*batch["input_ids"].shape, self.hidden) for batch in batches], self.dtype, self.device)
@@ -110,6 +110,13 @@ class Pipeline:
         tensor = inbox.take()
         work.waited_s += time.perf_counter() - before
         return tensor
+
+    def _send(self, channel: Channel, tensor: torch.Tensor, work: Work) -> None:
+        """Begin to send, and count the wait for messages before it."""
+        before = time.perf_counter()
+        channel.make_room()
+        work.waited_s += time.perf_counter() - before
+        work.sent_bytes += channel.send(tensor)
 
     def _forward(self, batch: Batch, entered: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
         """The loss on the last stage, hidden states on any other."""

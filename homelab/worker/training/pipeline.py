@@ -40,6 +40,7 @@ class Stages:
         self._device = torch.device(task.device, task.local_rank) if task.device == "cuda" else torch.device("cpu")
         self._dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
         self._neighbours = Neighbours.of(task.rank, task.stage_ranks)
+        self._collect = process_group.gather  # timed, once there is a timer
         self._sent_bytes = 0
 
     @property
@@ -70,7 +71,7 @@ class Stages:
         pass
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
-        pass
+        self._collect = timer.gather
 
     def begin_step(self, wrapped: Any, passes: int) -> int:
         return passes
@@ -104,7 +105,7 @@ class Stages:
 
     def clip(self, model: Any, most: float) -> float:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        norm: float = gradient_norm.clip(gradients, most, lambda square: sum(values[0] for values in process_group.gather([square])))
+        norm: float = gradient_norm.clip(gradients, most, lambda square: sum(values[0] for values in self._collect([square])))
         return norm
 
     def state(self, trainer: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Shards:
         self._task = task
         self._is_per_step = task.strategy == "zero2"
         self.exchange = exchange.Exchange()
+        self._collect = process_group.gather  # timed, once there is a timer
         self._mesh: DeviceMesh | None = None
         self._difference: str | None = None
 
@@ -91,7 +92,7 @@ class Shards:
         pass
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
-        self.exchange.timer = timer
+        self.exchange.timer, self._collect = timer, timer.gather
 
     def begin_step(self, wrapped: Any, passes: int) -> int:
         self.exchange.begin()
@@ -102,7 +103,7 @@ class Shards:
         if not self.places_model:
             return passes
         if not self._is_per_step:
-            return int(max(values[0] for values in process_group.gather([float(passes)])))
+            return int(max(values[0] for values in self._collect([float(passes)])))
         for group in groups.groups(wrapped):
             group.unshard()
         return passes
@@ -146,7 +147,7 @@ class Shards:
         assert self._mesh is not None and all(isinstance(gradient, DTensor) for gradient in gradients)
         copies = self._mesh.size(0) if self._mesh.ndim > 1 else 1  # each shard is on so many ranks
         own = [gradient.to_local() for gradient in gradients]
-        norm = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in process_group.gather([square])) / copies)
+        norm = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in self._collect([square])) / copies)
         return norm
 
     def state(self, trainer: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from homelab.law.pipeline_schedule import least_in_flight, most_in_flight
 from homelab.law.speed import Speed
 from tests.worker.cards.model import BACKWARD, FORWARD
 from tests.worker.cards.nccl import Rules
-from tests.worker.cards.training import ROW_TOKENS, Training, play
+from tests.worker.cards.training import OPTIMIZER_S, ROW_TOKENS, Training, play
 
 pytestmark = pytest.mark.timeout(120)
 PASS_TOKENS = 2 * ROW_TOKENS
@@ -81,6 +81,7 @@ def test_what_is_measured_is_the_own_work(tmp_path: Path, kind: str) -> None:
     assert played.error < 0.03
     for rank, card in enumerate(cards):
         (kept,) = json.loads(speeds(tmp_path, rank).read_text())["ranks"]
+        assert kept["step_s"] <= OPTIMIZER_S * 1.03
         work = kept["micro_batch_s"] + kept["token_s"] * PASS_TOKENS
         assert work == pytest.approx(card.pass_s(PASS_TOKENS) * (3 if kind.startswith("pipeline") else 1), rel=0.03)
 
