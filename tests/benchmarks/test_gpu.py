@@ -17,6 +17,7 @@ from benchmarks import gpu
 from benchmarks.gpu_parts import (
     catalogue,
     divided,
+    home,
     law,
     material,
     memory,
@@ -275,6 +276,20 @@ def test_a_torch_that_cannot_shard_begins_nothing(tmp_path: Path, monkeypatch: p
     place, file = place_on_a_card(tmp_path)
     shards.measure(place)
     assert told(file)[-1] == {"gate": "torch_shards", "holds": False} and len(told(file)) == 2 and not (tmp_path / "model").exists()
+
+
+def test_what_a_person_types_is_kept_and_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "told.jsonl"
+    typing = home.Home.of(Place(tmp_path, "cpu", file))
+    said = typing.type("explain", "hang", limit_s=30)
+    assert said.code == 0 and said.output and not said.has_traceback
+    assert (typing.folder / "0-explain.txt").read_text().startswith("$ homelab explain hang\n")
+    monkeypatch.setattr(home.sys, "executable", str(tmp_path / "program"))
+    (tmp_path / "program").write_text("#!/bin/sh\ntrap 'echo interrupted; exit 130' INT\necho begun\nwhile :; do sleep 0.1; done\n")
+    (tmp_path / "program").chmod(0o755)
+    late = typing.type("launch", limit_s=0.5)
+    assert (late.code, late.output) == (124, "begun\ninterrupted\n")
+    assert [line["run"]["code"] for line in told(file)] == [0, 124]
 
 
 @pytest.mark.parametrize("passes", [1, 3])

@@ -25,6 +25,7 @@ PARTS = (
     Part("stages", "a pipeline: does it end, is it the training of one process, are its seconds its own, on a full card", 60, 300),
     Part("shards", "sharded trainings: the law, memory while they load, resume, shares beside a late rank", 60, 300),
     Part("eightbit", "a base of 8 bits: codes and loss beside a CPU's, speed and memory beside 4 and 16 bits", 30, 150),
+    Part("evening", "preflight, launch, a killed rank, recover, chat, merge, gguf and report, as a person types them", 90, 420),
     Part("held", "bytes of the context and of each communicator; what open receives cost", 20, 120),
     Part("card", "homelab bench card: tokens per second beside the data sheet's guess, and the row for the table", 45, 240),
     Part("law", "the same losses and weights however a batch is divided, in fp32, bf16 and fp16", 60, 300),
