@@ -37,7 +37,7 @@ from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_toke
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.training import loss_scale
+from homelab.worker.training import loss_scale, trainer_members
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 from homelab.worker.training.strategy import Scheduled, Strategy
 
@@ -82,11 +82,7 @@ class ShareTrainer(Trainer):
         self.step_loss = math.nan
         self.grad_norm = math.nan
         self.learning_rate = math.nan
-        for name in (
-            "_clip_grad_norm", "_load_from_checkpoint", "_move_model_to_device", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler",
-            "_sync_replicated_trainable_parameters",
-        ):  # fmt: skip
-            assert hasattr(Trainer, name), f"this transformers has no Trainer.{name}: the worker needs another version"
+        trainer_members.refuse_other(Trainer, places_model=self.strategy.places_model)
         super().__init__(model=model, args=args, train_dataset=batches, callbacks=[_Steps(self)])
         self.remove_callback(PrinterCallback)
         if not self.model_accepts_loss_kwargs:
