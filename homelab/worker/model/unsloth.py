@@ -55,7 +55,7 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
     import torch
     from unsloth import FastLanguageModel
 
-    from homelab.worker.model import adapted, adapter_targets
+    from homelab.worker.model import adapted, adapter_targets, trained_weights
     from homelab.worker.model.build import DTYPES, from_pretrained
 
     method, train = task.method, task.train
@@ -99,6 +99,7 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
     adapted.refuse_unmergeable(model)
+    trained_weights.start_adapters(model, task.train.seed)
     check_loss(model)
     return model
 

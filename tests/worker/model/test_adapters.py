@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import inspection
+from homelab.worker.model import build, inspection, unsloth
 from homelab.worker.model.build import add_adapters
 from homelab.worker.model.trained_weights import freeze_unreached
 from homelab.worker.runtime.recipe import Method
+from tests.worker import harness
 from tests.worker.model import tiny_models
 
 
@@ -34,6 +39,22 @@ def test_every_adapter_starts_from_the_seed_alone(kind: str, targets: Any):
     assert drawn and not any(starts[0][name].equal(starts[2][name]) for name in drawn), "another seed, another start"
     if "embed_tokens" in targets:
         assert any("lora_embedding_B" in name for name in drawn)
+
+
+def test_unsloths_adapters_start_as_those_of_transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What Unsloth itself does with them is tried in its own environment (test_unsloth.py); here PEFT stands for it, with a chance of its own."""
+
+    def get_peft_model(model: Any, *, r: int, lora_alpha: int, target_modules: list[str], **_others: Any) -> Any:
+        return peft.get_peft_model(model, peft.LoraConfig(r=r, lora_alpha=lora_alpha, target_modules=target_modules, task_type="CAUSAL_LM"))
+
+    of_unsloth = SimpleNamespace(from_pretrained=lambda path, **options: (tiny_models.build("llama"), None), get_peft_model=get_peft_model)
+    monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(FastLanguageModel=of_unsloth))
+    monkeypatch.setattr(build, "from_pretrained", lambda auto, path, **options: auto.from_pretrained(path, **options))
+    task = harness.task_of(tmp_path, method__kind="lora", method__rank=2, method__alpha=4, method__backend="unsloth", train__seed=42)
+
+    theirs, ours = (dict(model.named_parameters()) for model in (unsloth.load(task, "/here", print), adapted("llama", "all-linear")))
+
+    assert theirs.keys() == ours.keys() and all(weight.equal(theirs[name]) for name, weight in ours.items() if weight.requires_grad)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "fc1"]])
