@@ -21,7 +21,7 @@ from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(30)
 
-RUN, NODE = "2026-run", "node1"
+RUN, NODE = f"2026-follow-{os.getpid()}", "node1"
 
 
 def write(path: Path, value: Any) -> None:

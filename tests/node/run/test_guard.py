@@ -21,7 +21,7 @@ from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
-RUN, NODE = "2026-run", "node1"
+RUN, NODE = f"2026-guard-{os.getpid()}", "node1"
 RANKS = [{"rank": number, "node": name, "local_rank": 0} for number, name in enumerate((NODE, "node2"))]
 NODES = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
 

@@ -17,7 +17,7 @@ from homelab.node.storage import run_folders
 from homelab.node.system import boot_clock
 from homelab.protocol.errors import Refusal
 
-RUN, NODE = "2026-run", "node1"
+RUN, NODE = f"2026-ownership-{os.getpid()}", "node1"
 WHO = {"by": "me on laptop, process 7", "process": {"pid": 7, "born": 1}}
 
 
