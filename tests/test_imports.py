@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import io
 import json
@@ -38,9 +39,19 @@ HEAVY = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "
 AFTER_39 = {"tomllib", "graphlib.nothing"}
 
 
-def imports(path: Path, *, only_at_top: bool = False) -> Iterator[tuple[str, int]]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports(path: Path, *, only_at_top: bool = False) -> tuple[tuple[str, int], ...]:
     """(module, line) of all imports of a file; not those for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(_imports(path, only_at_top))
+
+
+def _imports(path: Path, only_at_top: bool) -> Iterator[tuple[str, int]]:
+    tree = parsed(path)
     hidden = {
         id(inner)
         for node in ast.walk(tree)
@@ -71,7 +82,7 @@ def within(module: str, packages: set[str]) -> bool:
 def test_the_pure_core_does_no_io(path: Path) -> None:
     found = [f"{path}:{line}: {module}" for module, line in imports(path) if within(module, DOES_IO)]
     found += [f"{path}:{line}: {module}" for module, line in imports(path) if within(module, {"homelab.remote", "homelab.control", "homelab.cli", "homelab.node", "homelab.lab"})]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             # "Now" is an argument of the pure core, never asked for.
@@ -101,7 +112,7 @@ def test_the_agent_is_old_python_and_the_standard_library(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for room in ("node", "protocol") for path in sorted((ROOT / room).rglob("*.py"))], ids=label)
 def test_an_old_python_evaluates_no_annotation_of_the_agent(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert all(function.returns for function in functions), f"{path}: a function without annotations"
     # `X | Y` between types fails where an old Python evaluates it.
