@@ -102,6 +102,12 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a module; the rules ask for them six times over."""
+    return tuple(ast.walk(tree))
+
+
 def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -114,7 +120,7 @@ def room_of(path: Path) -> str:
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path, tree in trees().items():
-        yield from ((path, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        yield from ((path, node) for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def parameter_count(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -171,7 +177,7 @@ def names_with_two_meanings() -> list[Breach]:
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """(module of ours, line) of every import, those for type checkers too."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "homelab":
             names = [f"homelab.{alias.name}" for alias in node.names] if node.module == "homelab" else [node.module]
             yield from ((name, node.lineno) for name in names)
@@ -209,12 +215,12 @@ def untyped_between_rooms() -> list[Breach]:
     for path, tree in trees().items():
         modules: dict[str, str] = {}
         used: list[tuple[str, str]] = []
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     used.append((node.module, alias.name))
                     modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
                 used.append((modules[node.value.id], node.attr))
         for key in used:
