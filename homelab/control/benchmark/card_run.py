@@ -12,19 +12,18 @@ from typing import Any
 from pydantic import ValidationError
 
 import homelab as package
-from homelab.benchmark import card_recipe
+from homelab.benchmark import card_choice
 from homelab.benchmark.card_recipe import CardRecipe, Kind
 from homelab.config.load import faults_of
 from homelab.config.recipe import parse_recipe
 from homelab.control import short_job, signals
 from homelab.control.launch import planner
 from homelab.control.preflight import gather
-from homelab.errors import HomelabError, InputError, UnreachableError
-from homelab.facts import card_generation, nvidia_answer
+from homelab.errors import HomelabError, UnreachableError
+from homelab.facts import card_generation
 from homelab.facts.gpu import GpuFacts
 from homelab.facts.node import Facts
 from homelab.planning import cards
-from homelab.planning.machines import host_memory
 from homelab.planning.performance import measured_cards
 from homelab.planning.performance.measured_cards import MeasuredCard, Table
 from homelab.planning.performance.speed_profiles import cpu_name
@@ -39,7 +38,6 @@ from homelab.text.hint import Hint, homelab
 from homelab.text.node_words import advice
 from homelab.text.sanitize import plain_lines
 from homelab.text.say import Say
-from homelab.text.units import binary_size
 
 PROGRAM = ("-m", "homelab.worker.tools.card_speed")
 SOURCE = "homelab bench card"
@@ -67,59 +65,12 @@ def measure(fleet: Fleet, kind: Kind, index: int | None, say: Say) -> Measured:
     for error in seen.unreachable.values():
         raise error
     facts = seen.facts[node.name]
-    _refuse_unready(node.name, facts, kind)
-    card = _card(node.name, facts, index)
-    recipe = _recipe(node.name, facts, card, kind)
+    card_choice.refuse_unready(node.name, facts, kind)
+    card = card_choice.card(node.name, facts, index)
+    recipe = card_choice.recipe(node.name, facts, card, kind)
     row = _asked(facts, card, recipe, kind)
     result = _run(fleet, _plan(fleet, facts, card), recipe.request(row, "cuda" if card else "cpu"), say)
     return _judged({**row, **result}, card is not None, node.name)
-
-
-def _refuse_unready(node: str, facts: Facts, kind: Kind) -> None:
-    needed = ("torch", "transformers", "peft", "accelerate", *(("bitsandbytes",) if kind == "qlora" else ()))
-    missing = [name for name in needed if name not in facts.python.packages]
-    if missing:
-        raise HomelabError(f"this node's Python has no {', '.join(missing)}", where=f"node {node}, {facts.python.executable}", hint=homelab("setup", node))
-    if facts.runs.alive:
-        run = facts.runs.alive[0]
-        raise HomelabError(
-            "a run is at work on this node: a card that trains already would measure neither", where=f"node {node}, run {run}",
-            hint=Hint("wait for its end ({}), or end it: {}", homelab("status", run), homelab("stop", run)),
-        )  # fmt: skip
-
-
-def _card(node: str, facts: Facts, index: int | None) -> GpuFacts | None:
-    """The card that is measured; None for the CPU of a node without cards."""
-    everything = cards.everything(facts)
-    if index is None:
-        card = facts.gpu.cards[0] if facts.gpu.cards else None
-    else:
-        card = next((one for one in everything if one.index == index), None)
-        if card is None:
-            there = ", ".join(f"{one.index} ({cards.short(one.name)})" for one in everything) or "none"
-            raise InputError(f"this node has no card {index}; it has {there}", where=f"--card, node {node}", hint=homelab("bench card", node))
-    holders = [one for one in card.holders if "C" in one.type] if card else []
-    if card and holders:
-        by = ", ".join(f"{one.program or 'a process'}{f' (pid {one.pid})' if one.pid else ''}" for one in holders[:3])
-        raise HomelabError(
-            f"something computes on this card: {by}", where=f"node {node}, GPU {card.index} ({cards.short(card.name)})",
-            hint=Hint("end it there, then again: {}", homelab("bench card", node)),
-        )  # fmt: skip
-    return card
-
-
-def _recipe(node: str, facts: Facts, card: GpuFacts | None, kind: Kind) -> CardRecipe:
-    total, held = host_memory(facts.system)
-    host = None if total is None else total - held
-    free = host if card is None or nvidia_answer.shares_memory(card, facts) else card.free_bytes
-    recipe = card_recipe.choose("cuda" if card else "cpu", kind, free, host)
-    if recipe is None:
-        smaller = homelab("bench card", node, "--method qlora" if kind == "lora" else "")
-        hint = Hint("end what holds it (nvidia-smi, or ps aux --sort=-rss | head, names it){}: {}", ", or measure with a smaller base" if kind == "lora" else "; then", smaller)
-        rest = f"; of the machine {binary_size(host)}" if card and host is not None else ""
-        free_text = "an unknown part" if free is None else binary_size(free)
-        raise HomelabError(f"no model that measures it has room: {free_text} of its memory is free{rest}", where=f"node {node}", hint=hint)
-    return recipe
 
 
 def _asked(facts: Facts, card: GpuFacts | None, recipe: CardRecipe, kind: Kind) -> dict[str, Any]:
