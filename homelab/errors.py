@@ -14,15 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from homelab.protocol.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INPUT,
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
-    EXIT_UNREACHABLE,
-    ThreePartError,
-)
+from homelab.protocol.errors import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNREACHABLE, ThreePartError
 from homelab.text.hint import Hint
 from homelab.text.sanitize import plain_lines, shortened
 
@@ -40,7 +32,9 @@ class HomelabError(ThreePartError):
     """
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(shortened(plain_lines(message)), where=shortened(plain_lines(where)), hint=Hint.of_parts([hint]).cleaned(plain_lines))
+        super().__init__(
+            shortened(plain_lines(message)), where=shortened(plain_lines(where)), hint=Hint.of_parts([hint]).cleaned(plain_lines)
+        )
 
 
 class InputError(HomelabError):

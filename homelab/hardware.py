@@ -43,7 +43,6 @@ class Card:
         return _capability(self.architecture)
 
 
-
 def _capability(architecture: str) -> tuple[int, int]:
     digits = architecture.removeprefix("sm_")
     return int(digits[:-1]), int(digits[-1])
@@ -86,18 +85,13 @@ _NOISE = frozenset(
     ]
 )
 # "RTX3070Ti", "4070Laptop", "6000Ada": where a person left out the space.
-_JOINED = (
-    re.compile(r"\b(rtx|gtx|titan)(?=a?\d)"),
-    re.compile(r"(?<=\d)(ti|super|laptop|mobile|ada|sff|d)(?=\b|ti|super|laptop|mobile)"),
-)
+_JOINED = (re.compile(r"\b(rtx|gtx|titan)(?=a?\d)"), re.compile(r"(?<=\d)(ti|super|laptop|mobile|ada|sff|d)(?=\b|ti|super|laptop|mobile)"))
 _MEMORY = re.compile(r"\b(\d+)\s*gi?b\b")
 
 
 def _words(name: str) -> tuple[str, ...]:
     """The telling words of a card's name, in order, the memory size last ("80gb")."""
-    text = re.sub(
-        r"\(.*?\)", lambda found: f" {found.group()[1:-1]} ", name.lower().replace("®", " ").replace("™", " ")
-    )
+    text = re.sub(r"\(.*?\)", lambda found: f" {found.group()[1:-1]} ", name.lower().replace("®", " ").replace("™", " "))
     text = re.sub(r"dgx[\s_-]*spark", "gb10", re.sub(r"max[\s_-]?q", "maxq", text))
     text = re.sub(r"[^a-z0-9]+", " ", text)
     for pattern in _JOINED:

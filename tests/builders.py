@@ -131,7 +131,13 @@ def raw_reply(
 ) -> dict[str, Any]:
     """What a node answers to `poll`: one rank at `step` that gave a sign of life `age_s` ago; `run` replaces keys of its "run"."""
     heartbeat = {"time": now_s - age_s, "phase": phase, "step": step}
-    its_run = {"name": "r", "attempt": 1, "agent_alive": True, "torchrun_alive": True, "ranks": {str(rank): {"heartbeat": heartbeat, "metrics": []}}}
+    its_run = {
+        "name": "r",
+        "attempt": 1,
+        "agent_alive": True,
+        "torchrun_alive": True,
+        "ranks": {str(rank): {"heartbeat": heartbeat, "metrics": []}},
+    }
     return {"node": node, "time": now_s, "run": {**its_run, **run}}
 
 
@@ -159,7 +165,9 @@ def run_folder(parent: Path, name: str = RUN, *, recipe: Recipe | None = None, p
     """A run's folder on the controller as a launch leaves it: run.json with this recipe, and the plan of its attempt, if there is one."""
     paths = RunPaths(parent / name)
     law = (recipe or script_recipe()).model_dump(mode="json", exclude_unset=True)
-    store.write_json(paths.run_json, {"name": name, "created_at": 1000.0, "recipe_file": "recipe.toml", "recipe": law, "data": {}, **described})
+    store.write_json(
+        paths.run_json, {"name": name, "created_at": 1000.0, "recipe_file": "recipe.toml", "recipe": law, "data": {}, **described}
+    )
     if plan is not None:
         store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))
     return paths

@@ -1,11 +1,11 @@
 """Nodes without machines: the node's real verbs, run in this process on a folder of their own, behind the real `Agent` and `Fleet`.
 
-    fleet = FakeFleet(tmp_path)                  # tower, laptop, oldtower; a `Fleet` wherever one is wanted
-    fleet.nodes["laptop"].is_off = True          # it cannot be reached
-    fleet.nodes["tower"].answers["poll"] = {...}  # instead of the real verb: an answer, a HomelabError, or a function of the request
-    fleet.asked                                  # [("tower", "poll"), ...] in the order of asking
-    fleet.nodes["tower"].streams["follow"] = [{...}]  # the lines of every stream that is opened from now on
-    fleet.nodes["tower"].cut()                   # its open streams break, and it cannot be reached
+fleet = FakeFleet(tmp_path)                  # tower, laptop, oldtower; a `Fleet` wherever one is wanted
+fleet.nodes["laptop"].is_off = True          # it cannot be reached
+fleet.nodes["tower"].answers["poll"] = {...}  # instead of the real verb: an answer, a HomelabError, or a function of the request
+fleet.asked                                  # [("tower", "poll"), ...] in the order of asking
+fleet.nodes["tower"].streams["follow"] = [{...}]  # the lines of every stream that is opened from now on
+fleet.nodes["tower"].cut()                   # its open streams break, and it cannot be reached
 """
 
 from __future__ import annotations

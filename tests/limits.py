@@ -126,7 +126,9 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]
 def parameter_count(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Parameters without `self` and `cls`. The functions that Typer calls have none: theirs are the options of a command line."""
     arguments = function.args
-    parameters = [argument for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if argument.arg not in ("self", "cls")]
+    parameters = [
+        argument for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if argument.arg not in ("self", "cls")
+    ]
     if room_of(path) == "cli" and parameters and all(is_option(parameter) for parameter in parameters):
         return 0
     return len(parameters)
@@ -147,7 +149,10 @@ def too_many_parameters() -> list[Breach]:
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+    """Lines of a function; those of its signature are not counted where Typer reads its options there."""
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    first = function.body[0].lineno if arguments and all(map(is_option, arguments)) else function.lineno
+    return (function.end_lineno or function.lineno) - first + 1
 
 
 def too_long_functions() -> list[Breach]:

@@ -62,7 +62,12 @@ def test_the_rule_lets_files_and_folders_pass(line: str) -> None:
 
 def test_no_text_of_ours_has_the_name_looked_up() -> None:
     assert len(FILES) > 500
-    found = [f"{path.relative_to(ROOT)}: {hit}" for path in FILES if path != Path(__file__) for hit in looked_up(path.read_text(encoding="utf-8"))]
+    found = [
+        f"{path.relative_to(ROOT)}: {hit}"
+        for path in FILES
+        if path != Path(__file__)
+        for hit in looked_up(path.read_text(encoding="utf-8"))
+    ]
     assert found == []
 
 

@@ -73,18 +73,7 @@ def test_spellings(written: str, name: str, architecture: str, memory_gib: int, 
 
 
 @pytest.mark.parametrize(
-    "written",
-    [
-        "",
-        "NVIDIA",
-        "RTX",
-        "GPU",
-        "RTX 9999",
-        "AMD Radeon RX 7900 XTX",
-        "RTX 4070 Extreme",
-        "RTX A2500 Laptop GPU",
-        "llvmpipe",
-    ],
+    "written", ["", "NVIDIA", "RTX", "GPU", "RTX 9999", "AMD Radeon RX 7900 XTX", "RTX 4070 Extreme", "RTX A2500 Laptop GPU", "llvmpipe"]
 )
 def test_unknown_is_none(written: str) -> None:
     assert lookup(written) is None
@@ -135,7 +124,9 @@ def test_usable_memory_is_what_nvidia_smi_answers(name: str) -> None:
     assert card is not None
     usable = usable_bytes(name, card.memory_bytes)
     assert -0.006 < usable / (ANSWERED[name] * 2**20) - 1 < 0.001, "a little less than there is, never more than a thousandth above"
-    assert usable_bytes(name, ANSWERED[name] * 2**20) <= ANSWERED[name] * 2**20, "an owner who wrote what nvidia-smi says is believed, and nothing goes off twice"
+    assert usable_bytes(name, ANSWERED[name] * 2**20) <= ANSWERED[name] * 2**20, (
+        "an owner who wrote what nvidia-smi says is believed, and nothing goes off twice"
+    )
 
 
 def test_another_size_than_the_one_sold_first_loses_the_same_part() -> None:

@@ -81,14 +81,28 @@ def within(module: str, packages: set[str]) -> bool:
 @pytest.mark.parametrize("path", PURE, ids=label)
 def test_the_pure_core_does_no_io(path: Path) -> None:
     found = [f"{path}:{line}: {module}" for module, line in imports(path) if within(module, DOES_IO)]
-    found += [f"{path}:{line}: {module}" for module, line in imports(path) if within(module, {"homelab.remote", "homelab.control", "homelab.cli", "homelab.node", "homelab.lab"})]
+    found += [
+        f"{path}:{line}: {module}"
+        for module, line in imports(path)
+        if within(module, {"homelab.remote", "homelab.control", "homelab.cli", "homelab.node", "homelab.lab"})
+    ]
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             # "Now" is an argument of the pure core, never asked for.
             if called in ("open", "print", "input", "time.time", "time.monotonic", "time.sleep", "datetime.now", "datetime.datetime.now"):
                 found.append(f"{path}:{node.lineno}: {called}()")
-            if called.rpartition(".")[2] in ("read_text", "write_text", "read_bytes", "write_bytes", "unlink", "mkdir", "exists", "is_file", "is_dir"):
+            if called.rpartition(".")[2] in (
+                "read_text",
+                "write_text",
+                "read_bytes",
+                "write_bytes",
+                "unlink",
+                "mkdir",
+                "exists",
+                "is_file",
+                "is_dir",
+            ):
                 found.append(f"{path}:{node.lineno}: {called}()")
     assert not found, "\n".join(found)
 
@@ -237,7 +251,19 @@ def loaded_by(*arguments: str) -> set[str]:
 def test_help_is_light() -> None:
     loaded = loaded_by("--help")
     assert "homelab.cli.command_list" in loaded and "typer" in loaded
-    heavy = {*HEAVY, "fabric", "paramiko", "invoke", "pydantic", "humanize", "tomlkit", "homelab.lab", "homelab.config", "homelab.control", "homelab.planning"}
+    heavy = {
+        *HEAVY,
+        "fabric",
+        "paramiko",
+        "invoke",
+        "pydantic",
+        "humanize",
+        "tomlkit",
+        "homelab.lab",
+        "homelab.config",
+        "homelab.control",
+        "homelab.planning",
+    }
     assert not heavy & loaded
 
 

@@ -41,7 +41,9 @@ def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "\n".join("    x = 1" for _ in range(400))
     tree = ast.parse(SAMPLE.format(body=body))
     file = limits.ROOT / "planning" / "sample.py"
-    monkeypatch.setattr(limits, "trees", lambda: {file: tree, limits.ROOT / "runs" / "store.py": tree, limits.ROOT / "runs" / "sample.py": tree})
+    monkeypatch.setattr(
+        limits, "trees", lambda: {file: tree, limits.ROOT / "runs" / "store.py": tree, limits.ROOT / "runs" / "sample.py": tree}
+    )
     monkeypatch.setattr(limits, "READS_JSON", ())
     monkeypatch.setattr(Path, "read_text", lambda path, encoding: "\n" * 400)
     expected = {

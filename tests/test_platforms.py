@@ -38,7 +38,9 @@ LINUX_ONLY = frozenset({
 KERNEL_FILES = re.compile(r"^/(?:proc|sys|run|dev/shm|etc/os-release)(?:/[^\s]*)?$")
 # Programs that Linux and macOS both have, with the words that both know.
 PROGRAMS = frozenset({"ssh", "git", "/bin/sh", "bash", "tailscale"})
-STARTERS = frozenset({"run", "Popen", "check_output", "check_call", "call", "_output", "execv", "execvp", "execvpe", "execve", "system", "spawnlp"})
+STARTERS = frozenset(
+    {"run", "Popen", "check_output", "check_call", "call", "_output", "execv", "execvp", "execvpe", "execve", "system", "spawnlp"}
+)
 # Text for a node's shell: its words are the node's.
 FOR_NODES = frozenset({"on_node", "as_root", "by_root", "quote_words", "Command", "chain", "Hint", "Problem"})
 
@@ -54,7 +56,11 @@ def breaches(name: str, tree: ast.Module) -> Iterator[str]:
 
     def guarded(node: ast.AST, word: str) -> bool:
         function = next((one for one in above(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)), None)
-        text = ast.unparse(function) if function else ast.unparse(next((one for one in above(node) if isinstance(one, ast.If | ast.IfExp)), ast.Pass()))
+        text = (
+            ast.unparse(function)
+            if function
+            else ast.unparse(next((one for one in above(node) if isinstance(one, ast.If | ast.IfExp)), ast.Pass()))
+        )
         return "sys.platform" in text or "is_linux()" in text or ("hasattr(" in text and f"'{word}')" in text)
 
     def is_for_nodes(node: ast.AST) -> bool:
@@ -71,7 +77,11 @@ def breaches(name: str, tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if KERNEL_FILES.match(node.value) and not is_prose(node) and not is_for_nodes(node) and not guarded(node, node.value):
                 yield f"{where}: {node.value} is there on Linux alone"
-            elif node.value.startswith("\0") and isinstance(above_it := parents.get(node), ast.Call) and getattr(above_it.func, "attr", "") in ("bind", "connect"):
+            elif (
+                node.value.startswith("\0")
+                and isinstance(above_it := parents.get(node), ast.Call)
+                and getattr(above_it.func, "attr", "") in ("bind", "connect")
+            ):
                 yield f"{where}: a socket without a file is Linux's own"
         elif isinstance(node, ast.Call):
             called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -164,10 +174,12 @@ def mac(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, body in BSD.items():
-        (programs / name).write_text(f"#!/bin/sh\necho \"$0 $*\" >> {tmp_path}/called\n{body}\n")
+        (programs / name).write_text(f'#!/bin/sh\necho "$0 $*" >> {tmp_path}/called\n{body}\n')
         (programs / name).chmod(0o755)
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text('[cluster]\nknown_hosts = "none"\n[[nodes]]\nname = "a"\nhost = "127.0.0.1"\nport = 1\n[[nodes]]\nname = "here"\nhost = "local"\n')
+    cluster.write_text(
+        '[cluster]\nknown_hosts = "none"\n[[nodes]]\nname = "a"\nhost = "127.0.0.1"\nport = 1\n[[nodes]]\nname = "here"\nhost = "local"\n'
+    )
     return {
         **os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{limits.ROOT.parent}", "PATH": f"{programs}:{os.environ['PATH']}", "HOMELAB_CLUSTER": str(cluster),
         "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "HOMELAB_RUNS": str(tmp_path / "runs"),
@@ -243,7 +255,9 @@ def test_a_mac_is_no_node_and_says_what_it_is() -> None:
 @pytest.mark.usefixtures("named_darwin")
 def test_the_lan_of_a_mac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sources, "_output", lambda *words: asked.append(words) or "? (192.168.7.9) at 0:11:22:33:44:55 on en0 ifscope [ethernet]\n")
+    monkeypatch.setattr(
+        sources, "_output", lambda *words: asked.append(words) or "? (192.168.7.9) at 0:11:22:33:44:55 on en0 ifscope [ethernet]\n"
+    )
     monkeypatch.setattr(sources, "from_mdns", lambda note: [])
     monkeypatch.setattr(sources, "from_ssh_config", lambda folder: [])
     monkeypatch.setattr(sources.shutil, "which", lambda name: None)
@@ -255,14 +269,24 @@ def test_the_lan_of_a_mac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_of_macos() -> None:
     text = "? (192.168.7.9) at 0:1:2:3:4:5 on en0 ifscope [ethernet]\n? (192.168.7.3) at (incomplete) on en0 ifscope [ethernet]\n"
     text += "? (224.0.0.251) at 1:0:5e:0:0:fb on en0 [ethernet]\n"
-    assert [one.host for one in candidates.from_arp(text + "? (10.9.0.1) at a:b:c:d:e:f on bridge100 ifscope\n? (192.168.7.255) at ff:ff:ff:ff:ff:ff on en0\n")] == ["192.168.7.9"]
-    networks = candidates.networks_around({"lo0": ["127.0.0.1"], "en0": ["192.168.7.4"], "utun3": ["10.8.0.2"], "bridge100": ["192.168.64.1"]})
+    assert [
+        one.host
+        for one in candidates.from_arp(
+            text + "? (10.9.0.1) at a:b:c:d:e:f on bridge100 ifscope\n? (192.168.7.255) at ff:ff:ff:ff:ff:ff on en0\n"
+        )
+    ] == ["192.168.7.9"]
+    networks = candidates.networks_around(
+        {"lo0": ["127.0.0.1"], "en0": ["192.168.7.4"], "utun3": ["10.8.0.2"], "bridge100": ["192.168.64.1"]}
+    )
     assert [str(network) for network in networks] == ["192.168.7.0/24"]
     ports = "\nHardware Port: Ethernet\nDevice: en5\nEthernet Address: a\n\nHardware Port: Wi-Fi\nDevice: en0\nEthernet Address: b\n"
     assert relay._airports(ports) == ["en0"]
 
 
-@pytest.mark.parametrize(("platform", "words"), [("linux", ("ip route get h", "getent hosts h")), ("darwin", ("route -n get h", "dscacheutil -q host -a name h"))])
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [("linux", ("ip route get h", "getent hosts h")), ("darwin", ("route -n get h", "dscacheutil -q host -a name h"))],
+)
 def test_hints_for_this_machine_are_its_own(monkeypatch: pytest.MonkeyPatch, platform: str, words: tuple[str, str]) -> None:
     monkeypatch.setattr(own_machine.sys, "platform", platform)
     assert (own_machine.route_to("h"), own_machine.look_up("h")) == words
@@ -271,4 +295,6 @@ def test_hints_for_this_machine_are_its_own(monkeypatch: pytest.MonkeyPatch, pla
 def test_an_owner_is_no_other_process_that_got_its_number() -> None:
     own = process_owner.mark()
     assert not process_owner.is_dead({**own, "born": own["born"] + 100}), "the time of the boot moves by a second when the clock is set"
-    assert process_owner.is_dead({**own, "born": own["born"] + 100 * 3600}) and not process_owner.lives_here({**own, "born": own["born"] + 100 * 3600})
+    assert process_owner.is_dead({**own, "born": own["born"] + 100 * 3600}) and not process_owner.lives_here(
+        {**own, "born": own["born"] + 100 * 3600}
+    )

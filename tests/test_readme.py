@@ -46,7 +46,12 @@ def test_every_file_on_the_map_exists() -> None:
 
 def test_the_map_lists_the_rooms_in_their_order() -> None:
     table = MAP.partition("| room |")[2].partition("\n\n")[0]
-    rooms = [name.removesuffix("/").removesuffix(".py") for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w/.]+)`", line.split("|")[1])]
+    rooms = [
+        name.removesuffix("/").removesuffix(".py")
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([\w/.]+)`", line.split("|")[1])
+    ]
     assert rooms == [room for room in limits.ROOMS if room != "__main__"]
 
 

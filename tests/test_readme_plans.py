@@ -13,7 +13,12 @@ import homelab
 from homelab.cli import main
 
 REPOSITORY = Path(homelab.__file__).parents[1]
-MODELS = {"Llama-2-7B": "meta-llama/Llama-2-7b-hf", "Llama-2-13B": "meta-llama/Llama-2-13b-hf", "Qwen2.5-32B": "Qwen/Qwen2.5-32B", "Llama-3-70B": "meta-llama/Meta-Llama-3-70B"}
+MODELS = {
+    "Llama-2-7B": "meta-llama/Llama-2-7b-hf",
+    "Llama-2-13B": "meta-llama/Llama-2-13b-hf",
+    "Qwen2.5-32B": "Qwen/Qwen2.5-32B",
+    "Llama-3-70B": "meta-llama/Meta-Llama-3-70B",
+}
 RECIPE = """
 [model]
 name = "{name}"
@@ -34,7 +39,9 @@ ROWS = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in LI
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_table_says_what_the_plan_says(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_the_plan_says(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     shutil.copy(REPOSITORY / "cluster.toml", tmp_path / "cluster.toml")
     recipe = tmp_path / "recipe.toml"
@@ -48,6 +55,11 @@ def test_the_table_says_what_the_plan_says(model: str, tmp_path: Path, monkeypat
         return
     plan = said.get("plan", said)
     time, stages = plan["time"], [rank["stage"] for rank in plan["ranks"]]
-    assert strategy == plan["strategy"] and layers == ("all on each" if None in stages else ", ".join(str(stage["end"] - stage["begin"]) for stage in stages))
+    assert strategy == plan["strategy"] and layers == (
+        "all on each" if None in stages else ", ".join(str(stage["end"] - stage["begin"]) for stage in stages)
+    )
     assert speed == " to ".join(f"{float(f'{time[key]:.2g}'):.0f}" for key in ("tokens_per_s_low", "tokens_per_s_high"))
-    assert re.findall(r"\d+ %", part) == [f"{time['efficiency']:.0%}".replace("%", " %"), f"{time['equal_efficiency']:.0%}".replace("%", " %")]
+    assert re.findall(r"\d+ %", part) == [
+        f"{time['efficiency']:.0%}".replace("%", " %"),
+        f"{time['equal_efficiency']:.0%}".replace("%", " %"),
+    ]

@@ -11,7 +11,14 @@ from homelab.shell import file_word
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("-rf.toml", "./-rf.toml"), ("--help", "./--help"), ("a b.toml", "'a b.toml'"), ("- x.toml", "'./- x.toml'"), ("r/-x.toml", "r/-x.toml")]
+    ("name", "word"),
+    [
+        ("-rf.toml", "./-rf.toml"),
+        ("--help", "./--help"),
+        ("a b.toml", "'a b.toml'"),
+        ("- x.toml", "'./- x.toml'"),
+        ("r/-x.toml", "r/-x.toml"),
+    ],
 )
 def test_no_file_is_taken_for_an_option(name: str, word: str) -> None:
     assert file_word(name) == word

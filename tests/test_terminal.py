@@ -39,7 +39,9 @@ METHODS = frozenset({
     "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines", "sys.stdout.buffer.write", "sys.stderr.buffer.write", "sys.__stdout__.write",
     "sys.__stderr__.write", "os.write", "warnings.warn", "logging.warning", "logging.error", "Text.from_markup", "Text.from_ansi", "traceback.print_exc", "getpass.getpass",
 })  # fmt: skip
-STARTS = frozenset({"subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call", "os.system", "os.posix_spawn", "own_programs.start"})
+STARTS = frozenset(
+    {"subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call", "os.system", "os.posix_spawn", "own_programs.start"}
+)
 CONSOLES = frozenset({"Console", "rich.console.Console", "console.Console", "rich.get_console", "get_console"})
 
 
@@ -84,7 +86,9 @@ def _is_json(text: ast.expr) -> bool:
 def test_one_place_prints() -> None:
     found = {limits.label(path): list(breaches(tree)) for path, tree in limits.trees().items() if limits.room_of(path) not in ON_NODES}
     printers = {name for name, lines in found.items() if lines}
-    assert not printers - {*PRINTERS, *PERMITTED}, f"print it with homelab.cli.terminal or CleanConsole: {({name: found[name] for name in printers - {*PRINTERS, *PERMITTED}})}"
+    assert not printers - {*PRINTERS, *PERMITTED}, (
+        f"print it with homelab.cli.terminal or CleanConsole: { ({name: found[name] for name in printers - {*PRINTERS, *PERMITTED}}) }"
+    )
     assert printers >= set(PERMITTED), f"exceptions that are no longer needed: {sorted(set(PERMITTED) - printers)}"
 
 
@@ -112,7 +116,17 @@ SAFE = "ß é 日本語 עברית العربية می‌خواهم क्‍ष
 
 
 def _obeyed(text: str) -> list[str]:
-    ranges = [(0, 9), (11, 31), (127, 159), (0x200E, 0x200F), (0x202A, 0x202E), (0x2028, 0x2029), (0x2060, 0x206F), (0xE0000, 0xE0FFF), (0xFE00, 0xFE0D)]
+    ranges = [
+        (0, 9),
+        (11, 31),
+        (127, 159),
+        (0x200E, 0x200F),
+        (0x202A, 0x202E),
+        (0x2028, 0x2029),
+        (0x2060, 0x206F),
+        (0xE0000, 0xE0FFF),
+        (0xFE00, 0xFE0D),
+    ]
     single = "\u200b\ufeff\u00ad\u034f\u061c\u180e\u3164\u115f\uffa0\u2800"
     return [hex(ord(letter)) for letter in text if letter in single or any(low <= ord(letter) <= high for low, high in ranges)]
 

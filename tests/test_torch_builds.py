@@ -34,7 +34,9 @@ PASCAL, VOLTA, TURING, ADA, HOPPER, BLACKWELL = (6, 1), (7, 0), (7, 5), (8, 9), 
         ("", [ADA], "12.8", None),
     ],
 )
-def test_the_build_for_a_nodes_cards_and_driver(release: str, cards: list[tuple[int, int]], driver_cuda: str | None, tag: str | None) -> None:
+def test_the_build_for_a_nodes_cards_and_driver(
+    release: str, cards: list[tuple[int, int]], driver_cuda: str | None, tag: str | None
+) -> None:
     build = build_for(release, cards, driver_cuda)
     assert (build.tag if build else None) == tag
 
@@ -67,8 +69,10 @@ def test_which_code_runs_on_which_card(entry: str, card: tuple[int, int], runs: 
 
 
 def test_nobody_writes_of_a_build_that_never_existed() -> None:
-    """"2.13.0+cu128" stood in hints and in recorded answers."""
-    names = subprocess.run(["git", "ls-files", "*.py", "*.md", "*.toml", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    """ "2.13.0+cu128" stood in hints and in recorded answers."""
+    names = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.toml", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     tags: set[tuple[str, str]] = set()
     for name in names:
         if (ROOT / name).is_file() and name != "tests/test_torch_builds.py":

@@ -39,6 +39,8 @@ def test_no_other_test_leaves_a_hook() -> None:
     found = set()
     for file in here.rglob("*.py"):
         if any(hook in (text := file.read_text(encoding="utf-8")) for hook in HOOKS):
-            names = {node.func.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+            names = {
+                node.func.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            }
             found |= {str(file.relative_to(here))} if names & set(HOOKS) else set()
     assert found == set(MAY)

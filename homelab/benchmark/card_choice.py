@@ -19,7 +19,9 @@ def refuse_unready(node: str, facts: Facts, kind: Kind) -> None:
     needed = ("torch", "transformers", "peft", "accelerate", *(("bitsandbytes",) if kind == "qlora" else ()))
     missing = [name for name in needed if name not in facts.python.packages]
     if missing:
-        raise HomelabError(f"this node's Python has no {', '.join(missing)}", where=f"node {node}, {facts.python.executable}", hint=homelab("setup", node))
+        raise HomelabError(
+            f"this node's Python has no {', '.join(missing)}", where=f"node {node}, {facts.python.executable}", hint=homelab("setup", node)
+        )
     if facts.runs.alive:
         run = facts.runs.alive[0]
         raise HomelabError(
@@ -37,7 +39,9 @@ def card(node: str, facts: Facts, index: int | None) -> GpuFacts | None:
         card = next((one for one in everything if one.index == index), None)
         if card is None:
             there = ", ".join(f"{one.index} ({cards.short(one.name)})" for one in everything) or "none"
-            raise InputError(f"this node has no card {index}; it has {there}", where=f"--card, node {node}", hint=homelab("bench card", node))
+            raise InputError(
+                f"this node has no card {index}; it has {there}", where=f"--card, node {node}", hint=homelab("bench card", node)
+            )
     holders = [one for one in card.holders if "C" in one.type] if card else []
     if card and holders:
         by = ", ".join(f"{one.program or 'a process'}{f' (pid {one.pid})' if one.pid else ''}" for one in holders[:3])
@@ -56,7 +60,11 @@ def recipe(node: str, facts: Facts, card: GpuFacts | None, kind: Kind) -> CardRe
     recipe = card_recipe.choose("cuda" if card else "cpu", kind, free, host)
     if recipe is None:
         smaller = homelab("bench card", node, "--method qlora" if kind == "lora" else "")
-        hint = Hint("end what holds it (nvidia-smi, or ps aux --sort=-rss | head, names it){}: {}", ", or measure with a smaller base" if kind == "lora" else "; then", smaller)
+        hint = Hint(
+            "end what holds it (nvidia-smi, or ps aux --sort=-rss | head, names it){}: {}",
+            ", or measure with a smaller base" if kind == "lora" else "; then",
+            smaller,
+        )
         rest = f"; of the machine {binary_size(host)}" if card and host is not None else ""
         free_text = "an unknown part" if free is None else binary_size(free)
         raise HomelabError(f"no model that measures it has room: {free_text} of its memory is free{rest}", where=f"node {node}", hint=hint)

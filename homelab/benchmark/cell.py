@@ -49,7 +49,9 @@ def cells_of(suite: Suite, ranks_of: Mapping[str, int]) -> tuple[Cell, ...]:
     for place, cell in enumerate(cells):
         if cell.file_stem in stems[:place]:
             raise InputError(
-                f'two cells would have one name, "{cell.file_stem}"', where="the suite, `variations` and `nodes`", hint="give the variations names that differ in letters or digits"
+                f'two cells would have one name, "{cell.file_stem}"',
+                where="the suite, `variations` and `nodes`",
+                hint="give the variations names that differ in letters or digits",
             )
     return tuple(cells)
 
@@ -62,13 +64,17 @@ def _sets(chosen: NodeSet, names: Sequence[str]) -> list[tuple[str, ...]]:
     if isinstance(chosen, int):
         if chosen > len(names):
             raise InputError(
-                f"{chosen} nodes are asked for, and there are {len(names)}: {', '.join(names)}", where="the suite, `nodes`", hint='"all" is as many as there are'
+                f"{chosen} nodes are asked for, and there are {len(names)}: {', '.join(names)}",
+                where="the suite, `nodes`",
+                hint='"all" is as many as there are',
             )
         return [tuple(names[:chosen])]
     for name in chosen:
         if name not in names:
             raise InputError(
-                f'no node is called "{name}".{did_you_mean(name, names)}', where="the suite, `nodes`", hint=f"the cluster has {', '.join(names)}"
+                f'no node is called "{name}".{did_you_mean(name, names)}',
+                where="the suite, `nodes`",
+                hint=f"the cluster has {', '.join(names)}",
             )
     if len(set(chosen)) < len(chosen):
         raise InputError(f"a node is there twice: {', '.join(chosen)}", where="the suite, `nodes`", hint="name each node once")

@@ -20,8 +20,15 @@ def curves(cells: Sequence[Summary]) -> tuple[Curve, ...]:
     return (
         _curve("Speed", "tokens/s", cells, lambda cell: cell.tokens_per_s),
         _curve("Time of a step", "s", cells, lambda cell: cell.step_s),
-        _curve("Efficiency", "% of the nodes' speeds alone", cells, lambda cell: None if cell.efficiency is None else 100 * cell.efficiency),
-        _curve("Memory", "GiB, the rank that held most", cells, lambda cell: None if cell.memory_bytes is None else gibibytes(cell.memory_bytes)),
+        _curve(
+            "Efficiency", "% of the nodes' speeds alone", cells, lambda cell: None if cell.efficiency is None else 100 * cell.efficiency
+        ),
+        _curve(
+            "Memory",
+            "GiB, the rank that held most",
+            cells,
+            lambda cell: None if cell.memory_bytes is None else gibibytes(cell.memory_bytes),
+        ),
     )
 
 
@@ -30,7 +37,9 @@ def standalone(curve: Curve) -> str:
     figure = line_chart.chart(curve, 0)
     inner = re.search(r"<svg viewBox=[^>]*data-chart[^>]*>(.*?)</svg>", figure, re.DOTALL)
     colours = dict(re.findall(r"--(\w+):(#\w+)", STYLE.split("@media")[0]))
-    style = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], "\n".join(re.findall(r"^\.(?:tick|grid|line|dot)[^\n]*", STYLE, re.MULTILINE)))
+    style = re.sub(
+        r"var\(--(\w+)\)", lambda match: colours[match[1]], "\n".join(re.findall(r"^\.(?:tick|grid|line|dot)[^\n]*", STYLE, re.MULTILINE))
+    )
     style = re.sub(r"font:12px [^;]*;", "font:12px sans-serif;", style)
     height = line_chart.HEIGHT + 56 + 18 * len(curve.series)
     legend = "".join(

@@ -37,7 +37,9 @@ class Measurement(Value):
 def measure(lines: Sequence[Metric], ranks: int, warmup: int) -> Measurement | None:
     """None where a step lacks a rank, or nothing is left after the warm-up."""
     steps = {step: metrics for step, metrics in by_step(lines).items() if step > warmup}
-    if not steps or any(len(metrics) != ranks or any(not line.step_s or line.communication_s is None for line in metrics) for metrics in steps.values()):
+    if not steps or any(
+        len(metrics) != ranks or any(not line.step_s or line.communication_s is None for line in metrics) for metrics in steps.values()
+    ):
         return None
     durations = [max(line.step_s or 0.0 for line in metrics) for metrics in steps.values()]
     seconds = sum(durations)

@@ -49,7 +49,9 @@ def render(about: About, cells: Sequence[Summary], results: Sequence[Result]) ->
         ("machines", "Machines and versions", _machines(results)),
         ("repeat", "To repeat it", _commands(about)),
     )
-    body = "".join(f'<section aria-labelledby="{name}"><h2 id="{name}">{heading}</h2>{html}</section>' for name, heading, html in sections if html)
+    body = "".join(
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{heading}</h2>{html}</section>' for name, heading, html in sections if html
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{style}'; img-src data:; base-uri 'none'; form-action 'none'\">"
@@ -87,5 +89,8 @@ def _machines(results: Sequence[Result]) -> str:
 
 def _commands(about: About) -> str:
     shown = "".join(f"<p><code>{escape(command)}</code></p>" for command in about.commands)
-    files = "".join(f'<details><summary>{escape(name)}</summary><div class="text">{escape(content)}</div></details>' for name, content in about.files.items())
+    files = "".join(
+        f'<details><summary>{escape(name)}</summary><div class="text">{escape(content)}</div></details>'
+        for name, content in about.files.items()
+    )
     return shown + files

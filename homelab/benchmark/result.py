@@ -103,7 +103,11 @@ def _summary(cell: Cell, runs: Sequence[Result], alone: Sequence[float | None]) 
     speeds = [one.tokens_per_s for one in measured]
     speed = statistics.median(speeds)
     known = [part for part in alone if part is not None]
-    planned = [(run.plan_tokens_per_s, run.measured.tokens_per_s) for run in runs if run.measured and run.plan_is_measured and run.plan_tokens_per_s]
+    planned = [
+        (run.plan_tokens_per_s, run.measured.tokens_per_s)
+        for run in runs
+        if run.measured and run.plan_is_measured and run.plan_tokens_per_s
+    ]
     return blank.model_copy(
         update={
             "tokens_per_s": speed, "tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds),

@@ -87,7 +87,9 @@ class Check:
                         yield self._finding(node.name, problem)
 
     def _finding(self, node: str, problem: Problem) -> Finding:
-        return Finding(self.id, node, problem.level, problem.message, Hint.of_parts([problem.hint or problem.fix]), problem.fix, problem.is_busy)
+        return Finding(
+            self.id, node, problem.level, problem.message, Hint.of_parts([problem.hint or problem.fix]), problem.fix, problem.is_busy
+        )
 
 
 def nothing_needed(evidence: Evidence) -> str | None:
@@ -117,7 +119,9 @@ DECLARED_SUBJECTS: list[Subject] = []
 _newest: dict[tuple[str, str], str] = {}  # (file, subject) -> the check that was declared there before
 
 
-def check(id: str, title: str, *, worst: Level, sees: str, after: str = "", always: bool = False, is_certain: bool = False) -> Callable[[Judge], Judge]:
+def check(
+    id: str, title: str, *, worst: Level, sees: str, after: str = "", always: bool = False, is_certain: bool = False
+) -> Callable[[Judge], Judge]:
     """Declare a judge as a check: (evidence, node, facts) is asked for every node, (evidence) once for the cluster.
 
     Without `after` it is shown after the check of the same subject that its file declares before it. Raises ValueError for a `sees`

@@ -118,11 +118,7 @@ class Evidence:
     @property
     def throughputs(self) -> dict[tuple[str, str], float]:
         """Bytes per second from source to target, for the pairs that were measured."""
-        return {
-            (link.source, link.target): link.throughput_bytes_per_s
-            for link in self.links
-            if link.throughput_bytes_per_s is not None
-        }
+        return {(link.source, link.target): link.throughput_bytes_per_s for link in self.links if link.throughput_bytes_per_s is not None}
 
 
 def answered(evidence: Evidence) -> Iterator[tuple[Node, Facts]]:

@@ -104,9 +104,7 @@ def _grid(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
     for subject in dict.fromkeys(finding.subject for finding in findings):
         of_subject = [finding for finding in findings if finding.subject == subject]
         if any(finding.node in nodes for finding in of_subject):
-            table.add_row(
-                subject, *(_cell([finding for finding in of_subject if finding.node == node], len(nodes)) for node in nodes)
-            )
+            table.add_row(subject, *(_cell([finding for finding in of_subject if finding.node == node], len(nodes)) for node in nodes))
     return table
 
 

@@ -50,14 +50,10 @@ def skipped(*, only: Collection[str], skip: Collection[str]) -> frozenset[str]:
     """The ids of the checks that are not judged. Raises InputError for an unknown id, and when nothing is left to judge."""
     _refuse_unknown(only, "--only")
     _refuse_unknown(skip, "--skip")
-    left_out = frozenset(
-        check.id for check in CHECKS if check.is_among(skip) or (only and not check.is_among(only))
-    )
+    left_out = frozenset(check.id for check in CHECKS if check.is_among(skip) or (only and not check.is_among(only)))
     if len(left_out) == len(CHECKS):
         raise InputError(
-            "every check is skipped",
-            where="--only and --skip",
-            hint=f"leave out some of: {', '.join(subject.id for subject in SUBJECTS)}",
+            "every check is skipped", where="--only and --skip", hint=f"leave out some of: {', '.join(subject.id for subject in SUBJECTS)}"
         )
     return left_out
 
@@ -137,7 +133,5 @@ def _refuse_unknown(names: Collection[str], option: str) -> None:
             subject = next((subject for subject in SUBJECTS if subject.id == name.partition(".")[0]), None)
             ids = [check.id for check in subject.checks] if subject else [subject.id for subject in SUBJECTS]
             raise InputError(
-                f'there is no check "{name}".{did_you_mean(name, IDS)}',
-                where=f"{option} {name}",
-                hint=f"use one of: {', '.join(ids)}",
+                f'there is no check "{name}".{did_you_mean(name, IDS)}', where=f"{option} {name}", hint=f"use one of: {', '.join(ids)}"
             )

@@ -33,11 +33,17 @@ class SuiteOrCommand(typer.core.TyperGroup):
         return [*super().shell_complete(ctx, incomplete), *self.commands["suite"].params[0].shell_complete(ctx, incomplete)]
 
 
-app = typer.Typer(cls=SuiteOrCommand, no_args_is_help=True, help="Measure: `homelab bench SUITE.toml` strategies and nodes side by side, `homelab bench card` one card.")
+app = typer.Typer(
+    cls=SuiteOrCommand,
+    no_args_is_help=True,
+    help="Measure: `homelab bench SUITE.toml` strategies and nodes side by side, `homelab bench card` one card.",
+)
 
 
 def command(
-    suite: Annotated[Path, typer.Argument(metavar="SUITE.toml", help="The suite: a recipe, strategies, sets of nodes.", show_default=False)],
+    suite: Annotated[
+        Path, typer.Argument(metavar="SUITE.toml", help="The suite: a recipe, strategies, sets of nodes.", show_default=False)
+    ],
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where results are kept. Default: bench/SUITE.", show_default=False)
@@ -60,14 +66,22 @@ def command(
     again = f"homelab bench {shlex.quote(str(suite))}{f' --output {shlex.quote(str(output))}' if output else ''}"
     if dry_run:
         if as_json:
-            common.print_json({"cells": [{"strategy": cell.strategy, "nodes": cell.nodes, "variation": cell.variation} for cell in cells], "repeats": loaded.repeats})
+            common.print_json(
+                {
+                    "cells": [{"strategy": cell.strategy, "nodes": cell.nodes, "variation": cell.variation} for cell in cells],
+                    "repeats": loaded.repeats,
+                }
+            )
             return 0
         for cell in cells:
             terminal.echo(cell.label)
         terminal.echo(f"{len(cells)} cells, {loaded.repeats} runs each of {loaded.steps} steps\nNext: {again}")
         return 0
     run = SuiteRun(loaded, cells, contents, (suite.parent / loaded.recipe).resolve().parent, machines, cluster, folder)
-    files = {name: path.read_text(encoding="utf-8") for name, path in ((suite.name, suite), (Path(loaded.recipe).name, suite.parent / loaded.recipe))}
+    files = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in ((suite.name, suite), (Path(loaded.recipe).name, suite.parent / loaded.recipe))
+    }
 
     def written(result: Result | None = None) -> None:
         if result is not None and not as_json:
@@ -79,7 +93,9 @@ def command(
         drawn = _charts(run)
     cells_now = run.summary()
     if as_json:
-        common.print_json({"folder": str(folder.root), "cells": [cell.model_dump(mode="json") | {"spread": cell.spread} for cell in cells_now]})
+        common.print_json(
+            {"folder": str(folder.root), "cells": [cell.model_dump(mode="json") | {"spread": cell.spread} for cell in cells_now]}
+        )
     else:
         from homelab.cli.clean_console import CleanConsole
 
@@ -113,7 +129,14 @@ def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
     from homelab.runs import store
 
     now, results = time.time(), run.folder.results()
-    about: About = page.About(name, run.suite, files, [f"pip install ./homelab_trainer-{homelab.__version__}-py3-none-any.whl", again], now, time.localtime(now).tm_gmtoff)
+    about: About = page.About(
+        name,
+        run.suite,
+        files,
+        [f"pip install ./homelab_trainer-{homelab.__version__}-py3-none-any.whl", again],
+        now,
+        time.localtime(now).tm_gmtoff,
+    )
     store.write_text(run.folder.csv, table.as_csv(results))
     store.write_text(run.folder.page, page.render(about, run.summary(), results))
 

@@ -15,11 +15,24 @@ if TYPE_CHECKING:
 
 
 def command(
-    node: Annotated[str | None, typer.Argument(help="The node's name. Default: the only one.", show_default=False, autocompletion=completion.nodes)] = None,
+    node: Annotated[
+        str | None, typer.Argument(help="The node's name. Default: the only one.", show_default=False, autocompletion=completion.nodes)
+    ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
-    method: Annotated[str, typer.Option(help="lora (16-bit weights) or qlora (4-bit weights; needs bitsandbytes).", autocompletion=completion.bench_methods)] = "lora",
-    card: Annotated[int | None, typer.Option(metavar="NUMBER", help="nvidia-smi's number of the card. Default: the first that trains.", show_default=False)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the row is written. Default: card-NAME-METHOD.json.", show_default=False)] = None,
+    method: Annotated[
+        str,
+        typer.Option(help="lora (16-bit weights) or qlora (4-bit weights; needs bitsandbytes).", autocompletion=completion.bench_methods),
+    ] = "lora",
+    card: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="nvidia-smi's number of the card. Default: the first that trains.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the row is written. Default: card-NAME-METHOD.json.", show_default=False
+        ),
+    ] = None,
     as_json: common.JsonOption = False,
 ) -> int:
     """Train a model of random weights on one card for a minute and write its speed as one small anonymous row, which can be shared."""
@@ -31,23 +44,40 @@ def command(
     from homelab.text.hint import homelab
 
     if method not in ("lora", "qlora"):
-        raise InputError(f"no method {method!r} measures a card; allowed: lora, qlora", where="--method", hint=homelab("bench card --method lora"))
+        raise InputError(
+            f"no method {method!r} measures a card; allowed: lora, qlora", where="--method", hint=homelab("bench card --method lora")
+        )
     names = [entry.name for entry in common.load_cluster(cluster).nodes]
     if node is None and len(names) > 1:
-        raise InputError(f"which node's card? {cluster} has {', '.join(names)}", where="the command line of homelab bench card", hint=homelab("bench card", names[0]))
+        raise InputError(
+            f"which node's card? {cluster} has {', '.join(names)}",
+            where="the command line of homelab bench card",
+            hint=homelab("bench card", names[0]),
+        )
     loaded = common.load_cluster(cluster, node or names[0])
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         found = card_run.measure(fleet, "qlora" if method == "qlora" else "lora", card, say)
     file = output or Path(f"card-{_stem(found.row.card)}-{method}.json")
     store.write_text(file, card_table.written(found.row))
     if as_json:
-        common.print_json({"row": found.row.model_dump(mode="json", exclude_none=True), "of_guess": found.of_guess, "file": str(file), "table": str(card_table.SHIPPED)})
+        common.print_json(
+            {
+                "row": found.row.model_dump(mode="json", exclude_none=True),
+                "of_guess": found.of_guess,
+                "file": str(file),
+                "table": str(card_table.SHIPPED),
+            }
+        )
         return 0
     for line in _lines(found):
         terminal.echo(line)
     terminal.echo(f"wrote {file}: one row, without a name of a machine or a person")
     if found.of_guess is None:
-        why = "A CPU's row is in no plan" if found.row.card.startswith("CPU") else "homelab/data_sheets.py does not know this card yet, and no plan uses its row"
+        why = (
+            "A CPU's row is in no plan"
+            if found.row.card.startswith("CPU")
+            else "homelab/data_sheets.py does not know this card yet, and no plan uses its row"
+        )
         terminal.echo(f"{why}. Next: homelab launch RECIPE{common.same_options(cluster)} (its first steps measure this machine)")
         return 0
     table = shlex.quote(str(card_table.SHIPPED))

@@ -12,7 +12,10 @@ from homelab.cli import common, terminal
 def command(
     run: common.RunArgument = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="One question. Default: a conversation, on the terminal or with the lines of a pipe.", show_default=False)
+        str | None,
+        typer.Option(
+            "--prompt", "-p", help="One question. Default: a conversation, on the terminal or with the lines of a pipe.", show_default=False
+        ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Ask the model as it was before training.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Ask both: the model before its training, and after it.")] = False,
@@ -40,7 +43,9 @@ def command(
             paths = run_lookup.run(fleet, runs_dir, run, say)
             say("the model is being loaded on the head")
             if prompt is not None:
-                answers = {model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens, say=say) for model in models}
+                answers = {
+                    model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens, say=say) for model in models
+                }
             else:
                 held = begin(fleet, paths, models)
         if prompt is None:
@@ -48,7 +53,9 @@ def command(
                 conversation.hold(held, models, max_new_tokens)
             return 0
     if as_json:
-        document = {model: {"run": paths.name, "base": model == "base", "prompt": prompt, **answer.as_dict()} for model, answer in answers.items()}
+        document = {
+            model: {"run": paths.name, "base": model == "base", "prompt": prompt, **answer.as_dict()} for model, answer in answers.items()
+        }
         common.print_json(document if compare else document[models[0]])
         return 0
     for model, answer in answers.items():

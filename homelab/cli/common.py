@@ -27,11 +27,17 @@ NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
-SkipOption = Annotated[list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.", autocompletion=completion.checks)]
+SkipOption = Annotated[
+    list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.", autocompletion=completion.checks)
+]
 SuperviseOption = Annotated[
     str,
     typer.Option(
-        "--supervise", envvar="HOMELAB_SUPERVISE", metavar="here|head", parser=lambda text: _supervised(text), autocompletion=completion.supervisor_places,
+        "--supervise",
+        envvar="HOMELAB_SUPERVISE",
+        metavar="here|head",
+        parser=lambda text: _supervised(text),
+        autocompletion=completion.supervisor_places,
         help="Where the supervisor is left that recovers the run by itself: on this machine, or on the head node (for a machine that sleeps; "
         "the head then needs our packages and a key to the other nodes; if the head dies, `homelab recover` goes on).",
     ),
@@ -40,7 +46,9 @@ NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave n
 RunArgument = Annotated[
     str | None,
     typer.Argument(
-        help="The run's name, or its beginning or end. Default: the one that lives, else the newest.", show_default=False, autocompletion=completion.runs
+        help="The run's name, or its beginning or end. Default: the one that lives, else the newest.",
+        show_default=False,
+        autocompletion=completion.runs,
     ),
 ]
 
@@ -179,7 +187,10 @@ def for_same_files(findings: Iterable[Finding], cluster: Path, runs_dir: Path | 
     options = options_of(cluster, runs_dir)
     named = "RECIPE" if recipe is None else str(recipe)
     return [
-        replace(finding, hint=for_recipe(with_options(finding.hint, options), named), fix=finding.fix.with_options(options).for_recipe(named)) for finding in findings
+        replace(
+            finding, hint=for_recipe(with_options(finding.hint, options), named), fix=finding.fix.with_options(options).for_recipe(named)
+        )
+        for finding in findings
     ]
 
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 def command(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="Two runs or more, each by its name, its beginning or its end.", show_default=False, autocompletion=completion.runs)
+        list[str],
+        typer.Argument(
+            metavar="RUN RUN...",
+            help="Two runs or more, each by its name, its beginning or its end.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
     ],
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps of each run's last attempt that do not count for its speed.")] = 2,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,

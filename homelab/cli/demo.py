@@ -13,9 +13,14 @@ NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboar
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the demo keeps its lab, its runs and the trained model.")] = Path("demo"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the demo keeps its lab, its runs and the trained model.")] = Path(
+        "demo"
+    ),
     python: Annotated[
-        str | None, typer.Option("--python", metavar="PYTHON", help="The Python that trains, with the worker's packages. Default: this one.", show_default=False)
+        str | None,
+        typer.Option(
+            "--python", metavar="PYTHON", help="The Python that trains, with the worker's packages. Default: this one.", show_default=False
+        ),
     ] = None,
 ) -> int:
     """Three practice nodes on this machine fine-tune a small model; one worker is killed, the run recovers by itself, and the model answers. About 10 minutes."""
@@ -43,7 +48,11 @@ def _script() -> Path | None:
     of_checkout = Path(homelab.__file__).resolve().parents[1] / "scripts" / "demo"
     if of_checkout.is_file():
         return of_checkout
-    installed = [Path(str(file.locate())) for file in metadata.files(homelab.__distribution__) or () if str(file).endswith("share/homelab/scripts/demo")]
+    installed = [
+        Path(str(file.locate()))
+        for file in metadata.files(homelab.__distribution__) or ()
+        if str(file).endswith("share/homelab/scripts/demo")
+    ]
     return next((path.resolve() for path in installed if path.is_file()), None)
 
 
@@ -57,7 +66,11 @@ def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
     from homelab.text.hint import Hint, homelab
 
     if script is None:
-        raise InputError("the demo's files are not installed", where=sys.prefix, hint="install homelab from its wheel: pipx install ./homelab_trainer-VERSION-py3-none-any.whl")
+        raise InputError(
+            "the demo's files are not installed",
+            where=sys.prefix,
+            hint="install homelab from its wheel: pipx install ./homelab_trainer-VERSION-py3-none-any.whl",
+        )
     if trainer is None:
         raise InputError("there is no such Python", where=f"--python {named}", hint=homelab("demo --python ~/.homelab/env/bin/python"))
     program = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"

@@ -55,7 +55,9 @@ def command(
     else:
         for line in _lines(masked):
             terminal.echo(line)
-        terminal.echo(f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}")
+        terminal.echo(
+            f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}"
+        )
     return error.exit_code if error else 0
 
 

@@ -9,11 +9,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "preflight": ("homelab preflight recipes/llama7b-lora.toml --fix", "homelab preflight --only network --watch"),
     "doctor": ("homelab doctor laptop > laptop.txt",),
     "plan": (
-        "homelab plan recipes/llama7b-lora.toml --why", "homelab plan recipes/llama7b-lora.toml --what-if +RTX3090",
+        "homelab plan recipes/llama7b-lora.toml --why",
+        "homelab plan recipes/llama7b-lora.toml --what-if +RTX3090",
         "homelab plan recipes/llama7b-lora.toml --what-if-nodes 1..10",
     ),
     "launch": (
-        "homelab launch recipes/llama7b-lora.toml", "homelab launch recipes/llama7b-lora.toml --nodes tower,laptop --wait",
+        "homelab launch recipes/llama7b-lora.toml",
+        "homelab launch recipes/llama7b-lora.toml --nodes tower,laptop --wait",
         "homelab launch recipes/llama7b-lora.toml --profile 3",
     ),
     "run": ("homelab run -- python train.py --epochs 3", "homelab run --nodes tower,laptop -- accelerate launch train.py"),

@@ -65,7 +65,9 @@ def _law(as_json: bool) -> int:
     for influence in INFLUENCES:
         table.add_row(influence.name, influence.holds)
     console = CleanConsole()
-    console.print("A recipe alone decides the training; the cluster only decides who computes what.\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        "A recipe alone decides the training; the cluster only decides who computes what.\n", markup=False, highlight=False, soft_wrap=True
+    )
     console.print(table)
     return 0
 
@@ -80,8 +82,16 @@ def _unknown(query: str) -> Exception:
     where = "the argument of homelab explain"
     if len(query.split()) > _FEW_WORDS:
         near = topic_index.nearest(query)
-        topics = f"the nearest topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})" if near else "and no topic is near it"
-        return InputError(f'no rule knows the line "{plain_name(query)}"; {topics}', where=where, hint=Hint("homelab explain lists all topics; of a run: {}", homelab("why RUN")))
+        topics = (
+            f"the nearest topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})"
+            if near
+            else "and no topic is near it"
+        )
+        return InputError(
+            f'no rule knows the line "{plain_name(query)}"; {topics}',
+            where=where,
+            hint=Hint("homelab explain lists all topics; of a run: {}", homelab("why RUN")),
+        )
     near_word = did_you_mean(query[:200].lower(), topic_index.vocabulary())
     return InputError(f'there is no topic "{plain_name(query)}".{near_word}', where=where, hint="homelab explain lists all topics")
 

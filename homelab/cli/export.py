@@ -24,15 +24,38 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def command(
     recipe: common.RecipeArgument,
-    to: Annotated[str, typer.Option("--to", metavar="SCHEDULER", help="slurm, trainjob, pytorchjob or dstack.", show_default=False, autocompletion=completion.schedulers)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="The job's folder. Default: jobs/RUN-SCHEDULER.", show_default=False)] = None,
-    at: Annotated[str, typer.Option("--at", metavar="PATH", help="Where the machines see it. Default: slurm: the same; else /homelab.", show_default=False)] = "",
-    machines: Annotated[int, typer.Option("--machines", min=0, max=1024, help="How many. Default: as cluster.toml.", show_default=False)] = 0,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="SCHEDULER",
+            help="slurm, trainjob, pytorchjob or dstack.",
+            show_default=False,
+            autocompletion=completion.schedulers,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The job's folder. Default: jobs/RUN-SCHEDULER.", show_default=False),
+    ] = None,
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at", metavar="PATH", help="Where the machines see it. Default: slurm: the same; else /homelab.", show_default=False
+        ),
+    ] = "",
+    machines: Annotated[
+        int, typer.Option("--machines", min=0, max=1024, help="How many. Default: as cluster.toml.", show_default=False)
+    ] = 0,
     gpus: Annotated[int, typer.Option("--gpus", min=0, max=16, help="With --machines: cards of each; 0: CPUs.")] = 1,
     vram: Annotated[float, typer.Option("--vram", min=1, max=1024, help="With --machines: memory of the smallest card, in GB.")] = 24.0,
-    python: Annotated[str, typer.Option("--python", help="The Python on the machines, with requirements.txt installed.", show_default=False)] = "",
+    python: Annotated[
+        str, typer.Option("--python", help="The Python on the machines, with requirements.txt installed.", show_default=False)
+    ] = "",
     image: Annotated[str, typer.Option("--image", help="The container's image.", show_default=False)] = "",
-    volume: Annotated[str, typer.Option("--volume", help="The volume (claim) that holds the folder, for Kubernetes and dstack.")] = "homelab",
+    volume: Annotated[
+        str, typer.Option("--volume", help="The volume (claim) that holds the folder, for Kubernetes and dstack.")
+    ] = "homelab",
     partition: Annotated[str, typer.Option("--partition", help="Slurm's partition.", show_default=False)] = "",
     hours: Annotated[int, typer.Option("--hours", min=0, max=100000, help="The longest it may take; 0: as the scheduler has it.")] = 0,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
@@ -65,7 +88,9 @@ def command(
     file = folder / document.file_name
     if as_json:
         figures = {"machines": asked.count, "ranks": plan.world_size}
-        common.print_json({"folder": str(folder), "file": str(file), "run": run, "to": to, "at": place, **figures, "notes": list(job.notes)})
+        common.print_json(
+            {"folder": str(folder), "file": str(file), "run": run, "to": to, "at": place, **figures, "notes": list(job.notes)}
+        )
         return 0
     for text in job.notes:
         terminal.echo(f"note: {text}")
@@ -90,21 +115,29 @@ def _refuse(scheduler: Scheduler, **words: str) -> None:
 
     if scheduler.needs_image and not words["image"]:
         raise InputError(
-            f"a {scheduler.name} names the image of its containers", where="--image", hint="an image with the packages of [worker]: --image registry/homelab:1"
+            f"a {scheduler.name} names the image of its containers",
+            where="--image",
+            hint="an image with the packages of [worker]: --image registry/homelab:1",
         )
     if words["image"] and not scheduler.takes_image:
-        raise InputError(f"{scheduler.name} starts no container here", where="--image", hint="name the Python instead: --python /shared/env/bin/python")
+        raise InputError(
+            f"{scheduler.name} starts no container here", where="--image", hint="name the Python instead: --python /shared/env/bin/python"
+        )
     for option, value in words.items():
         is_path = option in ("python", "image")
         if value and not (re.fullmatch(r"[\w./:@+~-]+", value) and not value.startswith("-") if is_path else _WORD.fullmatch(value)):
-            raise InputError(f"{value!r} would be read as something else there", where=f"--{option}", hint="letters, digits, dot, dash and underscore")
+            raise InputError(
+                f"{value!r} would be read as something else there", where=f"--{option}", hint="letters, digits, dot, dash and underscore"
+            )
 
 
 def _place(at: str) -> str:
     from homelab.errors import InputError
 
     if not _PLAIN.fullmatch(at):
-        raise InputError(f"{at!r} is no absolute path", where="--at", hint="the folder as the machines of the job see it: --at /shared/homelab/job")
+        raise InputError(
+            f"{at!r} is no absolute path", where="--at", hint="the folder as the machines of the job see it: --at /shared/homelab/job"
+        )
     return at.rstrip("/") or "/"
 
 

@@ -46,11 +46,15 @@ def command(
         terminal.echo(f"note: the program has saved on {name}, too; what is fetched is from {done.node}", err=True)
     what = f"checkpoint {done.step} of {done.run}" if done.step is not None else done.run
     if done.changed:
-        terminal.echo(f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}")
+        terminal.echo(
+            f"{what}: {done.files} files, {decimal_size(done.total_bytes)} ({decimal_size(done.fetched_bytes)} fetched from {done.node}) in {done.folder}"
+        )
     else:
         terminal.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
     if done.is_program:
-        terminal.echo("Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
+        terminal.echo(
+            "Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)"
+        )
         return 0
     same = common.same_options(cluster, runs_dir)
     terminal.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")

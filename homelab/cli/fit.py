@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _SHOWN = 6
 
 
-def write(recipe_file: Path, output: Path | None, inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool, options: str) -> int:
+def write(
+    recipe_file: Path, output: Path | None, inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool, options: str
+) -> int:
     """Find what makes every rank fit, write it, say what was changed. Writes nothing where everything fits. `options` are the next command's.
 
     Raises InputError where nothing helps, where the file is there already, and for a recipe that brings its own program.
@@ -40,7 +42,10 @@ def write(recipe_file: Path, output: Path | None, inputs: PlanInputs, make: Call
         _check(file, recipe_file, recipe)
         file.write_text(recipe_edits.edited(recipe_file.read_text(encoding="utf-8-sig"), ways[0].edits), encoding="utf-8")
     if as_json:
-        changes = [{"edits": [str(edit) for edit in way.edits], "gain_bytes": way.gain_bytes, "alters_training": way.alters_training} for way in ways]
+        changes = [
+            {"edits": [str(edit) for edit in way.edits], "gain_bytes": way.gain_bytes, "alters_training": way.alters_training}
+            for way in ways
+        ]
         common.print_json({"written": str(file) if ways else None, "mendings": changes})
     else:
         _print(file, ways, options)
@@ -89,9 +94,7 @@ def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     from homelab.errors import InputError
 
     if file.exists():
-        raise InputError(
-            f"{file} is there already, and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml"
-        )
+        raise InputError(f"{file} is there already, and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml")
     relative = [name for name in (recipe.data.train, recipe.data.eval) if name and not name.startswith(("/", "~/", "hub:"))]
     if relative and file.resolve().parent != recipe_file.resolve().parent:
         raise InputError(

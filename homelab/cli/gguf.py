@@ -20,16 +20,27 @@ def _kind(text: str) -> str:
 
 def command(
     run: common.RunArgument = None,
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN-KIND.", show_default=False)] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN-KIND.", show_default=False)
+    ] = None,
     quantise: Annotated[
         str,
         typer.Option(
-            "--quantise", metavar="|".join(QUANTISATIONS), parser=_kind, help="q4_k_m: smallest; q8_0: nearly without loss; bf16, f16: as trained.",
+            "--quantise",
+            metavar="|".join(QUANTISATIONS),
+            parser=_kind,
+            help="q4_k_m: smallest; q8_0: nearly without loss; bf16, f16: as trained.",
             autocompletion=completion.quantisations,
         ),
     ] = "q4_k_m",
     llama_cpp: Annotated[
-        Path | None, typer.Option("--llama-cpp", metavar="DIR", help="Take the converter of this checkout of llama.cpp (it may know newer models).", show_default=False)
+        Path | None,
+        typer.Option(
+            "--llama-cpp",
+            metavar="DIR",
+            help="Take the converter of this checkout of llama.cpp (it may know newer models).",
+            show_default=False,
+        ),
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
@@ -55,6 +66,8 @@ def command(
     terminal.echo(f"Ollama:     ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))} && ollama run {name}")
     terminal.echo(f"llama.cpp:  llama-cli -m {file}")
     same = common.same_options(cluster, runs_dir)
-    terminal.echo(f"vLLM:       homelab fetch --merged {shlex.quote(paths.name)}{same} && vllm serve {shlex.quote(f'models/{paths.name}-merged')}")
+    terminal.echo(
+        f"vLLM:       homelab fetch --merged {shlex.quote(paths.name)}{same} && vllm serve {shlex.quote(f'models/{paths.name}-merged')}"
+    )
     terminal.echo(f"Next: ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))}")
     return 0

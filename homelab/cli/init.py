@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 def command(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="HOST", help="A machine as ssh knows it: host, user@host or host:port. Default: look for machines.", show_default=False),
+        typer.Argument(
+            metavar="HOST", help="A machine as ssh knows it: host, user@host or host:port. Default: look for machines.", show_default=False
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default, and accept new host keys (you have compared them already).")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing: take every default, and accept new host keys (you have compared them already).")
+    ] = False,
     user: Annotated[str, typer.Option("--user", help="The user name where the login is refused as yours.")] = "",
     network: Annotated[str, typer.Option("--network", help="The LAN, where the nodes share several networks: 192.168.1.0/24.")] = "",
     this_machine: Annotated[
@@ -55,7 +59,13 @@ def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
     for node in outcome.cluster.nodes:
         facts = outcome.facts.get(node.name)
         has = ", ".join(cards.short(card.name) for card in cards.everything(facts)) if facts else ""
-        state = "new" if node.name in outcome.added else f"updated: {', '.join(outcome.updated[node.name])}" if node.name in outcome.updated else "unchanged"
+        state = (
+            "new"
+            if node.name in outcome.added
+            else f"updated: {', '.join(outcome.updated[node.name])}"
+            if node.name in outcome.updated
+            else "unchanged"
+        )
         terminal.echo(f"{node.name}  {node.host}  {has}{', ' if has else ''}{proposal.about(facts) if facts else 'not asked'}  ({state})")
     for host, other in outcome.same.items():
         notes.append(f"{host} is {other} under another name")

@@ -29,7 +29,12 @@ def command(
     no_supervise: common.NoSuperviseOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be executed on each node; start nothing.")] = False,
     profile: Annotated[
-        str, typer.Option("--profile", metavar="STEPS", help="Profile so many steps after the first ones (3), or these (8-10), with torch.profiler; `homelab profile` shows it.")
+        str,
+        typer.Option(
+            "--profile",
+            metavar="STEPS",
+            help="Profile so many steps after the first ones (3), or these (8-10), with torch.profiler; `homelab profile` shows it.",
+        ),
     ] = "",
     profile_ranks: Annotated[str, typer.Option("--profile-ranks", metavar="RANKS", help="Only on these ranks: 0,2")] = "",
     wake: Annotated[bool, typer.Option("--wake", help="First wake the nodes that sleep, as `homelab wake` does.")] = False,
@@ -79,7 +84,9 @@ class _View(RunCommand):
 
         prepared = replace(prepared, findings=common.for_same_files(prepared.findings, self.cluster_file, self.runs_dir, self.recipe_file))
         if not self.as_json and presentation.worst(prepared.findings) != "ok":
-            self.console.print(presentation.table(prepared.findings, [node.name for node in prepared.evidence.cluster.nodes]), soft_wrap=True)
+            self.console.print(
+                presentation.table(prepared.findings, [node.name for node in prepared.evidence.cluster.nodes]), soft_wrap=True
+            )
         return prepared
 
     def planned(self, plan: Plan) -> None:

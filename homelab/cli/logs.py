@@ -22,8 +22,7 @@ def command(
     run: common.RunArgument = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     attempt: Annotated[
-        int | None,
-        typer.Option("--attempt", min=1, help="What was printed in this attempt. Default: the newest.", show_default=False),
+        int | None, typer.Option("--attempt", min=1, help="What was printed in this attempt. Default: the newest.", show_default=False)
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines of each stream.")] = 40,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")] = False,

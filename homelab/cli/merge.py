@@ -23,7 +23,9 @@ def command(
     base: Annotated[
         str,
         typer.Option(
-            "--base", metavar="original|dequantised|auto", parser=_base,
+            "--base",
+            metavar="original|dequantised|auto",
+            parser=_base,
             help="Onto which weights: those of the base model's files, what the 4 or 8 bits of a quantised base stand for, or whichever comes nearer to the adapter's loss.",
         ),
     ] = "auto",

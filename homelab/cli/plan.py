@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 LikeOption = Annotated[
     str,
     typer.Option(
-        "--like", metavar="NODE", help="The node that --what-if-nodes copies. Default: the middle one by speed.", show_default=False, autocompletion=completion.nodes
+        "--like",
+        metavar="NODE",
+        help="The node that --what-if-nodes copies. Default: the middle one by speed.",
+        show_default=False,
+        autocompletion=completion.nodes,
     ),
 ]
 LauncherOption = Annotated[
@@ -37,10 +41,19 @@ def command(
     why: Annotated[bool, typer.Option("--why", help="Also print the reason of each choice.")] = False,
     what_if: Annotated[
         list[str],
-        typer.Option("--what-if", help="Compare with one more machine (+RTX3090, +2xRTX3090), without a node (-laptop) or with another network (wire=2.5gbit); repeatable."),
+        typer.Option(
+            "--what-if",
+            help="Compare with one more machine (+RTX3090, +2xRTX3090), without a node (-laptop) or with another network (wire=2.5gbit); repeatable.",
+        ),
     ] = [],  # noqa: B006
     what_if_nodes: Annotated[
-        str, typer.Option("--what-if-nodes", metavar="COUNTS", help="The curve over so many machines, 1..10 or 2,4,8: those that are there, then copies.", show_default=False)
+        str,
+        typer.Option(
+            "--what-if-nodes",
+            metavar="COUNTS",
+            help="The curve over so many machines, 1..10 or 2,4,8: those that are there, then copies.",
+            show_default=False,
+        ),
     ] = "",
     like: LikeOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try the training step without weights on one node.")] = True,
@@ -61,7 +74,11 @@ def command(
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
     if like and not what_if_nodes:
-        raise InputError("--like says which node --what-if-nodes copies, and there is no --what-if-nodes", where="--like", hint="add --what-if-nodes 1..10")
+        raise InputError(
+            "--like says which node --what-if-nodes copies, and there is no --what-if-nodes",
+            where="--like",
+            hint="add --what-if-nodes 1..10",
+        )
     counts = _counts(what_if_nodes)
     training = load_recipe(recipe)
     machines = (common.described_cluster if offline else common.load_cluster)(cluster, nodes)
@@ -87,11 +104,15 @@ def command(
         document = {"document": plan.document.model_dump()} if plan.document else {}
         common.print_json(plan.model_dump(mode="json") | document | {"verdict": judged.as_dict()})
         return judged.exit_code
-    _print(plan, judged, recipe, common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""), why)
+    _print(
+        plan, judged, recipe, common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""), why
+    )
     return judged.exit_code
 
 
-def _gathered(cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool) -> tuple[PlanInputs, list[str], InputError | None]:
+def _gathered(
+    cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool
+) -> tuple[PlanInputs, list[str], InputError | None]:
     """What the plan is made from, from the nodes or (offline) from cluster.toml alone, what a person should know of it, and what of the recipe's
     files cannot be read here."""
     from homelab.control.launch import data_files, inputs, planner
@@ -157,7 +178,9 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
 
     with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
         slots = machines.choose(replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))).slots
-        return memory_dry_run.improve(fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots}, config=inputs.config)
+        return memory_dry_run.improve(
+            fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots}, config=inputs.config
+        )
 
 
 def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:
@@ -177,7 +200,12 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -
         style = "red" if judged.runs is False else "yellow"
         console.print(f"{judged.title}: {judged.seen}\nFirst: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
     verb, _, option = judged.command.partition(" ")
-    console.print(f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}", soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
 
 
 def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool) -> int:
@@ -220,7 +248,9 @@ def _counts(text: str) -> tuple[int, ...]:
     return scaling.parse_counts(text) if text else ()
 
 
-def _scaling(counts: tuple[int, ...], like: str | None, texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool) -> int:
+def _scaling(
+    counts: tuple[int, ...], like: str | None, texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], Plan], as_json: bool
+) -> int:
     """Print how the recipe does on so many machines, on the wire and with the machines of --what-if where there is one."""
     from dataclasses import replace
 

@@ -23,11 +23,16 @@ _AGAIN_S = 2.0  # between two looks of --watch
 
 def command(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Also check what this recipe needs: model, data, packages, memory.", show_default=False, autocompletion=completion.recipes)
+        Path | None,
+        typer.Argument(
+            help="Also check what this recipe needs: model, data, packages, memory.", show_default=False, autocompletion=completion.recipes
+        ),
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    only: Annotated[list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).", autocompletion=completion.checks)] = [],  # noqa: B006
+    only: Annotated[
+        list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).", autocompletion=completion.checks)
+    ] = [],  # noqa: B006
     skip: common.SkipOption = [],  # noqa: B006
     deep: Annotated[bool, typer.Option("--deep", help="Also let all nodes compute together: a real all-reduce, timed.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that fix what was found.")] = False,
@@ -182,7 +187,9 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
         option = "--fix" if fix else "--watch"
         raise InputError(f"{option} talks with a person, --json with a program", where=f"{option} --json", hint="leave one of them out")
     if fix and watch:
-        raise InputError("--fix asks, --watch does not wait", where="--fix --watch", hint="run --fix in one terminal and --watch in another")
+        raise InputError(
+            "--fix asks, --watch does not wait", where="--fix --watch", hint="run --fix in one terminal and --watch in another"
+        )
     if yes and not fix:
         raise InputError("--yes answers what --fix asks, and there is no --fix", where="--yes", hint="add --fix")
     if fix and not yes and not sys.stdin.isatty():
@@ -198,7 +205,11 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
     from homelab.control import hub_token
 
     # The commands may be ours too: the same homelab, for the same cluster.
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "HOMELAB_CLUSTER": str(cluster)}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "HOMELAB_CLUSTER": str(cluster),
+    }
     ran = False
     for offer in fixes.offered(look.findings):
         terminal.echo(f"\n{offer.title}")
@@ -216,7 +227,9 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
         terminal.echo("  done" if code == 0 else f"  it ended with exit code {code}")
     by_hand = fixes.by_hand(look.findings)
     if by_hand:
-        terminal.echo("\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand)))
+        terminal.echo(
+            "\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand))
+        )
     return ran
 
 

@@ -11,10 +11,21 @@ from homelab.cli import common, terminal
 
 
 def command(
-    words: Annotated[list[str], typer.Argument(metavar="[RUN] REPO", help="The run (left out: the only or newest one), and NAME/MODEL on the hub.", show_default=False)],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] REPO", help="The run (left out: the only or newest one), and NAME/MODEL on the hub.", show_default=False
+        ),
+    ],
     merged: Annotated[bool, typer.Option("--merged", help="Upload what `homelab merge` has made.")] = False,
     base_model: Annotated[
-        str | None, typer.Option("--base-model", metavar="NAME/MODEL", help="What the base is called on the hub, where the recipe names a folder.", show_default=False)
+        str | None,
+        typer.Option(
+            "--base-model",
+            metavar="NAME/MODEL",
+            help="What the base is called on the hub, where the recipe names a folder.",
+            show_default=False,
+        ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="A new repository is seen by everybody. Default: by you alone.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,

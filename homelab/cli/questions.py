@@ -60,7 +60,11 @@ class InitQuestions:
         default = " ".join(map(str, expected)) or "none"
         hint = Hint("name them: {}; or take the proposal: {}", homelab("init HOST ..."), homelab("init --yes"))
         while True:
-            answer = default if self._yes else self._text("which are nodes? (numbers or names, all, none)", default, "which machines are nodes", hint)
+            answer = (
+                default
+                if self._yes
+                else self._text("which are nodes? (numbers or names, all, none)", default, "which machines are nodes", hint)
+            )
             chosen = _chosen(answer, offered)
             if chosen is not None:
                 return chosen
@@ -88,7 +92,9 @@ class InitQuestions:
             speed = f", {one.speed_mbit} Mbit/s" if one.speed_mbit else ""
             terminal.echo(f"  {one.network}  ({'wired' if one.is_wired else 'Wi-Fi'}{speed})", err=True)
         hint = Hint("name it: {}; or take the fastest: {}", homelab("init --network", networks[0]), homelab("init --yes"))
-        while (answer := self._text("which carries the training?", networks[0], "which network carries the training", hint)) not in networks:
+        while (
+            answer := self._text("which carries the training?", networks[0], "which network carries the training", hint)
+        ) not in networks:
             terminal.echo(f"  {answer!r}: not in the list", err=True)
         return answer
 
@@ -96,8 +102,18 @@ class InitQuestions:
         """Whether it has a card is the default for a new file."""
         if self._this_machine is not None or self._yes or not own_machine.is_linux():
             return default if self._this_machine is None else self._this_machine
-        hint = Hint("say it: {} or {}; or take the proposal: {}", homelab("init --this-machine"), homelab("init --no-this-machine"), homelab("init --yes"))
-        return asked(lambda: terminal.confirm("does this machine train, too?", default=default, err=True), "whether this machine trains, too", "homelab init", hint)
+        hint = Hint(
+            "say it: {} or {}; or take the proposal: {}",
+            homelab("init --this-machine"),
+            homelab("init --no-this-machine"),
+            homelab("init --yes"),
+        )
+        return asked(
+            lambda: terminal.confirm("does this machine train, too?", default=default, err=True),
+            "whether this machine trains, too",
+            "homelab init",
+            hint,
+        )
 
     def _text(self, question: str, default: str, what: str, hint: Hint) -> str:
         return asked(lambda: terminal.prompt(question, default), what, "homelab init", hint).strip()

@@ -23,13 +23,14 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")
-    ] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy", help="Go on with this strategy, and all later attempts too: the curve stays.", show_default=False, autocompletion=completion.strategies
+            "--strategy",
+            help="Go on with this strategy, and all later attempts too: the curve stays.",
+            show_default=False,
+            autocompletion=completion.strategies,
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Let the nodes run a run that another machine has launched, unasked.")] = False,
@@ -50,7 +51,14 @@ def command(
     view = _View(cluster, runs_dir, as_json, yes)
     names = [node.name for node in common.load_cluster(cluster, nodes).nodes]
     request = RecoverRequest(
-        run, names, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), from_scratch, strategy
+        run,
+        names,
+        cluster,
+        runs_dir,
+        registry.skipped(only=[], skip=skip),
+        common.supervise_where(supervise, no_supervise),
+        from_scratch,
+        strategy,
     )
     with Fleet(common.load_cluster(cluster)) as fleet:
         paths = recover_run(fleet, request, view)
@@ -79,7 +87,9 @@ class _View(RunCommand):
         terminal.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
         for line in program.lines:
             terminal.echo(f"  {line}", err=True)
-        hint = Hint("read what stands above; if the nodes shall run it: {}", homelab("recover --yes", program.run)).with_options(self.command_options)
+        hint = Hint("read what stands above; if the nodes shall run it: {}", homelab("recover --yes", program.run)).with_options(
+            self.command_options
+        )
         ask = "shall the nodes run it?"
         return self.yes or asked(lambda: terminal.confirm(ask, err=True), "whether the nodes shall run it", program.run, hint)
 

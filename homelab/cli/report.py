@@ -14,7 +14,10 @@ from homelab.cli import common, terminal
 def command(
     run: common.RunArgument = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where it is written. Default: report.html in the run's folder.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where it is written. Default: report.html in the run's folder.", show_default=False
+        ),
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
@@ -35,7 +38,9 @@ def command(
         report = report_builder.build(report_sources.gather(fleet, paths, loaded))
         file = output or paths.root / "report.html"
         if file.is_dir():
-            raise InputError("this is a folder", where=f"--output {file}", hint=f"name a file in it: --output {shlex.quote(str(file / 'report.html'))}")
+            raise InputError(
+                "this is a folder", where=f"--output {file}", hint=f"name a file in it: --output {shlex.quote(str(file / 'report.html'))}"
+            )
         html = page.render(report)
         store.write_text(file, html)
     if as_json:

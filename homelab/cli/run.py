@@ -11,7 +11,12 @@ from homelab.cli import common
 
 
 def command(
-    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="python train.py ..., accelerate launch train.py ..., trl sft ..., ...", show_default=False)],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...", help="python train.py ..., accelerate launch train.py ..., trl sft ..., ...", show_default=False
+        ),
+    ],
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     skip: common.SkipOption = [],  # noqa: B006
@@ -29,7 +34,11 @@ def command(
     from homelab.control.launch import project_copy
     from homelab.control.launch.launch_run import LaunchRequest
 
-    program, skipped, where = program_command.parsed(words), registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise)
+    program, skipped, where = (
+        program_command.parsed(words),
+        registry.skipped(only=[], skip=skip),
+        common.supervise_where(supervise, no_supervise),
+    )
     typed = program_command.Typed(tuple(words), str(Path.cwd()))
     with project_copy.recipe_of(program, Path.cwd()) as recipe:
         request = LaunchRequest(recipe, cluster, runs_dir, skipped, where, is_dry_run=dry_run, typed=typed)

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 def command(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="With --prune: just these runs, by name, or its beginning or end.", show_default=False, autocompletion=completion.runs)
+        list[str] | None,
+        typer.Argument(
+            help="With --prune: just these runs, by name, or its beginning or end.", show_default=False, autocompletion=completion.runs
+        ),
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove runs that are over, here and on the nodes. Shows them and asks; a run that goes on always stays.")
+        bool,
+        typer.Option(
+            "--prune", help="Remove runs that are over, here and on the nodes. Shows them and asks; a run that goes on always stays."
+        ),
     ] = False,
     keep: Annotated[int, typer.Option("--keep", min=0, help="With --prune and no names: so many of the newest runs stay.")] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="With --prune: do not ask.")] = False,
@@ -53,7 +59,12 @@ def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         index = run_index.all_runs(fleet, runs_dir, say)
     if as_json:
-        common.print_json({"runs": [row.as_dict() for row in index.rows], "unreachable": {name: error.as_dict() for name, error in index.unreachable.items()}})
+        common.print_json(
+            {
+                "runs": [row.as_dict() for row in index.rows],
+                "unreachable": {name: error.as_dict() for name, error in index.unreachable.items()},
+            }
+        )
         return 0
     console = CleanConsole()
     if index.rows:
@@ -61,7 +72,9 @@ def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
             console.print(line, soft_wrap=True)
     for name, error in index.unreachable.items():
         console.print(f"{name} could not be asked: {error.message}", style="yellow", markup=False, highlight=False)
-    terminal.echo(f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}")
+    terminal.echo(
+        f"Next: homelab status {index.rows[0].name}{options}" if index.rows else f"No runs yet. Next: homelab launch RECIPE{options}"
+    )
     return 0
 
 
@@ -88,7 +101,9 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
             _show(going, staying, errors)
         if going and not yes:
             if as_json or not sys.stdin.isatty():
-                raise InputError("there is nobody to ask whether these runs shall go", where="standard input", hint=homelab("runs --prune --yes", *words))
+                raise InputError(
+                    "there is nobody to ask whether these runs shall go", where="standard input", hint=homelab("runs --prune --yes", *words)
+                )
             if not terminal.confirm("remove them?"):
                 return 1
         with common.progress(as_json) as say:

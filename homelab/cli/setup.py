@@ -20,26 +20,48 @@ if TYPE_CHECKING:
 RecipeOption = Annotated[
     Path | None,
     typer.Option(
-        "--recipe", metavar="FILE", help="Install what this recipe trains with, and send its base model and its data of the hub to the nodes that lack them.", show_default=False,
+        "--recipe",
+        metavar="FILE",
+        help="Install what this recipe trains with, and send its base model and its data of the hub to the nodes that lack them.",
+        show_default=False,
         autocompletion=completion.recipes,
     ),
 ]
-NodesArgument = Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)]
+NodesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)
+]
 
 
 def command(
     nodes: NodesArgument = None,
     check: Annotated[bool, typer.Option("--check", help="Only show what differs; exit code 1 where something does.")] = False,
     requirements: Annotated[
-        Path | None, typer.Option("--requirements", metavar="FILE", help="Install these packages instead of the worker's (lines as for pip).", show_default=False)
+        Path | None,
+        typer.Option(
+            "--requirements", metavar="FILE", help="Install these packages instead of the worker's (lines as for pip).", show_default=False
+        ),
     ] = None,
     recipe: RecipeOption = None,
-    upgrade: Annotated[bool, typer.Option("--upgrade", help="Resolve the packages anew: their newest versions instead of those of the first setup.")] = False,
-    send: Annotated[bool, typer.Option("--send", help="Fetch everything here, once, and send it, also to nodes that reach the package index themselves.")] = False,
-    between: Annotated[
-        bool, typer.Option("--between-nodes", help="Send each file to one node only; the others copy it from there (done by itself where this machine is on Wi-Fi).")
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Resolve the packages anew: their newest versions instead of those of the first setup.")
     ] = False,
-    unsloth: Annotated[bool, typer.Option("--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it.")] = False,
+    send: Annotated[
+        bool,
+        typer.Option("--send", help="Fetch everything here, once, and send it, also to nodes that reach the package index themselves."),
+    ] = False,
+    between: Annotated[
+        bool,
+        typer.Option(
+            "--between-nodes",
+            help="Send each file to one node only; the others copy it from there (done by itself where this machine is on Wi-Fi).",
+        ),
+    ] = False,
+    unsloth: Annotated[
+        bool,
+        typer.Option(
+            "--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it."
+        ),
+    ] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
@@ -53,7 +75,11 @@ def command(
     training = _training_of(recipe) if recipe else None
     unsloth = unsloth or uses_unsloth(training)
     if unsloth and requirements:
-        raise InputError("Unsloth's packages are a list of their own", where="--requirements", hint=f"leave {'--recipe' if recipe else '--unsloth'} or --requirements out")
+        raise InputError(
+            "Unsloth's packages are a list of their own",
+            where="--requirements",
+            hint=f"leave {'--recipe' if recipe else '--unsloth'} or --requirements out",
+        )
     whole = common.load_cluster(cluster)
     if unsloth:
         whole = with_unsloth(whole)
@@ -64,7 +90,9 @@ def command(
     with Fleet(whole) as fleet, common.progress(as_json) as say:
         what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
         done, errors = setup_nodes.run(fleet, names, what, how, say)
-        for source in [model_source.of_recipe(training.model, say), *hub_data.of_recipe(training, say)] if training and training.model else []:
+        for source in (
+            [model_source.of_recipe(training.model, say), *hub_data.of_recipe(training, say)] if training and training.model else []
+        ):
             entries, failed = send_model.run(fleet, done, source, how, say)
             brought.append(entries)
             errors |= failed
@@ -89,7 +117,9 @@ def command(
     return 0
 
 
-def _print_json(what: Wanted, done: dict[str, NodeDone], brought: list[dict[str, ModelDone]], errors: dict[str, HomelabError], *, differs: bool) -> int:
+def _print_json(
+    what: Wanted, done: dict[str, NodeDone], brought: list[dict[str, ModelDone]], errors: dict[str, HomelabError], *, differs: bool
+) -> int:
     torch = what.torch and {"requirement": what.torch.requirement, "index": what.torch.index, "because": what.torch.because}
     common.print_json({
         "torch": torch, "nodes": {name: entry.model_dump() for name, entry in done.items()},

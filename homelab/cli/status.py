@@ -25,7 +25,9 @@ def command(
     from homelab.remote.fanout import Fleet
 
     if once and wait:
-        raise InputError("--once is one look, and --wait stays until the end", where="homelab status --wait --once", hint="leave one of them out")
+        raise InputError(
+            "--once is one look, and --wait stays until the end", where="homelab status --wait --once", hint="leave one of them out"
+        )
     loaded = common.load_cluster(cluster)
     options = common.options_of(cluster, runs_dir)
     console = CleanConsole()

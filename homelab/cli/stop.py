@@ -29,7 +29,9 @@ def command(
     loaded = common.load_cluster(cluster)
     if orphans:
         if run is not None:
-            raise InputError("--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out")
+            raise InputError(
+                "--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out"
+            )
         return _orphans(loaded, runs_dir, common.same_options(cluster, runs_dir), as_json)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         paths = run_lookup.run(fleet, runs_dir, run, say)
@@ -37,7 +39,11 @@ def command(
     if as_json:
         common.print_json(outcome.as_dict())
     else:
-        next_words = "It was done already: homelab status" if outcome.was_done else "Go on from its newest checkpoint, where it has one: homelab recover"
+        next_words = (
+            "It was done already: homelab status"
+            if outcome.was_done
+            else "Go on from its newest checkpoint, where it has one: homelab recover"
+        )
         next_line = f"{next_words} {paths.name}{common.same_options(cluster, runs_dir)}"
         for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(), next_line):
             terminal.echo(line)
@@ -60,7 +66,10 @@ def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> in
                 terminal.echo(line)
         for line in repaired:
             terminal.echo(line)
-        terminal.echo(f"{'nothing else is' if ended else 'nothing is'} left of runs that are over" + (f"; left alone: {', '.join(kept)}" if kept else ""))
+        terminal.echo(
+            f"{'nothing else is' if ended else 'nothing is'} left of runs that are over"
+            + (f"; left alone: {', '.join(kept)}" if kept else "")
+        )
         for name, error in unreachable.items():
             terminal.echo(f"{name} could not be asked: {error.message}")
         terminal.echo(f"Next: homelab runs{options}")

@@ -10,7 +10,9 @@ from homelab.cli import common, completion, terminal
 
 
 def command(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
@@ -38,7 +40,9 @@ def command(
                 terminal.echo(f"{name}: the token that it had kept of {listed(runs)} was removed")
         if having and not yes:
             if as_json or not sys.stdin.isatty():
-                raise InputError("there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having))
+                raise InputError(
+                    "there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having)
+                )
             if not terminal.confirm("remove them?"):
                 return 1
         with common.progress(as_json) as say:
@@ -47,7 +51,9 @@ def command(
     errors |= failed
     if as_json:
         gone = {name: list(entry.removed) for name, entry in removed.items()}
-        common.print_json({"removed": gone, "secrets_removed": forgotten, "errors": {name: error.as_dict() for name, error in errors.items()}})
+        common.print_json(
+            {"removed": gone, "secrets_removed": forgotten, "errors": {name: error.as_dict() for name, error in errors.items()}}
+        )
         return next(iter(errors.values())).exit_code if errors else 0
     common.raise_first(errors.values())
     terminal.echo(f"Removed from {len(removed)} node{'' if len(removed) == 1 else 's'}." if removed else "Nothing to remove.")

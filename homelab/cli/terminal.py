@@ -50,7 +50,9 @@ def relay(process: subprocess.Popen[bytes]) -> None:
             continue
         block = os.read(process.stdout.fileno(), 1 << 16)
         parts = re.split("(\r*\n|\r)", decoder.decode(block, final=not block))
-        sys.stdout.write("".join(plain_piece(part) if number % 2 == 0 else end if "\n" in part else again for number, part in enumerate(parts)))
+        sys.stdout.write(
+            "".join(plain_piece(part) if number % 2 == 0 else end if "\n" in part else again for number, part in enumerate(parts))
+        )
         sys.stdout.flush()
         if not block:
             return

@@ -9,7 +9,12 @@ import typer
 from homelab.cli import common, terminal
 
 ToOption = Annotated[
-    list[str], typer.Option("--to", help="tensorboard, trackio, wandb, mlflow, aim or swanlab (repeatable). Default: [tracking] to of the recipe.", show_default=False)
+    list[str],
+    typer.Option(
+        "--to",
+        help="tensorboard, trackio, wandb, mlflow, aim or swanlab (repeatable). Default: [tracking] to of the recipe.",
+        show_default=False,
+    ),
 ]
 
 
@@ -51,7 +56,9 @@ def command(
         if entry.waiting:
             terminal.echo(f"  {entry.waiting} wait until a checkpoint holds their step: before, a recovery may compute them again")
         if entry.repeated:
-            terminal.echo(f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them anew")
+            terminal.echo(
+                f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them anew"
+            )
     common.raise_first(entry.problem for entry in progress.values() if entry.problem)
     look = TRACKERS[trackers[0]].look if trackers[0] in TRACKERS else with_options(homelab("tensorboard", paths.name), options)
     terminal.echo(f"Next: {look}")
@@ -64,7 +71,11 @@ def _refuse_unknown(to: list[str]) -> None:
 
     for name in to:
         if name not in get_args(Tracker):
-            raise InputError(f'no tracker is called "{name}".{did_you_mean(name, get_args(Tracker))}', where=f"--to {name}", hint=f"one of {', '.join(get_args(Tracker))}")
+            raise InputError(
+                f'no tracker is called "{name}".{did_you_mean(name, get_args(Tracker))}',
+                where=f"--to {name}",
+                hint=f"one of {', '.join(get_args(Tracker))}",
+            )
 
 
 def _refuse_none(trackers: tuple[str, ...], run: str) -> None:
@@ -72,4 +83,6 @@ def _refuse_none(trackers: tuple[str, ...], run: str) -> None:
     from homelab.text.hint import homelab
 
     if not trackers:
-        raise InputError("no tracker is named", where=f"--to, and [tracking] to in the recipe of {run}", hint=homelab("track --to tensorboard", run))
+        raise InputError(
+            "no tracker is named", where=f"--to, and [tracking] to in the recipe of {run}", hint=homelab("track --to tensorboard", run)
+        )

@@ -12,7 +12,10 @@ from homelab.text.hint import Hint, homelab
 
 def command(
     nodes: Annotated[
-        list[str] | None, typer.Argument(help="Nodes, by name. Default: all whose key is not known yet.", show_default=False, autocompletion=completion.nodes)
+        list[str] | None,
+        typer.Argument(
+            help="Nodes, by name. Default: all whose key is not known yet.", show_default=False, autocompletion=completion.nodes
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you have compared the fingerprints already.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
@@ -35,7 +38,9 @@ def command(
         if key.is_known:
             terminal.echo(f"{node.name}: its host key is known already")
             continue
-        accepted = accepts_host_key(node.name, key, yes=yes, hint=Hint("compare the fingerprint on the node, then: {}", homelab("trust --yes", node.name)))
+        accepted = accepts_host_key(
+            node.name, key, yes=yes, hint=Hint("compare the fingerprint on the node, then: {}", homelab("trust --yes", node.name))
+        )
         if accepted:
             path = key.remember(loaded)
             terminal.echo(f"  remembered in {path}")

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(help="Nodes, by name. Default: all.", show_default=False, autocompletion=completion.nodes)
+    ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
@@ -26,7 +28,12 @@ def command(
     with common.progress(as_json) as say:
         done, errors = wake.wake(loaded, names, say)
     if as_json:
-        common.print_json({"nodes": {name: done[name].model_dump() for name in names}, "errors": {name: error.as_dict() for name, error in errors.items()}})
+        common.print_json(
+            {
+                "nodes": {name: done[name].model_dump() for name in names},
+                "errors": {name: error.as_dict() for name, error in errors.items()},
+            }
+        )
         return next(iter(errors.values())).exit_code if errors else 0
     for name in names:
         terminal.echo(f"{name}: {_words(done[name])}")
@@ -50,4 +57,6 @@ def before(cluster: Cluster) -> None:
 def _words(woken: Woken) -> str:
     if woken.state == "awake":
         return "awake" + {True: "; a packet wakes it", False: "; its card is not set up to wake it", None: ""}[woken.wakes]
-    return {"woken": f"woken: it answers after {woken.seconds} s", "silent": "it stays silent", "unknown": "it does not answer"}[woken.state]
+    return {"woken": f"woken: it answers after {woken.seconds} s", "silent": "it stays silent", "unknown": "it does not answer"}[
+        woken.state
+    ]

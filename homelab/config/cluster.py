@@ -25,9 +25,7 @@ def is_node_name(name: str) -> bool:
 
 def _check_name(name: str) -> str:
     if not is_node_name(name):
-        raise ValueError(
-            "a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (64 at most)"
-        )
+        raise ValueError("a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (64 at most)")
     return name
 
 
@@ -58,9 +56,7 @@ def _check_address(address: str) -> str:
     try:
         return str(ipaddress.ip_address(address))
     except ValueError as error:
-        raise ValueError(
-            "an IP address like 192.168.1.100 (a host name may resolve to 127.0.1.1 on the node itself)"
-        ) from error
+        raise ValueError("an IP address like 192.168.1.100 (a host name may resolve to 127.0.1.1 on the node itself)") from error
 
 
 def _check_network(network: str) -> str:

@@ -1,11 +1,11 @@
-"""Reading cluster.toml and recipes: a frozen model, or ONE error that lists every fault with its line."""
+"""Reading cluster.toml and recipes: a frozen model, or one error that lists every fault with its line (`file_faults`)."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from homelab.config import near_files, typed_secrets
 from homelab.config.cluster import Cluster, Node, Notify, Price, Wire
+from homelab.config.file_faults import Fault, faults_of, raise_faults
 from homelab.config.lines import key_lines, line_of, not_deep
 from homelab.config.recipe import Recipe, RecipeFile, parse_recipe
 from homelab.errors import InputError, did_you_mean
 from homelab.text.hint import Hint, homelab
 
-Fault = tuple[tuple[str | int, ...], str]
 Section = TypeVar("Section", bound=BaseModel)
 
 
@@ -53,7 +53,9 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     cluster = None
     settings = {key: value for key, value in head.items() if key in own_keys}
     try:
-        energy, notify, wire = _section(data, "energy", Price, faults), _section(data, "notify", Notify, faults), _section(data, "network", Wire, faults)
+        energy = _section(data, "energy", Price, faults)
+        notify = _section(data, "notify", Notify, faults)
+        wire = _section(data, "network", Wire, faults)
         cluster = Cluster(nodes=tuple(nodes), energy=energy, notify=notify, wire=wire, **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in faults_of(error, Cluster)]
@@ -63,7 +65,7 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(_absolute_identity(path, node) for node in cluster.nodes)})
 
 
-_LARGEST, _MOST_SHOWN = 2**63 - 1, 200  # the largest number is TOML's own
+_LARGEST = 2**63 - 1  # TOML's own limit
 _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 
@@ -88,7 +90,8 @@ def read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise InputError(f"this {kind} is not UTF-8 text", where=f"{path}, byte {error.start}", hint="save it as UTF-8") from error
     except OSError as error:
-        raise InputError(f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(path))}") from error
+        hint = f"ls -ld {shlex.quote(str(path))}"
+        raise InputError(f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=hint) from error
     if len(text) > _MOST_CHARACTERS:
         raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
     return text, _parsed(text, path, kind)
@@ -190,88 +193,12 @@ def _clashes(nodes: list[Node]) -> list[Fault]:
     return faults
 
 
-def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
-    """One fault per place: pydantic reports every branch of a union it tried, and the first one says what is meant."""
-    faults: dict[tuple[str | int, ...], str] = {}
-    for item in error.errors():
-        location = _clean(item["loc"])
-        if not location:
-            faults[("", len(faults))] = _message(item, model)
-        faults.setdefault(location, _message(item, model))
-    return [(() if key[:1] == ("",) else key, message) for key, message in faults.items() if key]
+def _beside(path: Path, other: str) -> Path:
+    return (path.resolve().parent / Path(other).expanduser()).resolve()
 
 
-def _clean(location: Iterable[str | int]) -> tuple[str | int, ...]:
-    # pydantic appends the union branch it tried ("literal['auto']", "dict[str,int]"); no key of ours looks like that.
-    return tuple(part for part in location if isinstance(part, int) or not any(c in part for c in "[]'"))
-
-
-# What pydantic calls by Python's names, as it is written in the file.
-_WRITTEN = {
-    "int_type": "a whole number", "float_type": "a number", "string_type": 'a text in quotes: "..."', "bool_type": "true or false",
-    "tuple_type": "a list: [ ... ]", "list_type": "a list: [ ... ]", "dict_type": "a section of keys: { key = value }",
-    "model_type": "a section of keys: { key = value }", "model_attributes_type": "a section of keys: { key = value }",
-}  # fmt: skip
-
-
-def _shown(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-def _message(item: Any, model: type[BaseModel]) -> str:
-    kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
-    location = _clean(item["loc"])
-    key = location[-1] if location else ""
-    if kind == "extra_forbidden":
-        return f'unknown key "{key}".{did_you_mean(str(key), _fields_at(model, location[:-1]))}'
-    if kind == "variable":
-        return str(item["msg"])
-    if kind == "missing":
-        return f'"{key}" is missing'
-    if kind == "value_error":
-        reason = str(context.get("error", item["msg"]))
-        return f"got {_shown(value)}; allowed: {reason}" if location and not isinstance(value, dict) else reason
-    if kind == "literal_error":
-        nearest = did_you_mean(str(value), str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", "))
-        return f"got {_shown(value)}; allowed: {context.get('expected')}.{nearest}"
-    if kind in _WRITTEN:
-        return f"got {_shown(value)}; allowed: {_WRITTEN[kind]}"
-    return f"got {_shown(value)}; {item['msg'][0].lower()}{item['msg'][1:]}"
-
-
-def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """The keys a section may have, for "did you mean"."""
-    for part in location:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        for candidate in candidates:
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                model = candidate
-                break
-    return list(model.model_fields)
-
-
-def raise_faults(path: Path, text: str, faults: list[Fault]) -> None:
-    """InputError with all faults and their lines, where there are any."""
-    if not faults:
-        return
-    lines = key_lines(text)
-    numbered: list[tuple[int, str]] = []
-    for location, message in faults:
-        number = line_of(lines, location)
-        name = ".".join(str(part) if isinstance(part, str) else f"#{part + 1}" for part in location)
-        entry = (number or 0, f"{f'line {number}, ' if number else ''}{f'{name}: ' if name else ''}{message}")
-        if entry not in numbered:
-            numbered.append(entry)
-    numbered.sort()
-    raise InputError(
-        f"{len(numbered)} fault{'s' if len(numbered) > 1 else ''}:\n" + "\n".join(f"  {message}" for _, message in numbered),
-        where=str(path),
-        hint=f"edit {shlex.quote(str(path))}, then run the command again",
-    )
+def _absolute_identity(path: Path, node: Node) -> Node:
+    return node.model_copy(update={"identity_file": node.identity_file and str(_beside(path, node.identity_file))})
 
 
 _PLACE = re.compile(r"recipe(?:, \[(\w+)\](?: (\w+))?)?")
@@ -288,13 +215,3 @@ def in_file(where: str, recipe: Path) -> str:
         text = ""
     number = line_of(key_lines(text), tuple(part for part in place.groups() if part))
     return f"{recipe}{f', line {number}' if number else ''}{where.removeprefix('recipe')}"
-
-
-def _beside(path: Path, other: str) -> Path:
-    return (path.resolve().parent / Path(other).expanduser()).resolve()
-
-
-def _absolute_identity(path: Path, node: Node) -> Node:
-    if node.identity_file is None:
-        return node
-    return node.model_copy(update={"identity_file": str(_beside(path, node.identity_file))})

@@ -26,7 +26,9 @@ def near(path: Path) -> list[Path]:
     def likeness(file: Path) -> float:
         return difflib.SequenceMatcher(None, wanted, file.stem.lower()).ratio()
 
-    return sorted((file for file in by_place.values() if likeness(file) >= _NEAR), key=lambda file: (-likeness(file), str(file)))[:_MOST_NAMED]
+    return sorted((file for file in by_place.values() if likeness(file) >= _NEAR), key=lambda file: (-likeness(file), str(file)))[
+        :_MOST_NAMED
+    ]
 
 
 def hint(path: Path, otherwise: str) -> str:

@@ -40,7 +40,11 @@ def parse(steps: str, ranks: str) -> ProfileRequest | None:
     """The two options; None where neither is given. Raises InputError for what is none of their forms."""
     if not steps:
         if ranks:
-            raise InputError("no steps are named that these ranks shall profile", where=f"--profile-ranks {ranks}", hint=f"--profile 3 --profile-ranks {ranks}")
+            raise InputError(
+                "no steps are named that these ranks shall profile",
+                where=f"--profile-ranks {ranks}",
+                hint=f"--profile 3 --profile-ranks {ranks}",
+            )
         return None
     chosen = _ranks(ranks)
     if _COUNT.fullmatch(steps):
@@ -49,13 +53,21 @@ def parse(steps: str, ranks: str) -> ProfileRequest | None:
         first = int(match[1])
         count = int(match[2]) - first + 1
     else:
-        raise InputError(f"{steps!r} names no steps", where=f"--profile {steps}", hint="--profile 3 for three steps, --profile 8-10 for these")
+        raise InputError(
+            f"{steps!r} names no steps", where=f"--profile {steps}", hint="--profile 3 for three steps, --profile 8-10 for these"
+        )
     if count < 1 or first == 0:
-        raise InputError("steps are counted from 1, and the last is not before the first", where=f"--profile {steps}", hint="--profile 3, or --profile 8-10")
+        raise InputError(
+            "steps are counted from 1, and the last is not before the first",
+            where=f"--profile {steps}",
+            hint="--profile 3, or --profile 8-10",
+        )
     if count > MOST_STEPS:
         begin = first or WARM_STEPS + 1
         raise InputError(
-            f"{count} steps are too many for one profile: at most {MOST_STEPS}", where=f"--profile {steps}", hint=f"--profile {begin}-{begin + 2}; steps are much alike"
+            f"{count} steps are too many for one profile: at most {MOST_STEPS}",
+            where=f"--profile {steps}",
+            hint=f"--profile {begin}-{begin + 2}; steps are much alike",
         )
     return ProfileRequest(steps, count, first, chosen)
 
@@ -65,7 +77,9 @@ def _ranks(text: str) -> tuple[int, ...] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(_COUNT.fullmatch(word) for word in words):
-        raise InputError(f"{text!r} names no ranks", where=f"--profile-ranks {text}", hint="numbers with commas between them: --profile-ranks 0,2")
+        raise InputError(
+            f"{text!r} names no ranks", where=f"--profile-ranks {text}", hint="numbers with commas between them: --profile-ranks 0,2"
+        )
     return tuple(sorted({int(word) for word in words}))
 
 

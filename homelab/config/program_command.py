@@ -98,7 +98,11 @@ def _started(name: str, words: tuple[str, ...], where: str) -> Program:
         return Program(_relative(words[0], where), words[1:])
     option = words[0] if words else "nothing"
     hint = "leave out what says nodes, processes and ports; accelerate's other settings are variables: ACCELERATE_MIXED_PRECISION=bf16 in [environment] of a [script] recipe"
-    raise InputError(f"{name} is given {option}, and homelab starts the processes itself", where=where, hint=hint if name != "python" else "python train.py, or python -m package")
+    raise InputError(
+        f"{name} is given {option}, and homelab starts the processes itself",
+        where=where,
+        hint=hint if name != "python" else "python train.py, or python -m package",
+    )
 
 
 def _relative(path: str, where: str) -> str:

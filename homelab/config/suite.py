@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from homelab.config import load
+from homelab.config import file_faults, load
 from homelab.config.cluster import Cluster, NetworkProfileName, Wire
 from homelab.config.recipe import RecipeFile, parallel, parse_recipe
 from homelab.errors import InputError, did_you_mean
@@ -62,7 +62,9 @@ class Suite(ConfigModel):
                 raise ValueError(f"{', '.join(known)}.{did_you_mean(name, known)}")
         twice = _twice([SAME.get(name, name) for name in names])
         if twice:
-            raise ValueError(f"each strategy once; {twice} is there twice" + (" (fsdp is another name of zero3)" if twice == "zero3" else ""))
+            raise ValueError(
+                f"each strategy once; {twice} is there twice" + (" (fsdp is another name of zero3)" if twice == "zero3" else "")
+            )
         if not names:
             raise ValueError("one strategy or more")
         return names
@@ -88,7 +90,6 @@ class Suite(ConfigModel):
             raise ValueError(f'two variations are called "{twice}"')
         return self
 
-
     def cluster_of(self, variation: str, cluster: Cluster) -> Cluster:
         """The cluster that the cells of a variation run on: with its network profile, where it has one."""
         profile = next((one.network for one in self.variations if one.name == variation), None)
@@ -104,7 +105,7 @@ def load_suite(path: Path) -> tuple[Suite, Mapping[str, Content]]:
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
-        load.raise_faults(path, text, load.faults_of(error, Suite))
+        file_faults.raise_faults(path, text, file_faults.faults_of(error, Suite))
         raise AssertionError("a validation error without a fault") from error
     recipe_path = path.parent / suite.recipe
     recipe_text, recipe = load.read(recipe_path, "recipe", "`recipe` is relative to the suite's file")
@@ -114,16 +115,18 @@ def load_suite(path: Path) -> tuple[Suite, Mapping[str, Content]]:
         try:
             parsed = parse_recipe(content)
         except ValidationError as error:
-            faults = load.faults_of(error, RecipeFile)
+            faults = file_faults.faults_of(error, RecipeFile)
             if not variation.set:
-                load.raise_faults(recipe_path, recipe_text, faults)
+                file_faults.raise_faults(recipe_path, recipe_text, faults)
             said = "; ".join(f"{'.'.join(map(str, place))}: {message}" for place, message in faults)
             raise InputError(
                 f'variation "{variation.name}" makes an impossible recipe: {said}', where=str(path), hint="change its `set`, or the recipe"
             ) from error
         if parsed.model is None:
             raise InputError(
-                "a [script] counts no tokens, so there is nothing to compare", where=str(recipe_path), hint="name a recipe with [model] and [data]"
+                "a [script] counts no tokens, so there is nothing to compare",
+                where=str(recipe_path),
+                hint="name a recipe with [model] and [data]",
             )
         contents[variation.name if suite.variations else ""] = content
     return suite, contents
@@ -133,7 +136,9 @@ def _cell_recipe(recipe: dict[str, Any], changes: dict[str, Any], steps: int) ->
     content = _merged(copy.deepcopy(recipe), changes)
     if not isinstance(content.get("train"), dict):
         return content
-    content["train"] = {key: value for key, value in content["train"].items() if key not in ("epochs", "keep_best", "early_stopping")} | {"steps": steps}
+    content["train"] = {key: value for key, value in content["train"].items() if key not in ("epochs", "keep_best", "early_stopping")} | {
+        "steps": steps
+    }
     if isinstance(content.get("data"), dict):
         content["data"] = {key: value for key, value in content["data"].items() if not key.startswith("eval")}
     content["tracking"] = {"tensorboard": False}

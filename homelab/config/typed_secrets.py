@@ -33,9 +33,7 @@ _FORMS = re.compile(
 )
 _IN_JSON = re.compile(r"""["']([\w.-]+)["']\s*:\s*["']([^"']+)["']""")
 LOGIN = "an address with a login"
-HELP = (
-    "log in on the node (hf auth login, wandb login), or export HF_TOKEN where you type homelab launch, and the ranks get it"
-)
+HELP = "log in on the node (hf auth login, wandb login), or export HF_TOKEN where you type homelab launch, and the ranks get it"
 
 
 def found(words: Sequence[str]) -> str | None:
@@ -66,7 +64,9 @@ def in_tree(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
     if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value) and (what := found(value)):
         yield place, what
         return
-    entries: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    entries: Iterable[tuple[str | int, Any]] = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
     for key, inner in entries:
         if isinstance(inner, str):
             if what := in_value(inner):
@@ -84,7 +84,9 @@ def faults(recipe: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
 def is_secret_name(name: str) -> bool:
     """Whether an option or a key of this name holds a secret."""
     plain = re.sub(r"[.-]", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name))
-    return not _HARMLESS_NAME.search(plain) and (secrets.names_a_secret(plain) or plain.lower() in ("pwd", "pat", "passphrase", "auth", "authorization"))
+    return not _HARMLESS_NAME.search(plain) and (
+        secrets.names_a_secret(plain) or plain.lower() in ("pwd", "pat", "passphrase", "auth", "authorization")
+    )
 
 
 def _named(word: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from homelab.config.load import faults_of
+from homelab.config.file_faults import faults_of
 from homelab.planning.performance import measured_cards
 from homelab.planning.performance.measured_cards import MeasuredCard, Table
 from homelab.text.sanitize import plain_lines, shortened
@@ -47,7 +47,9 @@ def read(path: Path) -> Table:
             rows.append(row)
         else:
             key, why = row
-            refused.append(f"a row of measured cards is not used: {path}, line {number}{f', key {key}' if key else ''}: {shortened(plain_lines(why))}; {_FIX}")
+            refused.append(
+                f"a row of measured cards is not used: {path}, line {number}{f', key {key}' if key else ''}: {shortened(plain_lines(why))}; {_FIX}"
+            )
     more = [f"{len(refused) - _MOST_TOLD} more rows of {path} are not used"] if len(refused) > _MOST_TOLD else []
     return Table(tuple(rows), (*refused[:_MOST_TOLD], *more))
 

@@ -24,7 +24,9 @@ _REFUSALS = (TakenError, StoppedError, SupersededError)
 class Claim:
     """On one run, by one command or one try of a supervisor. `after`: the newest attempt it knows; None before it was found out."""
 
-    def __init__(self, fleet: Fleet, run: str, doing: str, age_s: Callable[[], float], after: int | None = None, *, is_launch: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, run: str, doing: str, age_s: Callable[[], float], after: int | None = None, *, is_launch: bool = False
+    ) -> None:
         self.run = run
         self.token = secrets.token_hex(16)
         self.after = after
@@ -100,8 +102,16 @@ def taken(node: str, run: str, holder: dict[str, Any]) -> TakenError:
             f"another run was started on {node} while this launch looked at it: {other}", where=where,
             hint=Hint("{}; or both at once, where there is room: the same launch again", homelab("status", other)),
         )  # fmt: skip
-    problem = f"this run is being {holder['doing']} already" if other == run else f"another run is being {holder['doing']} on {node} just now: {other}"
-    return TakenError(problem, where=where, hint=Hint("{}; where that command is gone: {}, then once more", homelab("status", other), homelab("stop", other)))
+    problem = (
+        f"this run is being {holder['doing']} already"
+        if other == run
+        else f"another run is being {holder['doing']} on {node} just now: {other}"
+    )
+    return TakenError(
+        problem,
+        where=where,
+        hint=Hint("{}; where that command is gone: {}, then once more", homelab("status", other), homelab("stop", other)),
+    )
 
 
 @contextmanager

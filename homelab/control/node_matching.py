@@ -16,10 +16,19 @@ ALL_LINES = 1 << 60
 
 
 def poll_request(
-    run: str, *, tail_lines: int = 0, torchrun_lines: int = 0, attempt: int | None = None, known_lines: Mapping[int, int] | Mapping[str, int] | None = None
+    run: str,
+    *,
+    tail_lines: int = 0,
+    torchrun_lines: int = 0,
+    attempt: int | None = None,
+    known_lines: Mapping[int, int] | Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The question `poll` of a run, about `attempt` (default: the newest a node knows). `known_lines`: rank -> metrics that are not sent again."""
-    request: dict[str, Any] = {"run": run, "tail_lines": tail_lines, "after_lines": {str(rank): count for rank, count in (known_lines or {}).items()}}
+    request: dict[str, Any] = {
+        "run": run,
+        "tail_lines": tail_lines,
+        "after_lines": {str(rank): count for rank, count in (known_lines or {}).items()},
+    }
     if torchrun_lines:
         request["torchrun_lines"] = torchrun_lines
     return request if attempt is None else {**request, "attempt": attempt}
@@ -53,7 +62,11 @@ def sorted_out(
         if part in planned and (part == name or part not in answer_of):
             answer_of[part] = answer
     silent = {name: errors[name].message for name in planned if name in errors and name not in answer_of}
-    silent |= {name: f"another machine has its name now (here it was {_part(answers[name], name)})" for name in planned if name in answers and name not in answer_of}
+    silent |= {
+        name: f"another machine has its name now (here it was {_part(answers[name], name)})"
+        for name in planned
+        if name in answers and name not in answer_of
+    }
     silent |= {name: GONE for name in planned if name not in answer_of and name not in silent}
     return answer_of, silent
 

@@ -118,7 +118,9 @@ def _end() -> None:
         own_programs.kill_all()
     with contextlib.suppress(OSError, ValueError):
         if _at_limit:
-            os.write(2, b"it took too long to be undone, and the nodes were asked to end it: homelab status and homelab stop show what runs\n")
+            os.write(
+                2, b"it took too long to be undone, and the nodes were asked to end it: homelab status and homelab stop show what runs\n"
+            )
         os.write(2, b"interrupted\n")
     os._exit(EXIT_INTERRUPTED)
 

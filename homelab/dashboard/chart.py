@@ -57,7 +57,9 @@ def lines(losses: Sequence[LossPoint], evaluated: Sequence[LossPoint], width: in
     content = [title]
     for number, row in enumerate(picture):
         label = _label(labels[number]) if number in labels else ""
-        content.append(Text(f"{label:>{_LABEL - 1}} ", style="dim").append("┤" if label else "│").append("".join(row).rstrip(), style="none"))
+        content.append(
+            Text(f"{label:>{_LABEL - 1}} ", style="dim").append("┤" if label else "│").append("".join(row).rstrip(), style="none")
+        )
     begin, end = f"step {first}", f"step {last}"
     content.append(Text(" " * (_LABEL + 1) + begin + " " * max(1, columns - len(begin) - len(end)) + end, style="dim"))
     return [clip(line, width) for line in content]

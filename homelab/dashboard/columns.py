@@ -27,15 +27,8 @@ def lay(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int, *
     A row with one cell only is a remark that runs through all columns.
     """
     full = [row for row in rows if len(row) == len(columns)]
-    kept = [
-        number
-        for number, column in enumerate(columns)
-        if column.importance == 0 or any(row[number].plain for row in full)
-    ]
-    widths = {
-        number: max([cell_len(columns[number].title), *(cell_len(row[number].plain) for row in full)])
-        for number in kept
-    }
+    kept = [number for number, column in enumerate(columns) if column.importance == 0 or any(row[number].plain for row in full)]
+    widths = {number: max([cell_len(columns[number].title), *(cell_len(row[number].plain) for row in full)]) for number in kept}
     while _total(kept, widths, indent) > width:
         optional = [number for number in kept if columns[number].importance]
         if not optional:
@@ -70,9 +63,7 @@ def _total(kept: Sequence[int], widths: dict[int, int], indent: int) -> int:
     return indent + sum(widths[number] for number in kept) + _GAP * (len(kept) - 1)
 
 
-def _line(
-    cells: Sequence[Text], columns: Sequence[Column], kept: Sequence[int], widths: dict[int, int], indent: int
-) -> Text:
+def _line(cells: Sequence[Text], columns: Sequence[Column], kept: Sequence[int], widths: dict[int, int], indent: int) -> Text:
     line = Text(" " * indent)
     for place, number in enumerate(kept):
         fill = " " * (widths[number] - cell_len(cells[number].plain))

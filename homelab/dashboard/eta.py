@@ -56,9 +56,5 @@ def _between_s(train: Sequence[Metric], slowest: dict[int, float]) -> float:
     """Seconds per step that passed between the steps: by the clock of one rank, beyond what the steps themselves took."""
     first = min(line.rank for line in train)
     times = {line.step: line.time for line in train if line.rank == first}
-    between = [
-        times[after] - times[before] - slowest[after]
-        for before, after in itertools.pairwise(sorted(times))
-        if after == before + 1
-    ]
+    between = [times[after] - times[before] - slowest[after] for before, after in itertools.pairwise(sorted(times)) if after == before + 1]
     return max(0.0, statistics.fmean(between)) if between else 0.0

@@ -42,7 +42,13 @@ def _keys(snapshot: Snapshot, width: int, state: ViewState) -> Text:
     """The keys in order of importance, as many as fit. That leaving ends nothing comes first."""
     line = Text(" paused  ", style="yellow") if state.is_paused else Text(" ")
     goes_on = snapshot.state not in ("done", "failed", "stopped") or (bool(snapshot.supervisor) and snapshot.state == "failed")
-    pieces = ["q leave (the run goes on)" if goes_on else "q leave", "h help", "p go on" if state.is_paused else "p pause", "j k rank", "up down log"]
+    pieces = [
+        "q leave (the run goes on)" if goes_on else "q leave",
+        "h help",
+        "p go on" if state.is_paused else "p pause",
+        "j k rank",
+        "up down log",
+    ]
     for number, piece in enumerate(pieces):
         text = piece if not number else f"   {piece}"
         if len(line.plain) + len(text) > width:

@@ -30,9 +30,7 @@ def node_row(name: str, reply: Reply | None, unreachable: Mapping[str, str], pla
     address = planned[name].lan_address if name in planned else ""
     if reply is None:
         why = plain_lines(unreachable.get(name, "not asked yet")).split("\n", 1)[0]
-        return NodeRow(
-            name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable
-        )
+        return NodeRow(name=name, reachable=False, why_not=why, address=address, torchrun="", needs_action=name in unreachable)
     part = node_part(reply.run, attempt)
     spare = {card.index for card in planned[name].spare_cards} if name in planned else set()
     words = {"absent": "not started", "prepared": "not started", "alive": "running", "vanished": "gone", "stopped": "stopped"}
@@ -73,7 +71,9 @@ def left_out(plan: Plan | None) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(name=name, because=plan.left_out_because.get(name, "")) for name in names) if plan else ()
 
 
-def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_rank: Mapping[int, Sequence[Metric]]) -> tuple[RankRow, ...]:
+def rank_rows(
+    replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_rank: Mapping[int, Sequence[Metric]]
+) -> tuple[RankRow, ...]:
     """One row for each rank that answers or is planned; `of_rank` are its lines of metrics."""
     answering = {number: (node, rank) for (node, number), rank in replies_of_ranks(replies, attempt).items()}
     planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
@@ -84,7 +84,8 @@ def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_
         rank_lines = of_rank.get(number, ())
         beat, line = reply.heartbeat if reply else None, rank_lines[-1] if rank_lines else None
         own = planned.get(number)
-        timed = next((entry for entry in reversed(rank_lines) if entry.step in wire), line)  # of the newest step the lines of others may be missing
+        # of the newest step the lines of others may be missing
+        timed = next((entry for entry in reversed(rank_lines) if entry.step in wire), line)
         wire_s, wait_s = step_parts.parts(timed, wire) if timed else (None, None)
         log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
         rows.append(

@@ -47,7 +47,7 @@ def lines(rows: Sequence[RunRow], now: float, width: int) -> list[Text]:
 
 
 def ago(moment: float | None, now: float) -> str:
-    """"2 hours ago"; a moment that is still to come, because a clock was set back, is told as such."""
+    """ "2 hours ago"; a moment that is still to come, because a clock was set back, is told as such."""
     if not moment:
         return ""
     if moment > now + 1.0:

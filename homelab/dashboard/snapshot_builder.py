@@ -82,7 +82,9 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
 
 def _start(replies: Mapping[str, Reply], attempt: int) -> dict[str, Any]:
     """When the attempt began, and how long ago."""
-    started = [(reply, reply.run.started_at) for reply in replies.values() if reply.run and reply.run.attempt == attempt and reply.run.started_at]
+    started = [
+        (reply, reply.run.started_at) for reply in replies.values() if reply.run and reply.run.attempt == attempt and reply.run.started_at
+    ]
     ages = [age for reply, moment in started if (age := age_s(reply, moment)) is not None]
     return {"started_at": min((moment for _, moment in started), default=None), "running_s": max(ages, default=None)}
 
@@ -110,7 +112,9 @@ def _training(
     }  # fmt: skip
 
 
-def _step(plan: Plan | None, of_rank: Mapping[int, Sequence[Metric]], newest: int | None, beats: Sequence[Heartbeat], *, is_script: bool) -> int:
+def _step(
+    plan: Plan | None, of_rank: Mapping[int, Sequence[Metric]], newest: int | None, beats: Sequence[Heartbeat], *, is_script: bool
+) -> int:
     """The step of the run. An attempt without a step yet is at its resume step: the last lines of the one before may never have come here.
 
     What a program of one's own goes on from is not known.

@@ -14,7 +14,10 @@ def wire_s(of_rank: Mapping[int, Sequence[Metric]]) -> dict[int, float]:
     A rank's `communication_s` begins when it has its own gradients and ends with those of all. The slowest rank waits for nobody, so its time is
     the wire's; what others have more, they wait. Steps of which a rank's line is missing are left out, and old ones. One rank alone has no wire.
     """
-    ranks = [{line.step: line.communication_s for line in lines[-WINDOW_STEPS:] if line.communication_s is not None} for lines in of_rank.values()]
+    ranks = [
+        {line.step: line.communication_s for line in lines[-WINDOW_STEPS:] if line.communication_s is not None}
+        for lines in of_rank.values()
+    ]
     if len(ranks) < 2:
         return {}
     common = set.intersection(*(set(seconds) for seconds in ranks))

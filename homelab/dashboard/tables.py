@@ -21,7 +21,9 @@ _HOT_C = 87.0  # where consumer cards begin to slow down
 
 def nodes(rows: Sequence[NodeRow], width: int, importance: int, left_out: Sequence[LeftOut] = ()) -> Section:
     """One line per card; a node that cannot be asked, or that takes no part, has one with the reason."""
-    cells = [(row.needs_action, _node_cells(row, number)) for row in rows for number in range(max(1, len(row.gpus) if row.reachable else 1))]
+    cells = [
+        (row.needs_action, _node_cells(row, number)) for row in rows for number in range(max(1, len(row.gpus) if row.reachable else 1))
+    ]
     cells += [(False, [line]) for node in left_out for line in _left_out(node, width)]
     return _table(_NODE_COLUMNS, cells, width, "nodes", importance)
 
@@ -67,11 +69,7 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
     """The line of a node's card `number`; a node without cards has one line."""
     if not row.reachable:
         style = "bold red" if row.needs_action else "dim"
-        return [
-            Text(f"{row.name}  ")
-            .append("unreachable: " if row.needs_action else "", style=style)
-            .append(row.why_not, style=style)
-        ]
+        return [Text(f"{row.name}  ").append("unreachable: " if row.needs_action else "", style=style).append(row.why_not, style=style)]
     gpu = row.gpus[number] if row.gpus else None
     own = [
         Text(row.name),
@@ -144,7 +142,9 @@ def _is_stale(row: RankRow) -> bool:
 
 
 def _rank_cells(row: RankRow, *, is_chosen: bool) -> list[Text]:
-    bar = words.bar((row.compute_s, row.communication_s, 0.0) if row.wire_s is None else (row.compute_s, row.wire_s, row.wait_s), _BAR_CELLS)
+    bar = words.bar(
+        (row.compute_s, row.communication_s, 0.0) if row.wire_s is None else (row.compute_s, row.wire_s, row.wait_s), _BAR_CELLS
+    )
     parts = [row.compute_s, row.communication_s] if row.wire_s is None else [row.compute_s, row.wire_s, row.wait_s]
     both = " + ".join(map(words.seconds, parts)) if any(bar) else ""
     heartbeat = "" if row.heartbeat_age_s is None else f"{words.duration(row.heartbeat_age_s)} ago"
@@ -164,9 +164,7 @@ def _rank_cells(row: RankRow, *, is_chosen: bool) -> list[Text]:
     ]
 
 
-def _table(
-    columns: Sequence[Column], rows: Sequence[tuple[bool, list[Text]]], width: int, name: str, importance: int
-) -> Section:
+def _table(columns: Sequence[Column], rows: Sequence[tuple[bool, list[Text]]], width: int, name: str, importance: int) -> Section:
     """A table that keeps the rows that need action when there is no room for all."""
 
     def draw(room: int) -> list[Text]:

@@ -90,10 +90,7 @@ def _header(snapshot: Snapshot, width: int) -> list[Text]:
     if snapshot.running_s is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
         right.append(f"  {words.duration(snapshot.running_s)}", style="dim")
     count = len(snapshot.ranks)
-    parts = [
-        snapshot.recipe,
-        f"{count} rank{'s' * (count != 1)} on {len(snapshot.nodes)} node{'s' * (len(snapshot.nodes) != 1)}",
-    ]
+    parts = [snapshot.recipe, f"{count} rank{'s' * (count != 1)} on {len(snapshot.nodes)} node{'s' * (len(snapshot.nodes) != 1)}"]
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
     lines = [" · ".join(part for part in parts if part)]
@@ -176,9 +173,7 @@ def _more_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 def _bar(snapshot: Snapshot, width: int) -> Text:
     total = snapshot.total_steps
-    label = (
-        f"  step {snapshot.step}/{total}  {100 * snapshot.step // total:3d} % " if total else f"  step {snapshot.step} "
-    )
+    label = f"  step {snapshot.step}/{total}  {100 * snapshot.step // total:3d} % " if total else f"  step {snapshot.step} "
     room = max(4, width - len(label) - 1)
     done = min(room, room * snapshot.step // total) if total else 0
     _, style = _STATES[snapshot.state]
@@ -199,4 +194,10 @@ def _curve(snapshot: Snapshot, width: int, height: int | None) -> Section:
     """The loss with its axes: from the lines that a tall terminal has over what all else needs."""
     most = min(_CURVE_LINES, (height or 0) - _CURVE_FROM)
     content = chart.lines(snapshot.loss_history, snapshot.eval_losses, width, most)
-    return Section(lambda room: chart.lines(snapshot.loss_history, snapshot.eval_losses, width, room), chart.LEAST_LINES, len(content), 6, is_optional=True)
+    return Section(
+        lambda room: chart.lines(snapshot.loss_history, snapshot.eval_losses, width, room),
+        chart.LEAST_LINES,
+        len(content),
+        6,
+        is_optional=True,
+    )

@@ -40,7 +40,16 @@ def press(state: ViewState, key: str, ranks: Sequence[int], log_lines: int) -> V
         return replace(state, is_help=False) if state.is_help else replace(state, rank=None, lines_up=0)
     if key in ("p", "P", " "):
         return replace(state, is_paused=not state.is_paused)
-    steps = {"up": 1, "down": -1, "page up": PAGE, "page down": -PAGE, "g": log_lines, "home": log_lines, "G": -log_lines, "end": -log_lines}
+    steps = {
+        "up": 1,
+        "down": -1,
+        "page up": PAGE,
+        "page down": -PAGE,
+        "g": log_lines,
+        "home": log_lines,
+        "G": -log_lines,
+        "end": -log_lines,
+    }
     if key in steps:
         return replace(state, lines_up=min(max(0, log_lines - 1), max(0, state.lines_up + steps[key])))
     return _choose(state, key, ranks)

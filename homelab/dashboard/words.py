@@ -70,9 +70,7 @@ def watts(used: float | None, limit: float | None) -> str:
 
 def seconds(number: float | None) -> str:
     """0.81, 12.4"""
-    return (
-        NOTHING if number is None or not math.isfinite(number) else f"{number:.2f}" if number < 10 else f"{number:.1f}"
-    )
+    return NOTHING if number is None or not math.isfinite(number) else f"{number:.2f}" if number < 10 else f"{number:.1f}"
 
 
 def sparkline(values: Sequence[float], width: int, lowest: float | None = None, highest: float | None = None) -> str:

@@ -101,9 +101,7 @@ class Context:
     ways: Mapping[str, str] = field(default_factory=dict)
 
 
-def diagnose(
-    run: str, replies: Mapping[str, Reply], unreachable: Mapping[str, str], context: Context | None = None
-) -> Diagnosis | None:
+def diagnose(run: str, replies: Mapping[str, Reply], unreachable: Mapping[str, str], context: Context | None = None) -> Diagnosis | None:
     """The cause of the newest attempt's failure, or None when nothing has failed.
 
     `unreachable` maps a node to the reason why it could not be asked.
@@ -265,9 +263,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         parts.append(_labelled("victims", f"{ranks}: failed only because of it", "dim"))
     if diagnosis.topic:
         parts.append(_labelled("more", f"homelab explain {diagnosis.topic}", ""))
-    return Panel(
-        Group(*parts), title="why it failed", title_align="left", border_style="red", box=ROUNDED, padding=(0, 1)
-    )
+    return Panel(Group(*parts), title="why it failed", title_align="left", border_style="red", box=ROUNDED, padding=(0, 1))
 
 
 def _labelled(label: str, text: str, style: str) -> RenderableType:

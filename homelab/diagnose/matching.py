@@ -14,9 +14,7 @@ Match = tuple[Rule, dict[str, str]]
 
 # An exception below this only says that something failed; a line beside it may say what.
 _SAYS_ENOUGH = 70
-_DISTRIBUTED_TYPES = frozenset(
-    {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RendezvousConnectionError"}
-)
+_DISTRIBUTED_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RendezvousConnectionError"})
 _OF_NCCL = re.compile(r"NCCL WARN|libibverbs|libfabric|\bUCX\b")
 # What one rank shows while it prepares and the others wait (tqdm's bars of datasets, transformers, huggingface_hub, trl, LLaMA-Factory, axolotl).
 _BAR = re.compile(r"\d ?%\|")

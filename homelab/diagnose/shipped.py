@@ -30,10 +30,7 @@ class Shipped:
 
 def of_run(described: Mapping[str, Any]) -> tuple[Shipped, ...]:
     """The shipped files of a run.json; none where it is damaged."""
-    return tuple(
-        Shipped(copy_of(entry), original_of(entry) or str(entry["name"]), launch(described))
-        for entry in _entries(described)
-    )
+    return tuple(Shipped(copy_of(entry), original_of(entry) or str(entry["name"]), launch(described)) for entry in _entries(described))
 
 
 def originals(described: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -73,7 +70,10 @@ def _entries(described: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         entry
         for entry in (data.values() if isinstance(data, dict) else ())
-        if isinstance(entry, dict) and entry.get("sent") == "shipped" and all(entry.get(key) for key in ("path", "name", "sha256")) and _is_placed(entry)
+        if isinstance(entry, dict)
+        and entry.get("sent") == "shipped"
+        and all(entry.get(key) for key in ("path", "name", "sha256"))
+        and _is_placed(entry)
     ]
 
 

@@ -64,9 +64,7 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
     if run.exit is not None and run.exit.alone:  # lines that its ranks printed during the stop prove nothing
         yield Suspect(endings.ALONE, node, saw=run.exit.alone)
         return
-    failures = {
-        failure.rank: failure for failure in child_failures(run.torchrun_tail, run.exit.ended_at if run.exit else None)
-    }
+    failures = {failure.rank: failure for failure in child_failures(run.torchrun_tail, run.exit.ended_at if run.exit else None)}
     has_words = False
     for rank, rank_reply in sorted(run.ranks.items()):
         if rank in silent_ranks:
@@ -97,7 +95,9 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
     words = matching.judge(lines, reply.log_tail.stdout)
     raised = words if matching.has_exception(lines) else None
     if reply.error is not None:
-        yield replace(suspect(_account(reply.error, raised)), own_hint=advice(node, reply.error.hint), needs_launch=reply.error.needs_launch)
+        yield replace(
+            suspect(_account(reply.error, raised)), own_hint=advice(node, reply.error.hint), needs_launch=reply.error.needs_launch
+        )
         return
     if raised is not None:
         # A program that died of its exception ends with an exit code: after a signal that exception was survived.
@@ -222,7 +222,12 @@ def unconnected(replies: Mapping[str, Reply], attempt: int, nodes: Mapping[str, 
         who = list(dict.fromkeys(person(one.node, one.rank) for one in verdict.accusations))
         values = {"who": " and ".join([", ".join(who[:-1]), who[-1]] if len(who) > 1 else who), "target": verdict.target}
         yield Suspect(
-            endings.UNCONNECTED, verdict.node, time_s=first.time_s or math.inf, saw=first.text, values=values, said_by=person(first.node, first.rank)
+            endings.UNCONNECTED,
+            verdict.node,
+            time_s=first.time_s or math.inf,
+            saw=first.text,
+            values=values,
+            said_by=person(first.node, first.rank),
         )
 
 

@@ -101,13 +101,7 @@ def _of_words(query: str) -> tuple[Topic, ...]:
 
 def _texts(topic: Topic, depth: int) -> tuple[str, ...]:
     """What is looked through first, then also, then at last."""
-    return (
-        topic.id,
-        topic.title,
-        *topic.words,
-        *(topic.seen if depth > 0 else ()),
-        *((topic.cause,) if depth > 1 else ()),
-    )
+    return (topic.id, topic.title, *topic.words, *(topic.seen if depth > 0 else ()), *((topic.cause,) if depth > 1 else ()))
 
 
 def _words(*texts: str) -> set[str]:

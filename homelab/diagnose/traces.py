@@ -161,7 +161,9 @@ def _read_traceback(texts: Sequence[str], position: int) -> tuple[int, Raised | 
         position += 1
     own = [frame for frame in frames if not _LIBRARY.search(frame)]
     where, raised_at = (own or frames or [""])[-1], (frames or [""])[-1]
-    return position, Raised(raised["type"], "\n".join(message).strip(), where, raised_at, _more(texts, position), tuple(filter(None, functions)))
+    return position, Raised(
+        raised["type"], "\n".join(message).strip(), where, raised_at, _more(texts, position), tuple(filter(None, functions))
+    )
 
 
 def _more(texts: Sequence[str], position: int) -> str:

@@ -114,7 +114,11 @@ def _of_node(name: str, reply: Reply) -> Iterator[Accusation]:
 
 
 def _last_words(rank_reply: RankReply) -> list[str]:
-    words = [rank_reply.error.message] if rank_reply.error is not None else [raised.text for raised in last_exceptions(rank_reply.log_tail.stderr)]
+    words = (
+        [rank_reply.error.message]
+        if rank_reply.error is not None
+        else [raised.text for raised in last_exceptions(rank_reply.log_tail.stderr)]
+    )
     if any(_NCCL.search(text) for text in words):  # the address is in the line that NCCL itself printed
         words += [line for line in (*rank_reply.log_tail.stderr, *rank_reply.log_tail.stdout) if "NCCL WARN" in line]
     return words

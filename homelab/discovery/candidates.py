@@ -68,10 +68,14 @@ def from_argument(word: str) -> Candidate:
     """Of `[user@]host[:port]`, where a host is whatever works as `ssh HOST`. Raises InputError."""
     user, _, rest = word.rpartition("@")
     host, colon, port = rest.rpartition(":") if rest.count(":") == 1 else (rest, "", "")
-    candidate = Candidate(host, ARGUMENT, name="" if is_address(host) else host, user=user or None, port=int(port) if port.isdecimal() else None)
+    candidate = Candidate(
+        host, ARGUMENT, name="" if is_address(host) else host, user=user or None, port=int(port) if port.isdecimal() else None
+    )
     if (colon and candidate.port is None) or not is_usable(candidate):
         raise InputError(
-            f"{word!r} names no machine; allowed: [user@]host[:port], where `ssh host` works", where="HOST, on the command line", hint=homelab("init --help")
+            f"{word!r} names no machine; allowed: [user@]host[:port], where `ssh host` works",
+            where="HOST, on the command line",
+            hint=homelab("init --help"),
         )
     return candidate
 
@@ -117,7 +121,11 @@ def from_tailscale(text: str) -> list[Candidate]:
 
 def from_arp(text: str) -> list[Candidate]:
     """The same of `arp -an`, as macOS has it: "? (192.168.1.7) at 0:11:22:33:44:55 on en0 ifscope [ethernet]"."""
-    found = [match for line in text.splitlines() if (match := _ARP.match(line)) and is_address(match["host"]) and not match["device"].startswith(_VIRTUAL)]
+    found = [
+        match
+        for line in text.splitlines()
+        if (match := _ARP.match(line)) and is_address(match["host"]) and not match["device"].startswith(_VIRTUAL)
+    ]
     hosts = {ipaddress.IPv4Address(match["host"]) for match in found}
     return [Candidate(str(host), NEIGHBOUR) for host in sorted(hosts) if not host.is_multicast and not str(host).endswith(".255")]
 
@@ -125,7 +133,11 @@ def from_arp(text: str) -> list[Candidate]:
 def networks_around(addresses: Mapping[str, Collection[str]]) -> list[ipaddress.IPv4Network]:
     """The /24 around each address of {interface: its IPv4 addresses}, of those on a cable or Wi-Fi."""
     own = [address for name, ones in addresses.items() if not name.startswith(_VIRTUAL) for address in ones if is_address(address)]
-    return list(dict.fromkeys(ipaddress.IPv4Network(f"{address}/24", strict=False) for address in own if not ipaddress.IPv4Address(address).is_loopback))
+    return list(
+        dict.fromkeys(
+            ipaddress.IPv4Network(f"{address}/24", strict=False) for address in own if not ipaddress.IPv4Address(address).is_loopback
+        )
+    )
 
 
 def own_networks(text: str) -> list[ipaddress.IPv4Network]:

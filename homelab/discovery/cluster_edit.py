@@ -38,7 +38,13 @@ class NewNode:
 def with_nodes(text: str, nodes: Sequence[NewNode]) -> str:
     """The text with these sections at its end."""
     for node in nodes:
-        keys: dict[str, Value | None] = {"name": node.name, "host": node.host, "user": node.user, "port": node.port, "gpus": list(node.gpus) or None}
+        keys: dict[str, Value | None] = {
+            "name": node.name,
+            "host": node.host,
+            "user": node.user,
+            "port": node.port,
+            "gpus": list(node.gpus) or None,
+        }
         lines = ["[[nodes]]", *([f"# {node.about}"] if node.about else [])]
         lines += [f"{key} = {_written(value)}" for key, value in keys.items() if value is not None]
         gap = "" if not text or text.endswith(("\n\n", "\r\n\r\n")) else "\n" if text.endswith("\n") else "\n\n"

@@ -85,7 +85,9 @@ def shared_networks(facts: Iterable[Facts]) -> list[SharedNetwork]:
         if all(network in machine for machine in machines):
             links = [machine[network] for machine in machines]
             speeds = [speed for _, speed in links if speed]
-            shared.append(SharedNetwork(network, all(is_wired for is_wired, _ in links), min(speeds) if len(speeds) == len(links) else None))
+            shared.append(
+                SharedNetwork(network, all(is_wired for is_wired, _ in links), min(speeds) if len(speeds) == len(links) else None)
+            )
     return sorted(shared, key=lambda one: (not one.is_wired, -(one.speed_mbit or 0), one.network))
 
 

@@ -74,10 +74,7 @@ class CollectiveResult:
 
     def results(self) -> list[dict[str, Any]]:
         """The sizes as they are kept on the nodes and printed as JSON."""
-        return [
-            {"size_bytes": one.size_bytes, "seconds": one.seconds, "bus_bytes_per_s": one.bus_bytes_per_s}
-            for one in self.measured
-        ]
+        return [{"size_bytes": one.size_bytes, "seconds": one.seconds, "bus_bytes_per_s": one.bus_bytes_per_s} for one in self.measured]
 
 
 def size_name(size_bytes: int) -> str:

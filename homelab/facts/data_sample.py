@@ -10,9 +10,7 @@ from homelab.models import WireModel
 from homelab.text.sanitize import plain_lines
 
 Count = Annotated[int, Field(ge=0)]
-Words = Annotated[
-    str, Field(max_length=2000), AfterValidator(plain_lines)
-]  # a node's, and from a file: they reach a terminal
+Words = Annotated[str, Field(max_length=2000), AfterValidator(plain_lines)]  # a node's, and from a file: they reach a terminal
 
 
 class BadRow(WireModel):

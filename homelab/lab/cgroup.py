@@ -142,9 +142,7 @@ class NodeGroup:
         self._set_frozen("FROZEN", "1")
         if not procfs.until(self.is_frozen, timeout_s):
             self.thaw()
-            raise HomelabError(
-                f'node "{self.node}" did not freeze within {timeout_s:g} s', where=self.node, hint="try again"
-            )
+            raise HomelabError(f'node "{self.node}" did not freeze within {timeout_s:g} s', where=self.node, hint="try again")
 
     def thaw(self) -> None:
         """Let the processes go on."""
@@ -163,9 +161,7 @@ class NodeGroup:
     def _set_frozen(self, state_v1: str, state_v2: str) -> None:
         freezer = self.hierarchies.freezer
         if freezer is None:
-            raise HomelabError(
-                "this machine has no cgroup freezer that we may write", where=self.node, hint="run the lab as root"
-            )
+            raise HomelabError("this machine has no cgroup freezer that we may write", where=self.node, hint="run the lab as root")
         folder = self._folder(freezer)
         if freezer.version == 2:
             (folder / "cgroup.freeze").write_text(state_v2)

@@ -55,9 +55,7 @@ def parse(text: str) -> Fault:
     try:
         return Fault(kind, check_cores(float(value)))
     except ValueError:
-        raise InputError(
-            f"throttle wants a number of cores, got {text!r}", where="the fault", hint="throttle=0.3"
-        ) from None
+        raise InputError(f"throttle wants a number of cores, got {text!r}", where="the fault", hint="throttle=0.3") from None
 
 
 def check_cores(cores: float) -> float:
@@ -77,11 +75,7 @@ def inject(backend: Backend, state: LabState, node: LabNode, fault: Fault) -> La
     on = nodes.init_of(state, node) is not None
     if fault.kind == "power-on":
         if on:
-            raise HomelabError(
-                f"{node.name} is running already",
-                where=node.name,
-                hint=homelab("lab status", str(state.folder)),
-            )
+            raise HomelabError(f"{node.name} is running already", where=node.name, hint=homelab("lab status", str(state.folder)))
         backend.power_cut(state, node)  # remains of a node that died by other means
         with machine_lock():
             backend.power_on(state, node)
@@ -96,9 +90,7 @@ def inject(backend: Backend, state: LabState, node: LabNode, fault: Fault) -> La
         return state
     if not on:
         raise HomelabError(
-            f"{node.name} has no power",
-            where=node.name,
-            hint=homelab("lab fault", str(state.folder), node.name, "power-on"),
+            f"{node.name} has no power", where=node.name, hint=homelab("lab fault", str(state.folder), node.name, "power-on")
         )
     if fault.kind == "power-cut":
         backend.power_cut(state, node)

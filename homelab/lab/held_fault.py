@@ -56,7 +56,9 @@ def claim(folder: Path, name: str, node: str) -> None:
     except FileExistsError:
         active = read(folder)
         raise InputError(
-            f"{active.node} has {active.name} already, and a lab has one of these faults at a time" if active else "another fault was just there",
+            f"{active.node} has {active.name} already, and a lab has one of these faults at a time"
+            if active
+            else "another fault was just there",
             where=str(folder),
             hint=f"undo it first: {undo_command(folder, active)}" if active else "try again",
         ) from None

@@ -46,12 +46,7 @@ class Lab:
 
     @classmethod
     def up(
-        cls,
-        folder: Path | str,
-        nodes: int = 3,
-        *,
-        tell: Callable[[str], None] = lambda line: None,
-        **options: Unpack[LabOptions],
+        cls, folder: Path | str, nodes: int = 3, *, tell: Callable[[str], None] = lambda line: None, **options: Unpack[LabOptions]
     ) -> Lab:
         """Start a lab in `folder`; returns when every sshd answers. `tell` hears of a clean-up.
 
@@ -64,9 +59,7 @@ class Lab:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"this folder cannot be made: {error.strerror}", where=str(path), hint="choose another folder"
-            ) from None
+            raise InputError(f"this folder cannot be made: {error.strerror}", where=str(path), hint="choose another folder") from None
         if is_lab(path) and cls(load(path))._is_dead():
             held_fault.end(path)  # before the lock, because undoing a fault may need it
         with locked(path):
@@ -133,8 +126,7 @@ class Lab:
     def processes_of_run(self, run: str) -> dict[str, list[int]]:
         """node -> the processes with HOMELAB_RUN=`run` in their environment; every node is listed."""
         return {
-            node.name: sorted(procfs.with_environment("HOMELAB_RUN", run, self._backend.processes(self.state, node)))
-            for node in self.nodes
+            node.name: sorted(procfs.with_environment("HOMELAB_RUN", run, self._backend.processes(self.state, node))) for node in self.nodes
         }
 
     def down(self, *, keep_files: bool = False) -> Down:

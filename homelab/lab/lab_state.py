@@ -75,9 +75,7 @@ class LabState:
                 return node
         names = [node.name for node in self.nodes]
         raise InputError(
-            f'no node "{name}" in this lab.{did_you_mean(name, names)}',
-            where=self.folder,
-            hint=f"its nodes are: {', '.join(names)}",
+            f'no node "{name}" in this lab.{did_you_mean(name, names)}', where=self.folder, hint=f"its nodes are: {', '.join(names)}"
         )
 
     def node_folder(self, node: LabNode) -> Path:
@@ -132,13 +130,9 @@ def load(folder: Path) -> LabState:
     try:
         data = json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(
-            "there is no lab here", where=str(folder), hint=Hint("start one: {}", homelab("lab up", str(folder)))
-        ) from None
+        raise InputError("there is no lab here", where=str(folder), hint=Hint("start one: {}", homelab("lab up", str(folder)))) from None
     except (OSError, ValueError) as error:
-        raise HomelabError(
-            f"lab.json cannot be read: {error}", where=str(file), hint="restore it, or move it away"
-        ) from None
+        raise HomelabError(f"lab.json cannot be read: {error}", where=str(file), hint="restore it, or move it away") from None
     try:
         data["nodes"] = tuple(LabNode(**node) for node in data["nodes"])
         data["shared"] = tuple(data["shared"])

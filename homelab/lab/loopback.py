@@ -34,7 +34,11 @@ class Loopback:
                 hint="run as root with --backend namespaces",
             )
         if any(node.memory_bytes is not None for node in state.nodes):
-            raise HomelabError("the loopback backend has no memory limits", where="--memory", hint="run as root for --backend namespaces, or leave --memory out")
+            raise HomelabError(
+                "the loopback backend has no memory limits",
+                where="--memory",
+                hint="run as root for --backend namespaces, or leave --memory out",
+            )
         if any(node.cpu is not None for node in state.nodes) and self.hierarchies.cpu is None:
             raise InputError(
                 "--cpu needs a cgroup tree with the cpu controller that this user may write, and there is none",
@@ -44,9 +48,7 @@ class Loopback:
         hosts = [f"127.0.0.{node.number + 1}" for node in state.nodes]
         for port in range(FIRST_PORT, LAST_PORT + 1):
             if all(_is_free(host, port) for host in hosts):
-                placed = (
-                    replace(n, host=h, port=port, interface="lo") for n, h in zip(state.nodes, hosts, strict=True)
-                )
+                placed = (replace(n, host=h, port=port, interface="lo") for n, h in zip(state.nodes, hosts, strict=True))
                 return replace(state, nodes=tuple(placed), network="127.0.0.0/8")
         raise HomelabError(
             f"no port from {FIRST_PORT} to {LAST_PORT} is free on {hosts[0]} to {hosts[-1]}",
@@ -84,9 +86,7 @@ class Loopback:
             own.create()
             own.limit_cpu(limit)
             members = own.member_files()
-        spec = nodes.write_spec(
-            state, node, isolated=False, cgroup_member_files=members, sshd=sshd.command(state.node_folder(node))
-        )
+        spec = nodes.write_spec(state, node, isolated=False, cgroup_member_files=members, sshd=sshd.command(state.node_folder(node)))
         nodes.start(state, node, spec)
 
     def power_cut(self, state: LabState, node: LabNode) -> None:
@@ -124,9 +124,7 @@ class Loopback:
             return self.is_frozen(state, node)
 
         if not procfs.until(stopped, 5.0):
-            raise HomelabError(
-                "not every process of the node could be stopped within 5 s", where=node.name, hint="try again"
-            )
+            raise HomelabError("not every process of the node could be stopped within 5 s", where=node.name, hint="try again")
 
     def thaw(self, state: LabState, node: LabNode) -> None:
         """SIGCONT all."""

@@ -43,9 +43,7 @@ class Namespaces:
                 hint=Hint("sudo {} ..., or --backend loopback, which needs no root", homelab("lab up")),
             )
         require(*PROGRAMS)
-        if self.hierarchies.freezer is None or (
-            self.hierarchies.cpu is None and any(n.cpu is not None for n in state.nodes)
-        ):
+        if self.hierarchies.freezer is None or (self.hierarchies.cpu is None and any(n.cpu is not None for n in state.nodes)):
             raise HomelabError(
                 "this machine has no cgroup tree that root may write (a container, perhaps)",
                 where="/sys/fs/cgroup",
@@ -76,7 +74,11 @@ class Namespaces:
         for name in ("etc", "etc-view", "tmp", "sys"):
             (folder / name).mkdir(exist_ok=True)
         passwd = Path("/etc/passwd").read_text(errors="surrogateescape")
-        passwd = passwd_with_home(passwd, node.user, node.home) if node.uid is None else passwd_with_account(passwd, node.user, node.uid, node.home)
+        passwd = (
+            passwd_with_home(passwd, node.user, node.home)
+            if node.uid is None
+            else passwd_with_account(passwd, node.user, node.uid, node.home)
+        )
         files = {
             "passwd": passwd,
             "shadow": shadow_of(passwd),
@@ -127,8 +129,7 @@ class Namespaces:
             isolated=True,
             hostname=node.name,
             folder=str(folder),
-            binds=[[source, target] for source, target in binds if os.path.exists(target)]
-            + [[str(folder / "tmp"), "/tmp"]],
+            binds=[[source, target] for source, target in binds if os.path.exists(target)] + [[str(folder / "tmp"), "/tmp"]],
             shared=[path for path in (*state.shared, state.folder) if path.startswith(PRIVATE_FOLDERS)],
             cgroup_member_files=own.member_files(),
             sshd=sshd.command(folder),

@@ -42,9 +42,7 @@ def free_network() -> str:
     taken = []
     for route in json.loads(call("ip", "-j", "-4", "route", "show", "table", "all") or "[]"):
         with contextlib.suppress(ValueError):
-            taken.append(
-                ipaddress.ip_network(route["dst"])
-            )  # "default" is no network, and covers nothing in particular
+            taken.append(ipaddress.ip_network(route["dst"]))  # "default" is no network, and covers nothing in particular
     for prefix in ("10.213", "172.29"):
         for third in range(256):
             candidate = ipaddress.ip_network(f"{prefix}.{third}.0/24")

@@ -94,9 +94,7 @@ def start(state: LabState, node: LabNode, spec: Path, prefix: tuple[str, ...] = 
     environment = {"PATH": sshd.SYSTEM_PATH, **state.environment(node)}
     with log.open("ab") as stream:
         try:
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, cwd="/", check=True
-            )
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, cwd="/", check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise HomelabError(f"{node.name} did not start: {error}", where=str(log), hint="read the log") from error
 

@@ -69,7 +69,6 @@ def pid_namespace(pid: int) -> str:
         return ""
 
 
-
 def with_environment(name: str, value: str, among: Iterable[int] | None = None) -> set[int]:
     """The processes whose environment holds name=value."""
     pids = processes() if among is None else among

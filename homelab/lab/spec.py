@@ -105,19 +105,21 @@ def _checked_names(count: int, names: Sequence[str] | None) -> Sequence[str]:
         if not _NAME.match(name):
             raise InputError(f'"{name}" is no host name', where="--names", hint="letters, digits, - and . (63 at most)")
     if len(set(names)) != len(names) or not 1 <= len(names) <= MOST_NODES:
-        raise InputError(
-            f"names must differ, and be 1 to {MOST_NODES}", where="--names", hint="--names tower,laptop,mini"
-        )
+        raise InputError(f"names must differ, and be 1 to {MOST_NODES}", where="--names", hint="--names tower,laptop,mini")
     return names
 
 
-def _checked_logins(path: Path, logins: Mapping[str, str], names: Sequence[str], backend: BackendName, own: str) -> dict[str, tuple[str, int]]:
+def _checked_logins(
+    path: Path, logins: Mapping[str, str], names: Sequence[str], backend: BackendName, own: str
+) -> dict[str, tuple[str, int]]:
     """{node: (user, port)}. Another user must reach its home, which lies below the lab's folder."""
     checked = {}
     for node, text in logins.items():
         user, _, port = text.partition(":")
         if backend != "namespaces" or node not in names:
-            raise InputError(f"{node} cannot have a login of its own", where="--login", hint=f"a node of --backend namespaces: {', '.join(names)}")
+            raise InputError(
+                f"{node} cannot have a login of its own", where="--login", hint=f"a node of --backend namespaces: {', '.join(names)}"
+            )
         if not _USER.match(user) or not (port or "22").isdigit() or not 0 < int(port or 22) < 65536:
             raise InputError(f'"{text}" is no login', where="--login", hint=f"--login {node}=anna:2222")
         if user != own and any(line.startswith(f"{user}:") for line in Path("/etc/passwd").read_text(errors="replace").splitlines()):
@@ -133,9 +135,7 @@ def _checked_limits(cpu: Sequence[float] | None, count: int) -> Sequence[float |
     if not cpu:
         return [None] * count
     if len(cpu) not in (1, count):
-        raise InputError(
-            f"{len(cpu)} CPU limits for {count} nodes", where="--cpu", hint="one for each node, or one for all"
-        )
+        raise InputError(f"{len(cpu)} CPU limits for {count} nodes", where="--cpu", hint="one for each node, or one for all")
     return [faults.check_cores(cores) for cores in (list(cpu) * count if len(cpu) == 1 else cpu)]
 
 
@@ -154,8 +154,6 @@ def _checked_backend(backend: BackendName | None) -> BackendName:
     chosen = backend or ("namespaces" if os.geteuid() == 0 else "loopback")
     if chosen not in BACKEND_NAMES:
         raise InputError(
-            f'no backend "{chosen}".{did_you_mean(chosen, BACKEND_NAMES)}',
-            where="--backend",
-            hint=f"there are: {', '.join(BACKEND_NAMES)}",
+            f'no backend "{chosen}".{did_you_mean(chosen, BACKEND_NAMES)}', where="--backend", hint=f"there are: {', '.join(BACKEND_NAMES)}"
         )
     return chosen

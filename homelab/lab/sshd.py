@@ -151,9 +151,7 @@ def _quoted(value: str | Path) -> str:
 
 
 def _version() -> tuple[int, int]:
-    completed = subprocess.run(
-        [program("ssh-keygen").replace("ssh-keygen", "ssh"), "-V"], capture_output=True, text=True, check=False
-    )
+    completed = subprocess.run([program("ssh-keygen").replace("ssh-keygen", "ssh"), "-V"], capture_output=True, text=True, check=False)
     match = re.search(r"OpenSSH_(\d+)\.(\d+)", completed.stderr + completed.stdout)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 

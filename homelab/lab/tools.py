@@ -54,26 +54,16 @@ def call(*arguments: str, timeout_s: float = 20.0) -> str:
     command = [program(arguments[0]), *arguments[1:]]
     try:
         completed = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise HomelabError(
-            f"{' '.join(arguments)} did not end within {timeout_s:g} s",
-            where="this machine",
-            hint="run it by hand to see why",
+            f"{' '.join(arguments)} did not end within {timeout_s:g} s", where="this machine", hint="run it by hand to see why"
         ) from None
     if completed.returncode != 0:
         words = (completed.stderr or completed.stdout).strip() or f"exit code {completed.returncode}"
         raise HomelabError(
-            f"{' '.join(arguments)}: {words}",
-            where="this machine",
-            hint="run it by hand; the lab changes nothing when it fails",
+            f"{' '.join(arguments)}: {words}", where="this machine", hint="run it by hand; the lab changes nothing when it fails"
         )
     return completed.stdout
 

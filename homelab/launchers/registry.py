@@ -20,7 +20,9 @@ def launcher_named(name: str) -> Launcher:
     """The launcher of this name. Raises InputError for one that is not registered."""
     if name not in LAUNCHERS:
         raise InputError(
-            f'no launcher is named "{name}".{did_you_mean(name, list(LAUNCHERS))}', where="--launcher", hint=f"the launchers are: {', '.join(LAUNCHERS)}"
+            f'no launcher is named "{name}".{did_you_mean(name, list(LAUNCHERS))}',
+            where="--launcher",
+            hint=f"the launchers are: {', '.join(LAUNCHERS)}",
         )
     return LAUNCHERS[name]
 

@@ -21,7 +21,8 @@ class TorchrunSsh(Launcher):
     def render(self, spec: LaunchSpec, placement: Placement) -> tuple[NodeCommand, ...]:
         """Each node's torchrun command."""
         return tuple(
-            NodeCommand(node=node.name, argv=_torchrun(spec, placement, node), environment=environment_of(spec, node)) for node in placement.nodes
+            NodeCommand(node=node.name, argv=_torchrun(spec, placement, node), environment=environment_of(spec, node))
+            for node in placement.nodes
         )
 
 

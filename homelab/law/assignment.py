@@ -69,9 +69,7 @@ def _neighbours(
     speeds alone; they reach 0.87 where every rank has rows of all lengths (simulated from measured costs). Ranks that take the
     longest rows come first, the faster of them before the slower. Bisection finds the time in which all can end.
     """
-    ranks = sorted(
-        range(len(speeds)), key=lambda rank: (-(limits[rank].row_tokens or math.inf), speeds[rank].token_s, rank)
-    )
+    ranks = sorted(range(len(speeds)), key=lambda rank: (-(limits[rank].row_tokens or math.inf), speeds[rank].token_s, rank))
     ordered = [lengths[position] for position in order]
 
     def runs_within(most_s: float) -> list[list[int]] | None:
@@ -114,9 +112,7 @@ def _longest_prefix(ordered: Sequence[int], speed: Speed, limits: Limits, most_s
 def _feed_idle(lengths: Sequence[int], limits: Sequence[Limits], rows: list[list[int]]) -> None:
     """Give every rank without a row the shortest one that another rank can spare."""
     for idle in (rank for rank in range(len(rows)) if not rows[rank]):
-        givers = [
-            rank for rank in range(len(rows)) if len(rows[rank]) > 1 and limits[idle].takes(lengths[rows[rank][-1]])
-        ]
+        givers = [rank for rank in range(len(rows)) if len(rows[rank]) > 1 and limits[idle].takes(lengths[rows[rank][-1]])]
         if givers:
             giver = min(givers, key=lambda rank: (lengths[rows[rank][-1]], rank))
             rows[idle].append(rows[giver].pop())
@@ -128,9 +124,7 @@ def _roomiest(ranks: Sequence[int], limits: Sequence[Limits]) -> list[int]:
     return [rank for rank in ranks if (limits[rank].row_tokens or 0) == most]
 
 
-def _added_s(
-    speed: Speed, limits: Limits, open_pass: tuple[int, int, int], length: int
-) -> tuple[float, tuple[int, int, int]]:
+def _added_s(speed: Speed, limits: Limits, open_pass: tuple[int, int, int], length: int) -> tuple[float, tuple[int, int, int]]:
     """(seconds that a row adds, the open pass after it): it joins the open pass, whose first row is the longest, or starts another."""
     rows, longest, total = open_pass
     alone = speed.pass_s(length)

@@ -19,9 +19,7 @@ class Limits:
     padded: bool = True
 
     @classmethod
-    def planned(
-        cls, micro_batch: int, token_cap: int | None, *, seq_len: int, asked: int | Literal["auto"], padded: bool = True
-    ) -> Limits:
+    def planned(cls, micro_batch: int, token_cap: int | None, *, seq_len: int, asked: int | Literal["auto"], padded: bool = True) -> Limits:
         """The limits of a planned rank. `asked` is [parallel] micro_batch of the recipe: a number counts rows; "auto" is what
         memory takes, and memory counts tokens."""
         tokens = max(1, micro_batch) * seq_len if token_cap is None else token_cap

@@ -1,7 +1,7 @@
 """Which rows are trained in which step: the order of a training, which knows nothing of ranks.
 
-    order of epoch e       permutation(seed, e, rows)
-    step s (from 0)        epoch s // steps_per_epoch, slice number s % steps_per_epoch of `global_batch` rows
+order of epoch e       permutation(seed, e, rows)
+step s (from 0)        epoch s // steps_per_epoch, slice number s % steps_per_epoch of `global_batch` rows
 """
 
 from __future__ import annotations

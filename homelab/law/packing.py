@@ -42,9 +42,7 @@ def passes_s(rows: Sequence[int], lengths: Sequence[int], speed: Speed, limits: 
     return best[-1]
 
 
-def last_pass(
-    ordered: Sequence[int], end: int, best: Sequence[float], speed: Speed, limits: Limits
-) -> tuple[float, int]:
+def last_pass(ordered: Sequence[int], end: int, best: Sequence[float], speed: Speed, limits: Limits) -> tuple[float, int]:
     """(least seconds of the first `end` rows, where their last pass begins), given those of all fewer rows."""
     shortest = ordered[end - 1]
     least, cut, total = math.inf, end - 1, 0

@@ -19,7 +19,13 @@ from homelab.protocol import quantisation
 from homelab.protocol.quantisation import Stored
 
 # How a model's files hold its weights. Any other word is the `quant_method` of its config.json.
-PLAIN, BNB_4BIT, BNB_8BIT, WIDENED, FOREIGN = "16 or 32 bits", "bitsandbytes in 4 bits", "bitsandbytes in 8 bits", "made 16 bits wide while read", "another quantisation"
+PLAIN, BNB_4BIT, BNB_8BIT, WIDENED, FOREIGN = (
+    "16 or 32 bits",
+    "bitsandbytes in 4 bits",
+    "bitsandbytes in 8 bits",
+    "made 16 bits wide while read",
+    "another quantisation",
+)
 FULL, LORA, LORA_8BIT, QLORA = "full", "lora", "lora 8bit", "qlora"
 METHODS = (FULL, LORA, LORA_8BIT, QLORA)
 # What a merge can be made onto.
@@ -43,13 +49,15 @@ class Base:
 
 
 # Suffixes under which quantised copies of a model are published.
-_COPY = re.compile(r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I)
+_COPY = re.compile(
+    r"[-_.](gguf|gptq(-int[348])?|awq(-int4)?|fp8(-dynamic)?|(unsloth-)?bnb-4bit|int[48]|w[48]a(8|16)|mxfp4|exl[23]|mlx(-[348]bit)?)$", re.I
+)
 ORIGINAL_MODEL = "the 16-bit model that it was made from; its page on the hub names it"
 _SIXTEEN = "[model] name = {original}"
 
 
 def original_of(name: str) -> str:
-    """"org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
+    """ "org/name of the 16-bit model", with a guess where the name of a quantised copy tells it."""
     shorter = _COPY.sub("", _COPY.sub("", name.rstrip("/")))
     return ORIGINAL_MODEL if shorter == name.rstrip("/") else f"the 16-bit model that it was made from (perhaps {shorter})"
 
@@ -59,7 +67,10 @@ def _no(reason: str, edit: str) -> Base:
 
 
 _TWICE = "they would be quantised once more"
-_FOREIGN = _no("adapters on such weights can be neither trained alike on every machine nor merged", f'{_SIXTEEN}; kind = "qlora" holds that one in 4 bits, too')
+_FOREIGN = _no(
+    "adapters on such weights can be neither trained alike on every machine nor merged",
+    f'{_SIXTEEN}; kind = "qlora" holds that one in 4 bits, too',
+)
 _ROUNDED = _no("it trains the weights themselves, and these are rounded", f'[method] kind = "lora" trains adapters on them; or {_SIXTEEN}')
 CHECKPOINTS: dict[tuple[str, str], Base] = {
     (PLAIN, FULL): Base(),
@@ -113,16 +124,27 @@ def checkpoint_refusal(stored: Stored | None, kind: str, base: str, original: st
     if refusal is None or stored is None:
         return None
     asked = 'base = "8bit"' if method_of(kind, base) == LORA_8BIT else f'kind = "{kind}"'
-    reason = f"the weights of this model are quantised already ({stored.words}), and [method] {asked} does not go with that: {refusal.reason}"
+    reason = (
+        f"the weights of this model are quantised already ({stored.words}), and [method] {asked} does not go with that: {refusal.reason}"
+    )
     return Refusal(reason, refusal.edit.format(original=original))
 
 
 # What an adapter is put on.
 LINEAR, TRANSPOSED, EXPERTS, MATRIX = "a linear layer", "a transposed linear layer", "the experts of a layer", "a matrix parameter"
-EMBEDDING, TIED_EMBEDDING, HEAD, TIED_HEAD = "the embeddings", "the embeddings that are also the head", "the head", "the head that is also the embeddings"
+EMBEDDING, TIED_EMBEDDING, HEAD, TIED_HEAD = (
+    "the embeddings",
+    "the embeddings that are also the head",
+    "the head",
+    "the head that is also the embeddings",
+)
 CONVOLUTION, ATTENTION = "a convolution", "torch's own attention"
 OWN_LINEAR, OWN_EMBEDDING = "a linear layer with a computation of its own", "embeddings with a computation of their own"
-UNKNOWN, FIXED_HEAD, SHARED = "a kind of layer that homelab does not know", "a head or embeddings that stay one", "a weight of several layers"
+UNKNOWN, FIXED_HEAD, SHARED = (
+    "a kind of layer that homelab does not know",
+    "a head or embeddings that stay one",
+    "a weight of several layers",
+)
 
 ENDS = ("lm_head", "embed_tokens")  # how most models name head and embeddings
 ADDED, UNTIED = "added", "untied"  # untied: head and embeddings become two tensors, and config.json says so
@@ -161,7 +183,7 @@ def part_refusal(part: str, name: str, class_name: str, well: Sequence[str]) -> 
     if PARTS[part].merge is not None:
         return None
     targets = ", ".join(f'"{each}"' for each in well)
-    edit = f"[method] targets = [{targets}]" if well else "name other layers in [method] targets, or train all weights: kind = \"full\""
+    edit = f"[method] targets = [{targets}]" if well else 'name other layers in [method] targets, or train all weights: kind = "full"'
     return Refusal(f"[method] targets reaches {name}, {part} ({class_name}): {PARTS[part].why_not}", edit)
 
 

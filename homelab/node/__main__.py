@@ -11,7 +11,8 @@ _OLDEST = (3, 9)
 
 def main() -> int:
     """Check the version of this Python, then answer one verb."""
-    if len(sys.argv) > 2 and sys.argv[1] != "watch":  # a first line of our own: what this Python itself prints on start (sitecustomize) comes before it
+    # a first line of our own: what this Python itself prints on start (sitecustomize) comes before it
+    if len(sys.argv) > 2 and sys.argv[1] != "watch":
         sys.stdout.write(sys.argv[2] + "\n")
         sys.stdout.flush()
     if sys.version_info < _OLDEST:

@@ -9,7 +9,21 @@ if TYPE_CHECKING:
     from homelab.protocol.files import JsonObject
     from homelab.protocol.machine_messages import Facts
 
-PROBES = ("system", "resources", "python", "gpu", "amd", "xid", "network", "model", "speed_profiles", "data", "power", "runs", "collective_test")
+PROBES = (
+    "system",
+    "resources",
+    "python",
+    "gpu",
+    "amd",
+    "xid",
+    "network",
+    "model",
+    "speed_profiles",
+    "data",
+    "power",
+    "runs",
+    "collective_test",
+)
 
 
 def collect(request: JsonObject) -> Facts:

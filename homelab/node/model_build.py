@@ -70,7 +70,9 @@ def _ask(question: JsonObject, environment: dict[str, str] | None = None) -> Any
     """The last JSON line of the program's stdout."""
     command = [sys.executable, "-m", "homelab.worker.tools.model_build"]
     try:
-        completed = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=environment)
+        completed = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=environment
+        )
     except subprocess.TimeoutExpired:
         raise Refusal(f"the model was not built without its weights within {_LIMIT_S:.0f} s") from None
     try:

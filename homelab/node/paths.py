@@ -31,7 +31,9 @@ def keep_private(workdir: str, *, make: bool = False) -> None:
             if make:
                 os.makedirs(folder, 0o700, exist_ok=True)
             state = os.stat(folder)
-            is_everybodys = folder == root and (state.st_mode & stat.S_ISVTX or os.path.ismount(root) or os.path.realpath(root) == os.path.realpath(expand("~")))
+            is_everybodys = folder == root and (
+                state.st_mode & stat.S_ISVTX or os.path.ismount(root) or os.path.realpath(root) == os.path.realpath(expand("~"))
+            )
             if state.st_uid == os.geteuid() and state.st_mode & 0o077 and not is_everybodys:
                 os.chmod(folder, 0o700)
 
@@ -78,7 +80,9 @@ def names_here(run_folder: str, attempt: int) -> list[str]:
     """The names under which this machine was started in an attempt (where nodes share a disk: all of them)."""
     folder = os.path.join(run_folder, layout.nodes(attempt))
     try:
-        return sorted(name for name in os.listdir(folder) if layout.is_usable(name) and os.path.exists(os.path.join(folder, name, layout.START_JSON)))
+        return sorted(
+            name for name in os.listdir(folder) if layout.is_usable(name) and os.path.exists(os.path.join(folder, name, layout.START_JSON))
+        )
     except OSError:
         return []
 
@@ -98,9 +102,7 @@ def attempts(run_folder: str) -> list[int]:
         names = os.listdir(os.path.join(run_folder, layout.ATTEMPTS))
     except OSError:
         return []
-    return sorted(
-        int(name) for name in names if name.isdecimal() and name == str(int(name)) and _counts(run_folder, int(name))
-    )
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)) and _counts(run_folder, int(name)))
 
 
 def _counts(run_folder: str, number: int) -> bool:

@@ -89,7 +89,11 @@ def _error(code: int, text: str) -> JsonObject:
     if not parts:
         last = ([line for line in text.splitlines() if line.strip()] or [f"exit code {code}"])[-1]
         killed = code == -signal.SIGKILL
-        parts = {"message": "it was killed (out of memory?)" if killed else f"the program failed: {last[:500]}", "where": "", "hint": "free -h" if killed else ""}
+        parts = {
+            "message": "it was killed (out of memory?)" if killed else f"the program failed: {last[:500]}",
+            "where": "",
+            "hint": "free -h" if killed else "",
+        }
     return {**parts, "kind": "input" if code == EXIT_INPUT else "failed"}
 
 

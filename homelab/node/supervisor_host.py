@@ -85,7 +85,9 @@ def reach(request: JsonObject) -> SupervisorReach:
     """{"errors": {node: None or what is in the way}}: every node of the cluster file, over the connection that the supervisor will use."""
     command = [sys.executable, "-m", "homelab.remote.reach", _cluster(_folder(request))]
     try:
-        completed = subprocess.run(command, env=_environment(request), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S)
+        completed = subprocess.run(
+            command, env=_environment(request), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S
+        )
     except subprocess.TimeoutExpired:
         raise ValueError(f"the other nodes could not be tried within {_TRY_S:.0f} s") from None
     try:
@@ -135,7 +137,13 @@ def state(workdir: str, run: str) -> SupervisorReply | None:
             reply[key] = record[key]
     events = files.json_objects(files.tail(os.path.join(run_folder, "events.jsonl"), _EVENTS))
     is_frozen = processes.state(record.get("pid")) in ("T", "t")
-    return {**reply, "alive": _is_held(folder, run), "frozen": is_frozen, "log": os.path.join(run_folder, layout.SUPERVISOR_LOG), "events": events}
+    return {
+        **reply,
+        "alive": _is_held(folder, run),
+        "frozen": is_frozen,
+        "log": os.path.join(run_folder, layout.SUPERVISOR_LOG),
+        "events": events,
+    }
 
 
 def end(request: JsonObject) -> SupervisorEnded:

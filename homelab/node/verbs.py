@@ -145,7 +145,13 @@ def refusal_of(error: Exception) -> JsonObject:
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.strerror}: {error.filename}" if error.filename is not None else error.strerror
     kind = "full" if getattr(error, "errno", None) == errno.ENOSPC else getattr(error, "kind", "refused")
-    return {"message": message, "kind": kind, "trace": None, "where": getattr(error, "where", None) or None, "hint": getattr(error, "hint", None) or None}
+    return {
+        "message": message,
+        "kind": kind,
+        "trace": None,
+        "where": getattr(error, "where", None) or None,
+        "hint": getattr(error, "hint", None) or None,
+    }
 
 
 def _print(answer: Any) -> None:

@@ -65,7 +65,11 @@ def cards_of(run_folder: str, node: str) -> dict[str, str]:
         started = files.read_object(os.path.join(node_dir, layout.START_JSON))
         if started:
             environment = started.get("environment") or {}
-            return {name: environment[name] for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCH_DISABLE_NATIVE_JIT") if name in environment}
+            return {
+                name: environment[name]
+                for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCH_DISABLE_NATIVE_JIT")
+                if name in environment
+            }
     return {}
 
 
@@ -75,7 +79,9 @@ def _refusal(completed: subprocess.CompletedProcess[str], program: str) -> Refus
     if parts:
         return Refusal(**parts, kind="no-room" if completed.returncode == EXIT_NO_ROOM else "refused")
     if completed.returncode == -signal.SIGKILL:  # by the kernel: a limit of a control group is in no estimate
-        hint = "free RAM on this node (ps aux --sort=-rss | head names who holds it), or raise the limit of its control group, then ask again"
+        hint = (
+            "free RAM on this node (ps aux --sort=-rss | head names who holds it), or raise the limit of its control group, then ask again"
+        )
         return Refusal(f"the {program} was killed: this node has not enough memory for it", hint=hint, kind="no-room")
     last = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
     return Refusal(f"the {program} failed: {last[:500]}")

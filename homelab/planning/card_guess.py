@@ -85,7 +85,11 @@ def _impossible_memory(slot: RankSlot) -> str | None:
     if card.can_have(memory_bytes):
         return None
     says = "nvidia-smi says" if slot.facts else "cluster.toml says"
-    mend = "a card that was sold as another one answers so; the plan believes it, and" if slot.facts else f"edit gpus of {slot.node.name}: if it is so,"
+    mend = (
+        "a card that was sold as another one answers so; the plan believes it, and"
+        if slot.facts
+        else f"edit gpus of {slot.node.name}: if it is so,"
+    )
     return f"{_named(slot)}: {says} {binary_size(memory_bytes)}, and this card was made with {binary_size(card.memory_bytes)}: {mend} a step may end without memory"
 
 

@@ -62,7 +62,9 @@ def missing(node: Node, facts: Facts) -> list[str]:
         name = belief.uuid or (f"GPU {belief.index}" if belief.index is not None else f'"{belief.model}"')
         both = [f"GPU {one.index}" for one in cards if belief.uuid is not None and _fits(belief, one)]
         if len(both) > 1:
-            faults.append(f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}")
+            faults.append(
+                f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}"
+            )
         elif card is None:
             faults.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
         elif not same_card(belief.model, card.name):

@@ -22,8 +22,10 @@ def choices(recipe: Recipe, facts: Mapping[str, Facts], data: Mapping[str, DataF
         resolved = data[role].hub if role in data else None
         revision = (resolved or named).revision
         origin = "the recipe says so" if named.revision else "the newest when it was looked at"
-        because = f"revision {revision}, {origin}: every node and every attempt loads that one" if revision else (
-            "the newest revision at the launch; ranks that load another one end the run before its first step"
+        because = (
+            f"revision {revision}, {origin}: every node and every attempt loads that one"
+            if revision
+            else ("the newest revision at the launch; ranks that load another one end the run before its first step")
         )
         value = ", ".join(filter(None, (f"hub:{named.path}", named.config, f"split {named.split}")))
         reasons.append(Choice(subject=f"{role} data", value=value, because=because))

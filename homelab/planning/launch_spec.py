@@ -39,11 +39,19 @@ def of(inputs: PlanInputs, machines: Machines, settings: Mapping[str, str]) -> L
             **({} if _needs_hub(recipe) else {"HF_HUB_OFFLINE": "1"}),
         },
         # The interface is given per node: names differ between machines, and a wrong guess of gloo hangs without a message.
-        node_environment={"PYTHONPATH": "code_dir", "HOMELAB_RUN_DIR": "run_dir", "HOMELAB_NODE": "name", "GLOO_SOCKET_IFNAME": "interface", **saved},
+        node_environment={
+            "PYTHONPATH": "code_dir",
+            "HOMELAB_RUN_DIR": "run_dir",
+            "HOMELAB_NODE": "name",
+            "GLOO_SOCKET_IFNAME": "interface",
+            **saved,
+        },
     )
 
 
-def node_plans(inputs: PlanInputs, machines: Machines, addresses: Mapping[str, LanAddress], of_wire: Mapping[str, str]) -> tuple[NodePlan, ...]:
+def node_plans(
+    inputs: PlanInputs, machines: Machines, addresses: Mapping[str, LanAddress], of_wire: Mapping[str, str]
+) -> tuple[NodePlan, ...]:
     """Each node's part, without the variables that all nodes have. `of_wire` are those of the network profile. Raises InputError where nodes differ in what NCCL wants equal."""
     plans = tuple(_node_plan(inputs, machines, rank, node, addresses[node.name], of_wire) for rank, node in enumerate(machines.nodes))
     if machines.device == "cuda":
@@ -57,7 +65,9 @@ def _node_plan(inputs: PlanInputs, machines: Machines, rank: int, node: Node, ad
     run_dir = f"{workdir}/runs/{inputs.run}"
     if machines.device == "cuda":
         node_dir = f"{run_dir}/attempts/{inputs.attempt}/nodes/{node.name}"
-        defaults = {"OMP_NUM_THREADS": "4", **of_wire} | cuda.environment(node, facts, address=address.address, interface=address.interface, node_dir=node_dir)
+        defaults = {"OMP_NUM_THREADS": "4", **of_wire} | cuda.environment(
+            node, facts, address=address.address, interface=address.interface, node_dir=node_dir
+        )
     else:
         defaults = {"OMP_NUM_THREADS": str(max(1, (facts.system.cpu_count if facts else 1) // count))}
     return NodePlan(

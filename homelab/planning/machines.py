@@ -92,7 +92,10 @@ class Machines:
     def slots(self) -> tuple[RankSlot, ...]:
         """Every process, in rank order."""
         places = [(node, local) for node in self.nodes for local in range(self.ranks_on(node))]
-        return tuple(RankSlot(rank, node, local, self.device, self.facts.get(node.name), self.held_bytes.get(rank)) for rank, (node, local) in enumerate(places))
+        return tuple(
+            RankSlot(rank, node, local, self.device, self.facts.get(node.name), self.held_bytes.get(rank))
+            for rank, (node, local) in enumerate(places)
+        )
 
     @property
     def world_size(self) -> int:

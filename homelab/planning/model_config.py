@@ -27,13 +27,21 @@ def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
     is_known = str(config.get("model_type")) in architecture.KINDS  # a node says anything in its place
     for part, key, value in _numbers(config):
         if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and is_known):
-            raise InputError(f"config.json of {name} says {part}{key} = {_shown(value)}, and no model has that", where=_WHERE, hint=_FROM_WHERE)
+            raise InputError(
+                f"config.json of {name} says {part}{key} = {_shown(value)}, and no model has that", where=_WHERE, hint=_FROM_WHERE
+            )
     sizes = [config.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     hidden, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
     if hidden and heads > hidden and not config.get("head_dim"):
-        raise InputError(f"config.json of {name} contradicts itself: {heads} attention heads share a hidden_size of {hidden}", where=_WHERE, hint=_FROM_WHERE)
+        raise InputError(
+            f"config.json of {name} contradicts itself: {heads} attention heads share a hidden_size of {hidden}",
+            where=_WHERE,
+            hint=_FROM_WHERE,
+        )
     if heads and kv_heads > heads:
-        raise InputError(f"config.json of {name} contradicts itself: {kv_heads} heads of keys for {heads} of queries", where=_WHERE, hint=_FROM_WHERE)
+        raise InputError(
+            f"config.json of {name} contradicts itself: {kv_heads} heads of keys for {heads} of queries", where=_WHERE, hint=_FROM_WHERE
+        )
 
 
 def refuse_kind(name: str, config: Mapping[str, Any] | None) -> None:
@@ -63,7 +71,22 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
 # Causal language models of transformers in spite of it.
 _SEES = frozenset(("gemma3", "gemma3n", "gemma4", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"))
 _STATES = frozenset(
-    ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2")
+    (
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    )
 )
 
 

@@ -39,7 +39,11 @@ def without(inputs: PlanInputs, machines: Machines, with_them: Plan | HomelabErr
     except HomelabError:
         return None
     because = _because(old, plan, with_them)
-    edits = [f"edit gpus of {name} in cluster.toml: without the {listed(names)}" for name in kept if (names := [cards.short(s.name) for s in old if s.node.name == name])]
+    edits = [
+        f"edit gpus of {name} in cluster.toml: without the {listed(names)}"
+        for name in kept
+        if (names := [cards.short(s.name) for s in old if s.node.name == name])
+    ]
     gone = [name for name in machines.names if name not in kept]
     if isinstance(with_them, Plan) and not (may_leave and _is_better(plan, with_them)):
         return _advised(with_them, plan, gone) if not edits else None
@@ -49,7 +53,13 @@ def without(inputs: PlanInputs, machines: Machines, with_them: Plan | HomelabErr
         return with_them.model_copy(update={"warnings": (*with_them.warnings, f"{because}: {'; '.join(edits)}")})
     because += f'. To take {"it" if len(old) == 1 else "them"} in all the same: [parallel] strategy = "ddp"'
     choices = [Choice(subject=f"node {name}", value="left out", because=because) for name in gone]
-    return plan.model_copy(update={"left_out": (*plan.left_out, *gone), "choices": (*choices, *plan.choices), "warnings": (*plan.warnings, f"left out: {because}")})
+    return plan.model_copy(
+        update={
+            "left_out": (*plan.left_out, *gone),
+            "choices": (*choices, *plan.choices),
+            "warnings": (*plan.warnings, f"left out: {because}"),
+        }
+    )
 
 
 def _is_open(recipe: Recipe) -> bool:
@@ -99,7 +109,11 @@ def _because(old: list[RankSlot], plan: Plan, with_them: Plan | HomelabError) ->
     """What it would be with the old cards, and what it is without them."""
     names = list(dict.fromkeys(f"{cards.short(slot.name)} of {slot.node.name}" for slot in old))
     stays, pronoun = ("stays", "it") if len(old) == 1 else ("stay", "them")
-    there = f"there is no plan ({with_them.message})" if isinstance(with_them, HomelabError) else f"{with_them.strategy} does {_rate(with_them)}"
+    there = (
+        f"there is no plan ({with_them.message})"
+        if isinstance(with_them, HomelabError)
+        else f"{with_them.strategy} does {_rate(with_them)}"
+    )
     return (
         f"the {listed(names)} {stays} out: with {pronoun} precision is fp16, and {there}; without {pronoun}, "
         f"{plan.strategy} in {plan.precision} does {_rate(plan)}"

@@ -63,7 +63,9 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
         return plan
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
     if time is not None and isinstance(work, job.TrainingJob):
-        time = start_up.with_start(roofline.interval(time), work, inputs, ranks).model_copy(update={"verdict": advice.advice(work, strategy.name, ranks, time)})
+        time = start_up.with_start(roofline.interval(time), work, inputs, ranks).model_copy(
+            update={"verdict": advice.advice(work, strategy.name, ranks, time)}
+        )
     head = taking_part.nodes[0].name
     backend, balance = _backend(taking_part.device), _balance(recipe, strategy, taking_part.device, ranks)
     return Plan(
@@ -100,8 +102,16 @@ def _on_fewer_nodes(inputs: PlanInputs, work: job.Job) -> Plan | None:
         plan = make(dataclasses.replace(inputs, cluster=inputs.cluster.only(fault.others)))
     except HomelabError:
         return None
-    left_out = [Choice(subject=f"node {name}", value="left out", because="not even one layer of the model has room there") for name in fault.nodes]
-    return plan.model_copy(update={"left_out": (*plan.left_out, *fault.nodes), "choices": (*left_out, *plan.choices), "warnings": (*plan.warnings, f"left out: {fault.message}")})
+    left_out = [
+        Choice(subject=f"node {name}", value="left out", because="not even one layer of the model has room there") for name in fault.nodes
+    ]
+    return plan.model_copy(
+        update={
+            "left_out": (*plan.left_out, *fault.nodes),
+            "choices": (*left_out, *plan.choices),
+            "warnings": (*plan.warnings, f"left out: {fault.message}"),
+        }
+    )
 
 
 def _backend(device: str) -> Choice:
@@ -117,7 +127,9 @@ def _balance(recipe: Recipe, strategy: Strategy, device: str, ranks: Sequence[Ra
     if device == "cuda" and strategy.waits_in_passes:
         because = f"a pass of {strategy.name} on a card waits for the other ranks' weights in its middle, so that its seconds are no speed of this card"
         return Choice(subject="balance", value="fixed", because=because)
-    return Choice(subject="balance", value="measured", because="shares follow the speeds that the run measures; the training stays the same")
+    return Choice(
+        subject="balance", value="measured", because="shares follow the speeds that the run measures; the training stays the same"
+    )
 
 
 def _learning_rate(recipe: Recipe) -> list[Choice]:
@@ -129,6 +141,6 @@ def _learning_rate(recipe: Recipe) -> list[Choice]:
     ratio = f"{train.global_batch} / {train.reference_batch}"
     because = (
         f"{train.learning_rate:g} x {ratio if train.lr_scale == 'linear' else f'sqrt({ratio})'}: chosen for a global batch of "
-        f"{train.reference_batch}, lr_scale = \"{train.lr_scale}\""
+        f'{train.reference_batch}, lr_scale = "{train.lr_scale}"'
     )
     return [Choice(subject="learning rate", value=f"{value:.4g}", because=because)]

@@ -44,7 +44,9 @@ def warnings_of(recipe: Recipe, machines: Machines) -> list[str]:
         ask = "preflight" if any(slot.facts for slot in unknown) else "plan RECIPE"
         so = "so precision is fp16, which every card has" if is_auto and not old else "and cards before Ampere (8.0) have none"
         key = 'precision = "bf16" trusts it' if is_auto else 'precision = "auto" leaves it to the cards'
-        warnings.append(f"whether {listed(_named(unknown))} has bf16 is not known here, {so}: the node says it (homelab {ask}); [train] {key}")
+        warnings.append(
+            f"whether {listed(_named(unknown))} has bf16 is not known here, {so}: the node says it (homelab {ask}); [train] {key}"
+        )
     if old and not is_auto:
         nodes = list(dict.fromkeys(slot.node.name for slot in old))
         others = [name for name in machines.names if name not in nodes]

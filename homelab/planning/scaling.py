@@ -76,7 +76,9 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """Read "1..10" or "2,4,8". Raises InputError for anything else, and for numbers that no plan can be made of."""
     span, listed = _RANGE.fullmatch(text.strip()), _LIST.fullmatch(text.strip())
     if span is None and listed is None:
-        raise InputError(f'"{text}" is no number of machines', where=_OPTION, hint=f"{_OPTION} 1..10 (each number), or {_OPTION} 2,4,8 (these)")
+        raise InputError(
+            f'"{text}" is no number of machines', where=_OPTION, hint=f"{_OPTION} 1..10 (each number), or {_OPTION} 2,4,8 (these)"
+        )
     first, last = (int(span[1]), int(span[2])) if span else (0, 0)
     if span and first > last:
         raise InputError(f'"{text}" begins with more machines than it ends with', where=_OPTION, hint=f"{_OPTION} {last}..{first}")
@@ -103,7 +105,9 @@ def curve(
     """
     names = [node.name for node in inputs.cluster.nodes]
     if like is not None and like not in names:
-        raise InputError(f'no node is named "{like}".{did_you_mean(like, names)}', where=f"--like {like}", hint=f"the nodes are: {', '.join(names)}")
+        raise InputError(
+            f'no node is named "{like}".{did_you_mean(like, names)}', where=f"--like {like}", hint=f"the nodes are: {', '.join(names)}"
+        )
     recipe, notes = _for_any_machines(inputs.recipe)
     fleet = _fleet_of(replace(inputs, recipe=recipe), make, like)
     points: list[ScalingPoint] = []
@@ -155,7 +159,12 @@ class _Fleet:
                 facts[name] = self.inputs.facts[self.like].model_copy(update={"node": name})
             throughputs |= self._wires_of_copy(name, [node.name for node in nodes])
         left_out = (*cluster.left_out, *(name for name in self.order[count:]))
-        return replace(self.inputs, cluster=cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), facts=facts, throughputs=throughputs)
+        return replace(
+            self.inputs,
+            cluster=cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}),
+            facts=facts,
+            throughputs=throughputs,
+        )
 
     def _wires_of_copy(self, name: str, others: Sequence[str]) -> dict[tuple[str, str], float]:
         """As fast as the original's; between two of a kind as the slowest of those."""
@@ -181,15 +190,27 @@ def _fleet_of(inputs: PlanInputs, make: Callable[[PlanInputs], Plan], like: str 
             alone[rank.node] += rank.alone_tokens_per_s
         order = sorted(alone, key=lambda name: -alone[name])
     if like is not None and like not in order:
-        raise InputError(f"{like} takes no part in the training, so nothing is known of a copy", where=f"--like {like}", hint=f"take part: {', '.join(order)}")
+        raise InputError(
+            f"{like} takes no part in the training, so nothing is known of a copy",
+            where=f"--like {like}",
+            hint=f"take part: {', '.join(order)}",
+        )
     if like is not None:
         return _Fleet(inputs, tuple(order), like, "--like names it")
     middle = order[len(order) // 2]
-    because = "the only one" if len(order) == 1 else "the slower of the two" if len(order) == 2 else f"the middle one of {len(order)} by speed; --like NODE takes another"
+    because = (
+        "the only one"
+        if len(order) == 1
+        else "the slower of the two"
+        if len(order) == 2
+        else f"the middle one of {len(order)} by speed; --like NODE takes another"
+    )
     return _Fleet(inputs, tuple(order), middle, because)
 
 
-def _point(fleet: _Fleet, count: int, make: Callable[[PlanInputs], Plan], before: ScalingPoint | None, *, is_wire_assumed: bool) -> ScalingPoint:
+def _point(
+    fleet: _Fleet, count: int, make: Callable[[PlanInputs], Plan], before: ScalingPoint | None, *, is_wire_assumed: bool
+) -> ScalingPoint:
     inputs = fleet.first(count)
     copies = [node.name for node in inputs.cluster.nodes[len(fleet.order[:count]) :]]
     bare = ScalingPoint(machines=count, nodes=(*fleet.order[:count], *copies), copies=len(copies))
@@ -243,7 +264,13 @@ def _turn(points: Sequence[ScalingPoint]) -> tuple[int | None, str]:
         rates = [(one.tokens_per_s or 0) / (point.tokens_per_s or 1) for one in later]
         if all(rate < (1 + LEAST_GAIN) ** (one.machines - point.machines) for rate, one in zip(rates, later, strict=True)):
             if later[0].limit == "nothing":
-                return point.machines, f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}, because so many are there already"
-            return point.machines, f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}; what limits it: {later[0].limit}"
+                return (
+                    point.machines,
+                    f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}, because so many are there already",
+                )
+            return (
+                point.machines,
+                f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}; what limits it: {later[0].limit}",
+            )
     last = points[-1]
     return None, f"up to {last.machines} every machine pays ({LEAST_GAIN:.0%} or more for each); what costs most there: {last.limit}"

@@ -245,7 +245,9 @@ class Plan(Value):
     @property
     def placement(self) -> Placement:
         """Where it runs."""
-        return Placement(run=self.run, attempt=self.attempt, master_address=self.master_address, master_port=self.master_port, nodes=self.nodes)
+        return Placement(
+            run=self.run, attempt=self.attempt, master_address=self.master_address, master_port=self.master_port, nodes=self.nodes
+        )
 
     @property
     def step_s(self) -> float | None:

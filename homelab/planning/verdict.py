@@ -71,16 +71,27 @@ def _not_judged(model: Model, config: Mapping[str, Any] | None, near: str, offli
     by_nodes = homelab("plan RECIPE") if offline else homelab("setup --recipe RECIPE")
     if config is not None:
         why = model_config.why_no_formula(config)
-        edit = Hint("a node tries it without its weights: {}", by_nodes) if offline else Hint("a node that has the model tries it: {}, then plan again", by_nodes)
+        edit = (
+            Hint("a node tries it without its weights: {}", by_nodes)
+            if offline
+            else Hint("a node that has the model tries it: {}, then plan again", by_nodes)
+        )
     elif model.is_folder:
         why = "is a folder that this machine does not have"
-        edit = Hint("{}copy its config.json to {} on this machine; or ask the nodes: {}", meant, f"{model.name.rstrip('/')}/config.json", homelab("preflight RECIPE"))
+        edit = Hint(
+            "{}copy its config.json to {} on this machine; or ask the nodes: {}",
+            meant,
+            f"{model.name.rstrip('/')}/config.json",
+            homelab("preflight RECIPE"),
+        )
     else:
         why = "is no name that homelab knows the shape of"
         edit = Hint("{}is [model] name right, org/name as on the hub? The nodes ask the hub: {}", meant, homelab("preflight RECIPE"))
     # A folder may lie on the nodes alone, which nobody asked; a name of the hub is the person's to check.
     is_open = offline and model.is_folder and config is None
-    return Verdict(None if is_open else False, f"{model.name} {why}, so neither memory nor time is known", edit, "preflight", is_judged=False)
+    return Verdict(
+        None if is_open else False, f"{model.name} {why}, so neither memory nor time is known", edit, "preflight", is_judged=False
+    )
 
 
 def lack_of_memory(plan: Plan, recipe: Recipe | None = None, inputs: PlanInputs | None = None) -> Verdict | None:

@@ -100,8 +100,16 @@ def with_wire(
 def assumed(changes: Sequence[Change], cluster: Cluster, throughputs: Throughputs) -> list[str]:
     """What a person should know of a wire that nobody has measured."""
     wire = network_cost.wire_between([node.name for node in cluster.nodes], throughputs)
-    now = f"measured now: {decimal_size(int(wire.bytes_per_s))}/s on the slowest pair" if wire.is_measured else "what is there now was not measured: 1 Gbit/s is assumed"
-    return [f"{change.text} is assumed between all nodes, {decimal_size(int(change.bytes_per_s))}/s; {now}" for change in changes if change.bytes_per_s]
+    now = (
+        f"measured now: {decimal_size(int(wire.bytes_per_s))}/s on the slowest pair"
+        if wire.is_measured
+        else "what is there now was not measured: 1 Gbit/s is assumed"
+    )
+    return [
+        f"{change.text} is assumed between all nodes, {decimal_size(int(change.bytes_per_s))}/s; {now}"
+        for change in changes
+        if change.bytes_per_s
+    ]
 
 
 def _wire(text: str) -> Change:
@@ -143,9 +151,7 @@ def _added(text: str, count: int, name: str, device: str) -> Change:
         for short, full in names.items():
             near = near.replace(f'"{short}"', f'"{full}"')
         raise InputError(
-            f'no data sheet here for a card named "{name}".{near}',
-            where=f"{_WHERE} {text}",
-            hint="a name like RTX 3090 or RTX 4070 Laptop",
+            f'no data sheet here for a card named "{name}".{near}', where=f"{_WHERE} {text}", hint="a name like RTX 3090 or RTX 4070 Laptop"
         )
     if device == "cpu":
         raise InputError(
@@ -153,9 +159,7 @@ def _added(text: str, count: int, name: str, device: str) -> Change:
             where=f"{_WHERE} {text}", hint="--what-if -NODE tells what a node adds; for a card: a cluster file with nodes that have gpus = [...]",
         )  # fmt: skip
     if not 1 <= count <= 16:
-        raise InputError(
-            f"{count} cards in one machine", where=f"{_WHERE} {text}", hint=f"--what-if +2x{card.name.replace(' ', '')}"
-        )
+        raise InputError(f"{count} cards in one machine", where=f"{_WHERE} {text}", hint=f"--what-if +2x{card.name.replace(' ', '')}")
     return Change(text, card=card, count=count)
 
 
@@ -165,17 +169,14 @@ def _free_name(card: Card, taken: Sequence[str]) -> str:
 
 
 def _machine(name: str, card: Card, count: int, index: int) -> Node:
-    address = (
-        f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): no connection is ever made to it
-    )
+    address = f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): no connection is ever made to it
     gpu = Gpu(model=card.name, vram_gb=gibibytes(card.memory_bytes))
     return Node(name=name, host=address, lan_address=address, interface="lan", gpus=(gpu,) * count)
 
 
 def _facts(name: str, card: Card, count: int) -> Facts:
     cards = tuple(
-        GpuFacts(index=index, name=card.name, memory_total_bytes=card.usable_bytes(), memory_used_bytes=0)
-        for index in range(count)
+        GpuFacts(index=index, name=card.name, memory_total_bytes=card.usable_bytes(), memory_used_bytes=0) for index in range(count)
     )
     return Facts(
         node=name,

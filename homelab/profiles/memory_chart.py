@@ -23,7 +23,11 @@ def lines(profile: RankProfile, predicted_bytes: int | None, width: int) -> list
     last_s = points[-1][0] or 1.0
     held = _by_column(points, columns, last_s)
     line_row = None if predicted_bytes is None else min(HEIGHT - 1, int(predicted_bytes / top * HEIGHT))
-    content = [Text(f"memory of rank {profile.rank} ({profile.node})", style="dim").append(f", {_PLANNED * 2} the plan's peak" if predicted_bytes else "")]
+    content = [
+        Text(f"memory of rank {profile.rank} ({profile.node})", style="dim").append(
+            f", {_PLANNED * 2} the plan's peak" if predicted_bytes else ""
+        )
+    ]
     for row in reversed(range(HEIGHT)):
         label = f"{gibibytes(top * (row + 1) / HEIGHT):.2f} GiB" if row in (HEIGHT - 1, HEIGHT // 2) else ""
         body = Text()

@@ -44,7 +44,14 @@ def exchanges(rows: Sequence[Exchange]) -> Table:
             overlap = "" if row.overlap is None else f"{row.overlap:.0%}"
             drawn.add_row(Text(row.name), Text(row.kind), f"{row.calls:.0f}", f"{row.sent_bytes / 1e6:.3f}", f"{row.seconds:.3f}", overlap)
     if rest:
-        drawn.add_row(f"{len(rest)} more", "", f"{sum(row.calls for row in rest):.0f}", f"{_megabytes(rest):.3f}", f"{sum(row.seconds for row in rest):.3f}", "")
+        drawn.add_row(
+            f"{len(rest)} more",
+            "",
+            f"{sum(row.calls for row in rest):.0f}",
+            f"{_megabytes(rest):.3f}",
+            f"{sum(row.seconds for row in rest):.3f}",
+            "",
+        )
     drawn.add_row("all", "", f"{sum(row.calls for row in rows):.0f}", f"{_megabytes(rows):.3f}", "", "", style="bold")
     return drawn
 

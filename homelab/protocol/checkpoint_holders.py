@@ -109,6 +109,7 @@ def indispensable(held: Mapping[Holder, Holding], among: Collection[Holder]) -> 
     """Holders that have the only copy of a part among these -> those parts. Of a replicated checkpoint none is: the copy is brought first."""
     here = {holder: its.parts for holder, its in held.items() if holder in among and its.of > 1}
     own = {
-        holder: tuple(sorted(parts.difference(*(others for other, others in here.items() if other != holder)))) for holder, parts in here.items()
+        holder: tuple(sorted(parts.difference(*(others for other, others in here.items() if other != holder))))
+        for holder, parts in here.items()
     }
     return {holder: parts for holder, parts in own.items() if parts}

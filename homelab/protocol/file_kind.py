@@ -71,7 +71,11 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
     if other is not None:
         return other, _TEXT_OF_IT
     if path.suffix == ".parquet":
-        return None if first.startswith(b"PAR1") or not first else ("no Parquet file, whatever its name says", "name it after what it holds, or fetch it once more")
+        return (
+            None
+            if first.startswith(b"PAR1") or not first
+            else ("no Parquet file, whatever its name says", "name it after what it holds, or fetch it once more")
+        )
     encoding = next((name for mark, name in _MARKS if first.startswith(mark)), None)
     if encoding is None and len(first) >= 4:
         encoding = _ZEROS.get(tuple(int(byte != 0) for byte in first[:4]))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """A checkpoint's folder and its manifest: complete.json is written last, and nothing is loaded without it.
 
-    checkpoints/.step-00000020.<pid>.partial/   being written, or being removed
-    checkpoints/step-00000020/                  renamed there in one piece
-    checkpoints/.step-00000020.corrupt/         found damaged and put aside; the newest such folder is kept as evidence
+checkpoints/.step-00000020.<pid>.partial/   being written, or being removed
+checkpoints/step-00000020/                  renamed there in one piece
+checkpoints/.step-00000020.corrupt/         found damaged and put aside; the newest such folder is kept as evidence
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def steps(run_folder: AnyPath) -> list[int]:
     return sorted(
         int(text)
         for text in digits
-        if text.isascii() and text.isdecimal() and folder_name(text) == f"step-{text}" and os.path.exists(os.path.join(root, f"step-{text}", MANIFEST))
+        if text.isascii()
+        and text.isdecimal()
+        and folder_name(text) == f"step-{text}"
+        and os.path.exists(os.path.join(root, f"step-{text}", MANIFEST))
     )
 
 
@@ -76,7 +79,12 @@ def shards(folder: AnyPath) -> JsonObject | None:
     if named is None:
         return None
     of, held = (named.get("of"), named.get("held")) if isinstance(named, dict) else (None, None)
-    if not isinstance(of, int) or of < 1 or not isinstance(held, list) or not all(isinstance(part, int) and 0 <= part < of for part in held):
+    if (
+        not isinstance(of, int)
+        or of < 1
+        or not isinstance(held, list)
+        or not all(isinstance(part, int) and 0 <= part < of for part in held)
+    ):
         return {"of": 1, "held": []}
     return {"of": of, "held": held}
 

@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
     @property
     def words(self) -> str:
-        """"GPTQ in 4 bits"."""
+        """ "GPTQ in 4 bits"."""
         name = self.method if self.method in ("bitsandbytes", "compressed-tensors", _UNNAMED) else self.method.upper()
         return f"{name} in {self.bits} bits" if self.bits else name
 
@@ -50,7 +50,14 @@ def stored_of(config: object) -> Stored | None:
     if not isinstance(config, dict):
         return None
     text = config.get("text_config")
-    said = next((part["quantization_config"] for part in (config, text) if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict)), None)
+    said = next(
+        (
+            part["quantization_config"]
+            for part in (config, text)
+            if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict)
+        ),
+        None,
+    )
     if said is None:
         return None
     if said.get("load_in_4bit") or said.get("_load_in_4bit"):

@@ -13,7 +13,9 @@ GGUF = "gguf"
 CARD = "README.md"
 QUANTISATIONS = ("q8_0", "bf16", "f16", "q4_k_m")
 
-_FOLDERS = re.compile(rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}|{profile_files.PROFILES}/rank-\d{{1,6}}|{layout.SAVED}")
+_FOLDERS = re.compile(
+    rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}|{profile_files.PROFILES}/rank-\d{{1,6}}|{layout.SAVED}"
+)
 _NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _TEXT = (".json", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer
 _WEIGHTS = (".safetensors", ".gguf")
@@ -27,7 +29,11 @@ MOST_WEIGHT_BYTES = 4 << 40
 
 def is_name(name: object) -> bool:
     """Whether a file of this name may be fetched: one path component that cannot climb, of a kind that runs no code when it is loaded."""
-    return isinstance(name, str) and _NAMES.fullmatch(name) is not None and (name in (MODELFILE, profile_files.TRACE) or name.endswith(_TEXT + _WEIGHTS))
+    return (
+        isinstance(name, str)
+        and _NAMES.fullmatch(name) is not None
+        and (name in (MODELFILE, profile_files.TRACE) or name.endswith(_TEXT + _WEIGHTS))
+    )
 
 
 def is_saved_name(name: object) -> bool:

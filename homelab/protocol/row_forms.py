@@ -22,7 +22,20 @@ RULES = 2  # of a run.json: how its rows are made. 1: only messages, prompt with
 RULES_KEY = "rows"  # of a run.json
 CHAT, PAIR, TEXT = "chat", "prompt-completion", "text"
 # What [data] columns can name: where a part of the row stands. `role` and `content` are keys of a message.
-PARTS = ("messages", "role", "content", "prompt", "input", "completion", "system", "history", "text", "tools", "documents", "chat_template_kwargs")
+PARTS = (
+    "messages",
+    "role",
+    "content",
+    "prompt",
+    "input",
+    "completion",
+    "system",
+    "history",
+    "text",
+    "tools",
+    "documents",
+    "chat_template_kwargs",
+)
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user", "human", "input")
 _COMPLETIONS = ("completion", "output", "response", "answer", "solution", "assistant", "target", "reply")
@@ -57,7 +70,12 @@ class RowForm:
     def said(self) -> str:
         """The form in words: its kind where a row is what homelab's own names say, else where it comes from and what it is read from."""
         if self.kind == CHAT:
-            if (self.name, self.columns["messages"], self.columns["role"], self.columns["content"]) == ("messages", "messages", "role", "content"):
+            if (self.name, self.columns["messages"], self.columns["role"], self.columns["content"]) == (
+                "messages",
+                "messages",
+                "role",
+                "content",
+            ):
                 return self.kind
             keys = f", {self.columns['role']} and {self.columns['content']}" if self.columns["role"] != "role" else ""
             return f"{self.name} ({self.columns['messages']}{keys})"
@@ -137,7 +155,12 @@ def _chat(row: Mapping[str, Any], column: str, given: Mapping[str, str], extras:
     first = _first_message(row.get(column)) or {}
     shared = "from" in first and "value" in first and "role" not in first
     role, content = given.get("role", "from" if shared else "role"), given.get("content", "value" if shared else "content")
-    columns = {"messages": column, "role": role, "content": content, **{part: extras[part] for part in extras if part not in ("input", "history")}}
+    columns = {
+        "messages": column,
+        "role": role,
+        "content": content,
+        **{part: extras[part] for part in extras if part not in ("input", "history")},
+    }
     return RowForm("ShareGPT" if (role, content) == ("from", "value") else "messages", CHAT, columns)
 
 
@@ -145,7 +168,9 @@ def _pair(row: Mapping[str, Any], prompt: str, completion: str, given: Mapping[s
     is_alpaca = prompt == "instruction" and "prompt" not in given
     present = next((name for name in _EXTRAS["input"] if name in row and name not in (prompt, completion)), None)
     # The published form of prompt and completion has no further input; a question may have its context.
-    further = given.get("input") or ((present or "input") if is_alpaca else None if (prompt, completion) == ("prompt", "completion") else present)
+    further = given.get("input") or (
+        (present or "input") if is_alpaca else None if (prompt, completion) == ("prompt", "completion") else present
+    )
     columns = {"prompt": prompt, **({"input": further} if further else {}), "completion": completion}
     columns |= {part: column for part, column in extras.items() if part != "input"}
     return RowForm("Alpaca" if is_alpaca else f"{prompt} and {completion}", PAIR, columns)
@@ -176,7 +201,9 @@ def _first_message(value: Any) -> Mapping[str, Any] | None:
             return None
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return None
-    is_message = any(role in value[0] and content in value[0] for role, content in (("role", "content"), ("from", "value"), ("role", "tool_calls")))
+    is_message = any(
+        role in value[0] and content in value[0] for role, content in (("role", "content"), ("from", "value"), ("role", "tool_calls"))
+    )
     return value[0] if is_message else None
 
 
@@ -199,7 +226,9 @@ def _unknown(row: Mapping[str, Any], wanted: str, text: str) -> FormError:
             '"from" to "role" and "value" to "content"'
         )
     elif (pair := _likely_pair(row)) is not None:
-        error.hint = f'say which column is which: [data] columns = {{ prompt = "{pair[0]}", completion = "{pair[1]}" }} in the recipe; ' + error.hint
+        error.hint = (
+            f'say which column is which: [data] columns = {{ prompt = "{pair[0]}", completion = "{pair[1]}" }} in the recipe; ' + error.hint
+        )
     return error
 
 

@@ -52,7 +52,11 @@ class Lock(WireModel):
 
     def with_sizes(self, sizes_bytes: Mapping[str, int]) -> Lock:
         """The same with the sizes by address."""
-        return self.model_copy(update={"packages": tuple(package.model_copy(update={"size_bytes": sizes_bytes.get(package.url, 0)}) for package in self.packages)})
+        return self.model_copy(
+            update={
+                "packages": tuple(package.model_copy(update={"size_bytes": sizes_bytes.get(package.url, 0)}) for package in self.packages)
+            }
+        )
 
     @property
     def versions(self) -> dict[str, str]:

@@ -32,7 +32,9 @@ _CODE_MISSING, _PYTHON_MISSING = 97, 98
 _NOT_WRITABLE = ("Permission denied", "Read-only file system", "Not a directory", "File exists", "No such file or directory: '")
 _OF_KINDS = {"taken": TakenError, "stopped": StoppedError, "superseded": SupersededError, "busy": BusyError, "no-room": NoRoomError}
 # How a Python ends that finds other files than those that were shipped.
-_OF_DAMAGED_CODE = re.compile(r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab")
+_OF_DAMAGED_CODE = re.compile(
+    r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab"
+)
 
 
 def connect(cluster: Cluster, node: Node) -> Agent:
@@ -77,9 +79,7 @@ class Agent:
         except (TimeoutError, OSError):
             pass
         stream.close()
-        raise HomelabError(
-            f"the agent did not begin to '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}"
-        )
+        raise HomelabError(f"the agent did not begin to '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}")
 
     def unpack(self, place: str, archive: bytes, *, timeout_s: float = 60.0) -> None:
         """Put an archive of code (`homelab.remote.ship`) into the folder that is named by its content, unless it is there."""
@@ -100,9 +100,7 @@ class Agent:
     def _command(self, verb: str) -> str:
         return agent_command(self.node.python, ship.code_dir(self.node.workdir), verb)
 
-    def _run(
-        self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None
-    ) -> Completed:
+    def _run(self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
         command, head = self._command(verb), self._request(request)
         most = _LONG.get(verb, (_MOST_BYTES, 0))[0]
         completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))

@@ -273,7 +273,9 @@ def without_damage(verb: str, answer: Any) -> Any:
 def with_defaults(verb: str, answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with all keys of its shape: who reads one finds it, whatever the node has left out."""
     shape = SHAPES.get(verb)
-    left_out = {name: field for name, field in shape.model_fields.items() if name not in answer and not field.is_required()} if shape else {}
+    left_out = (
+        {name: field for name, field in shape.model_fields.items() if name not in answer and not field.is_required()} if shape else {}
+    )
     found = {name: field.get_default(call_default_factory=True) for name, field in left_out.items()}
     return answer | {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in found.items()}
 

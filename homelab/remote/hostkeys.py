@@ -22,7 +22,11 @@ def files_of(cluster: Cluster, own: Sequence[str] = ()) -> list[Path]:
     """
     if cluster.known_hosts:
         return [Path(cluster.known_hosts)]
-    return [*(Path(file).expanduser() for file in own), Path("/etc/ssh/ssh_known_hosts")] if own else [Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts")]
+    return (
+        [*(Path(file).expanduser() for file in own), Path("/etc/ssh/ssh_known_hosts")]
+        if own
+        else [Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts")]
+    )
 
 
 def load(client: paramiko.SSHClient, cluster: Cluster) -> None:
@@ -108,7 +112,8 @@ def remember(cluster: Cluster, host: str, port: int, key: paramiko.PKey, *, name
             stream.write(f"\n{line}" if unfinished else line)
     except OSError as error:
         raise HomelabError(
-            f"the host key cannot be written down: {error.strerror}", where=str(path),
+            f"the host key cannot be written down: {error.strerror}",
+            where=str(path),
             hint=f"ls -ld {shlex.quote(str(path.parent))} {shlex.quote(str(path))}",
         ) from error
     return path

@@ -50,7 +50,9 @@ class LocalSession:
     ) -> Completed:
         """See `Session.run`."""
         kept, errors = io.BytesIO(), bytearray()
-        process = own_programs.start(["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = own_programs.start(
+            ["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         beside = [
             threading.Thread(target=_feed, args=(process.stdin, head, stdin), daemon=True), threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True),

@@ -95,7 +95,9 @@ _TABLE = (
     _Cause(
         _is(paramiko.PasswordRequiredException),
         lambda login, error: "the key has a passphrase, and no ssh-agent that holds it was asked",
-        lambda login: f"{quote_words(['ssh-add', *login.keys])}, and leave identity_file out of cluster.toml; or use a key without a passphrase",
+        lambda login: (
+            f"{quote_words(['ssh-add', *login.keys])}, and leave identity_file out of cluster.toml; or use a key without a passphrase"
+        ),
         names_keys=True,
     ),
     _Cause(_is(paramiko.AuthenticationException), lambda login, error: f"the login was refused ({error})", _copy_id),
@@ -106,8 +108,10 @@ _TABLE = (
     ),
     _Cause(
         _says(*NO_GREETING),
-        lambda login, error: f"no SSH session: port {login.port} is open, and no SSH server has greeted there within {GREETING_LIMIT_S:.0f} s: the machine "
-        "hangs, starts or is under heavy load, its server answers late, or something else listens",
+        lambda login, error: (
+            f"no SSH session: port {login.port} is open, and no SSH server has greeted there within {GREETING_LIMIT_S:.0f} s: the machine "
+            "hangs, starts or is under heavy load, its server answers late, or something else listens"
+        ),
         lambda login: f"does it answer if you wait? {login.by_hand}; else look at its screen, or start it anew",
     ),
     _Cause(
@@ -118,20 +122,30 @@ _TABLE = (
     ),
     _Cause(
         _says(HANGING),
-        lambda login, error: "the way to this node (ProxyCommand, ProxyJump, or an agent that asks its owner) gave no SSH session in time, and was ended",
+        lambda login, error: (
+            "the way to this node (ProxyCommand, ProxyJump, or an agent that asks its owner) gave no SSH session in time, and was ended"
+        ),
         lambda login: f"see where it stops: {login.by_hand}; a slow one may take longer with ConnectTimeout in ~/.ssh/config",
     ),
     _Cause(_is(paramiko.SSHException), lambda login, error: f"no SSH session: {error}", lambda login: login.by_hand),
     _Cause(
-        lambda error: isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,  # no name server answered: nothing is known of the name
+        # no name server answered: nothing is known of the name
+        lambda error: isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
         lambda login, error: f'the name "{login.host}" could not be looked up from this machine: {getattr(error, "strerror", error)}',
-        lambda login: f"is this machine on the network? {own_machine.look_up(login.host)}; or edit host = ... in cluster.toml (an address always works)",
+        lambda login: (
+            f"is this machine on the network? {own_machine.look_up(login.host)}; or edit host = ... in cluster.toml (an address always works)"
+        ),
         is_silent=True,
     ),
     _Cause(
         _is(socket.gaierror),
-        lambda login, error: f'no machine is known by the name "{login.host}"' + ("" if shutil.which("ssh") else ", and no ~/.ssh/config is read: no `ssh` is installed here"),
-        lambda login: "edit host = ... in cluster.toml (an address always works)" + ("" if shutil.which("ssh") else "; or install OpenSSH's client"),
+        lambda login, error: (
+            f'no machine is known by the name "{login.host}"'
+            + ("" if shutil.which("ssh") else ", and no ~/.ssh/config is read: no `ssh` is installed here")
+        ),
+        lambda login: (
+            "edit host = ... in cluster.toml (an address always works)" + ("" if shutil.which("ssh") else "; or install OpenSSH's client")
+        ),
     ),
     _Cause(
         lambda error: isinstance(error, TimeoutError) or _has_number(*_NOT_THERE)(error),
@@ -174,8 +188,7 @@ def changed(login: Login, which: str) -> UnreachableError:
     """The same, with `which` keys in words."""
     file, name = str(hostkeys.files_of(login.cluster)[0]), login.known_as or hostkeys.name_in_file(login.host, login.port)
     return UnreachableError(
-        f"the host key CHANGED: {which}. "
-        "Either this machine was set up anew, or another machine answers in its place",
+        f"the host key CHANGED: {which}. Either this machine was set up anew, or another machine answers in its place",
         where=login.where,
         hint=Hint("if you know why: {} && {}", quote_words(["ssh-keygen", "-f", file, "-R", name]), homelab("trust", login.node.name)),
     )

@@ -26,7 +26,19 @@ _LONGEST_SOCKET = 80  # of the 104 bytes that macOS has for a path; OpenSSH adds
 _LOST = 255  # OpenSSH's own exit code for a connection that broke, and for a command that was ended by a signal
 _ENDING_S = 0.5
 # Only a dead connection lets a client connect by itself: with no file and no way it cannot.
-_CLIENT = ("-F", os.devnull, "-o", "BatchMode=yes", "-o", "ProxyCommand=exit 255", "-o", "StrictHostKeyChecking=yes", "-o", "LogLevel=ERROR", "-T")
+_CLIENT = (
+    "-F",
+    os.devnull,
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ProxyCommand=exit 255",
+    "-o",
+    "StrictHostKeyChecking=yes",
+    "-o",
+    "LogLevel=ERROR",
+    "-T",
+)
 # Written by the login shell of any account, and it ends with our end of the pipe.
 _STAY = "exec cat > /dev/null"
 
@@ -46,7 +58,19 @@ class Transport:
         """Connect. Raises RefusedError."""
         self._folder = _socket_folder()
         self._socket, self.host = str(self._folder / "c"), host
-        master = [*words, "-o", "ControlMaster=yes", "-o", f"ControlPath={self._socket.replace('%', '%%')}", "-o", "ControlPersist=no", "-T", "--", host, _STAY]
+        master = [
+            *words,
+            "-o",
+            "ControlMaster=yes",
+            "-o",
+            f"ControlPath={self._socket.replace('%', '%%')}",
+            "-o",
+            "ControlPersist=no",
+            "-T",
+            "--",
+            host,
+            _STAY,
+        ]
         with (self._folder / "errors").open("wb") as errors:
             # In a session of its own: Ctrl-C is ours, and its end is the end of every proxy.
             self._process = own_programs.start(
@@ -85,7 +109,9 @@ class Transport:
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """An `ssh` process over the connection."""
         command = [_bytes(word) for word in ("ssh", *_CLIENT, "-S", self._socket.replace("%", "%%"), *words)]
-        return own_programs.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+        return own_programs.start(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
 
     def round_trip_s(self, limit_s: float) -> float:
         """Seconds of a question that the server answers without a shell: a connection to its own port 1, which it refuses. Raises OSError.

@@ -36,7 +36,9 @@ def offered_key(cluster: Cluster, node: Node, address: Address, known_kinds: Col
         file = Path(folder) / "shown"
         words = ssh_route.words(cluster, node, address.settings, where, before=_showing(file, address.settings, known_kinds))
         command = [word.encode("utf-8", "surrogateescape") for word in (*words, "-T", "--", node.host, "true")]
-        process = own_programs.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        process = own_programs.start(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
         try:
             errors = process.communicate(timeout=ssh_route.limit_s(address.settings) + ssh_route.HOP_LIMIT_S)[1]
             refused = openssh.RefusedError(errors.decode("utf-8", "replace"))
@@ -82,7 +84,9 @@ def explain(cluster: Cluster, node: Node, address: Address, where: str, refused:
         if address.hops and isinstance(cause, paramiko.AuthenticationException):  # a hop names itself
             error = UnreachableError(f"the login was refused ({line})", where=where, hint=Hint("see who refuses it: {}", login.by_hand))
     if kept_out := address.not_supported:
-        error = type(error)(f"{error.message} (of the SSH configuration, homelab does not support {listed(kept_out)})", where=error.where, hint=error.hint)
+        error = type(error)(
+            f"{error.message} (of the SSH configuration, homelab does not support {listed(kept_out)})", where=error.where, hint=error.hint
+        )
     error.__cause__ = cause
     return error
 
@@ -102,7 +106,9 @@ def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_cha
     target = [*ssh_settings.words_of(hop.as_node()), hop.host] if hop else [name]
     login = Command(shlex.join(["ssh", *file, *jump, *target, "true"]))
     return UnreachableError(
-        f"the host key of {name}, a machine on the way, is not known yet", where=where, hint=Hint("compare the fingerprint, and answer yes: {}", login)
+        f"the host key of {name}, a machine on the way, is not known yet",
+        where=where,
+        hint=Hint("compare the fingerprint, and answer yes: {}", login),
     )
 
 

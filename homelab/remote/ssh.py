@@ -124,9 +124,7 @@ class SshSession:
             raise self._lost(str(error) or type(error).__name__) from error
 
     def _lost(self, reason: str) -> UnreachableError:
-        return UnreachableError(
-            f"the connection to this node was lost: {reason}", where=self._where, hint=homelab("preflight --only ssh")
-        )
+        return UnreachableError(f"the connection to this node was lost: {reason}", where=self._where, hint=homelab("preflight --only ssh"))
 
 
 class _ChannelStream:

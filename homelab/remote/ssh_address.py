@@ -73,7 +73,15 @@ def address_of(node: Node, options: ssh_settings.Settings) -> Address:
     answered = ("userknownhostsfile", "globalknownhostsfile", "knownhostscommand", "verifyhostkeydns") if node.known_hosts else ()
     beyond = ssh_keys.beyond_paramiko(options, defaults, instead=(*answered, *(("identityfile",) if node.identity_file else ())))
     return Address(
-        host, port, user, files, None if jump in ("none", "") else jump, known_as, options, beyond, tuple(ssh_keys.refused(options, defaults)),
+        host,
+        port,
+        user,
+        files,
+        None if jump in ("none", "") else jump,
+        known_as,
+        options,
+        beyond,
+        tuple(ssh_keys.refused(options, defaults)),
         tuple(ssh_keys.without_effect(options, defaults)),
     )
 

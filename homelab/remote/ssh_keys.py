@@ -82,13 +82,19 @@ WHY: Mapping[str, str] = {name.lower(): why for names in _BY_USE.values() for na
 """How a key is obeyed where that is not plain, or why it is not."""
 
 
-def beyond_paramiko(settings: Mapping[str, Sequence[str]], defaults: Mapping[str, Sequence[str]], *, instead: Iterable[str] = ()) -> tuple[str, ...]:
+def beyond_paramiko(
+    settings: Mapping[str, Sequence[str]], defaults: Mapping[str, Sequence[str]], *, instead: Iterable[str] = ()
+) -> tuple[str, ...]:
     """The keys of `ssh -G` that OpenSSH alone obeys and that have another value than without any file.
 
     `instead`: keys that cluster.toml answers (its known_hosts, its identity_file). Values with tokens or variables are OpenSSH's to expand.
     """
     own = set(instead)
-    found = [key for key, values in settings.items() if USES.get(key, Use.OPENSSH) is Use.OPENSSH and key not in own and _differs(key, values, defaults)]
+    found = [
+        key
+        for key, values in settings.items()
+        if USES.get(key, Use.OPENSSH) is Use.OPENSSH and key not in own and _differs(key, values, defaults)
+    ]
     if "identityfile" not in own and any("%" in value or "$" in value for value in settings.get("identityfile", ())):
         found.append("identityfile")
     return tuple(found)

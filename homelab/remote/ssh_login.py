@@ -98,7 +98,9 @@ class HostKey:
 
     def remember(self, cluster: Cluster) -> Path:
         """Accept it: the file that now holds it."""
-        return hostkeys.remember(cluster, self.host, self.port, self.key, name=self.address.name_in_known_hosts, own=self.address.known_hosts)
+        return hostkeys.remember(
+            cluster, self.host, self.port, self.key, name=self.address.name_in_known_hosts, own=self.address.known_hosts
+        )
 
 
 def offered_key(cluster: Cluster, node: Node) -> HostKey:

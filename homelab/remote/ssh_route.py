@@ -131,7 +131,9 @@ def jumps(settings: Settings, where: str) -> tuple[Hop, ...]:
     try:
         return hops_of(settings.get("proxyjump", ["none"])[0])
     except ValueError as error:
-        raise UnreachableError(f"ProxyJump of the SSH configuration: {error}", where=where, hint="edit ~/.ssh/config: ProxyJump user@host:port") from error
+        raise UnreachableError(
+            f"ProxyJump of the SSH configuration: {error}", where=where, hint="edit ~/.ssh/config: ProxyJump user@host:port"
+        ) from error
 
 
 def words(cluster: Cluster, node: Node, settings: Settings, where: str, *, before: Sequence[str] = ()) -> list[str]:

@@ -57,7 +57,8 @@ def _asked(program: str, words: Sequence[str], node: Node) -> Settings:
         output, errors = (text.decode("utf-8", "surrogateescape") for text in process.communicate(timeout=LIMIT_S))
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
-            f"OpenSSH did not read its configuration within {LIMIT_S:.0f} s (a program of `Match exec` that does not end?)", where=where,
+            f"OpenSSH did not read its configuration within {LIMIT_S:.0f} s (a program of `Match exec` that does not end?)",
+            where=where,
             hint=Hint("this must end: {}", by_hand(node)),
         ) from error
     finally:
@@ -86,11 +87,17 @@ def _refused(node: Node, errors: str) -> UnreachableError:
     unknown = [found[1] for line in lines if (found := _UNKNOWN_KEY.search(line))]
     if unknown and places:
         names = ",".join(dict.fromkeys(unknown))
-        line = f"make this the first line of {places[0]['file']}: IgnoreUnknown {names} (or add the name to the IgnoreUnknown that is there)"
+        line = (
+            f"make this the first line of {places[0]['file']}: IgnoreUnknown {names} (or add the name to the IgnoreUnknown that is there)"
+        )
         hint = Hint(f"{line}; then this must end without an error: {{}}", again)
     elif permissions := next((found for line in lines if (found := _PERMISSIONS.search(line))), None):
         file = shlex.quote(permissions[1])
-        hint = Hint("{}; or, if it belongs to somebody else: {}", Command(f"chmod go-w {file}"), Command(f"sudo chown $(id -u) {file}", needs_root=True))
+        hint = Hint(
+            "{}; or, if it belongs to somebody else: {}",
+            Command(f"chmod go-w {file}"),
+            Command(f"sudo chown $(id -u) {file}", needs_root=True),
+        )
     elif places:
         hint = Hint(f"edit {places[0]['file']}, line {places[0]['line']}; then this must end without an error: {{}}", again)
     else:

@@ -47,5 +47,11 @@ def _nothing(run: str, results: Mapping[str, Results], errors: Mapping[str, Home
     if not results and errors:
         return next(iter(errors.values()))
     away = f"; {listed(sorted(errors))} did not answer" if errors else ""
-    hint = Hint("{}, then {}", homelab("preflight --nodes", ",".join(sorted(errors))), homelab("fetch", run)) if errors else homelab("status", run)
-    return HomelabError("there is no finished model and no complete checkpoint yet", where=f"{run}, on {listed(sorted(results))}{away}", hint=hint)
+    hint = (
+        Hint("{}, then {}", homelab("preflight --nodes", ",".join(sorted(errors))), homelab("fetch", run))
+        if errors
+        else homelab("status", run)
+    )
+    return HomelabError(
+        "there is no finished model and no complete checkpoint yet", where=f"{run}, on {listed(sorted(results))}{away}", hint=hint
+    )

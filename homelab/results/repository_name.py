@@ -14,7 +14,13 @@ _MOST = 96
 
 def checked(repository: str) -> str:
     """The name itself. Raises InputError for what cannot be NAME/MODEL."""
-    if not _NAME.fullmatch(repository) or len(repository) > _MOST or "--" in repository or ".." in repository or repository.endswith((".git", ".", "-")):
+    if (
+        not _NAME.fullmatch(repository)
+        or len(repository) > _MOST
+        or "--" in repository
+        or ".." in repository
+        or repository.endswith((".git", ".", "-"))
+    ):
         hint = Hint("your name on the hub, a slash, and the model's name: {}", homelab("push", "me/llama7b-support"))
         raise InputError(f"{repository!r} is no repository of the hub", where="the argument REPO", hint=hint)
     return repository

@@ -52,9 +52,17 @@ def compared(plans: Mapping[int, Plan], lines: Sequence[Metric], started_at: flo
     time = plan.time if plan else None
     whole = plans[first].time if plans else None
     steps = by_step(line for line in lines if line.attempt == newest)
-    step_s = [max(line.step_s for line in ranks if line.step_s is not None) for ranks in steps.values() if any(line.step_s is not None for line in ranks)]
+    step_s = [
+        max(line.step_s for line in ranks if line.step_s is not None)
+        for ranks in steps.values()
+        if any(line.step_s is not None for line in ranks)
+    ]
     speeds = [speed for ranks in steps.values() if (speed := speed_of(ranks)) is not None]
-    wire = [min(line.communication_s for line in ranks if line.communication_s is not None) for ranks in steps.values() if any(line.communication_s is not None for line in ranks)]
+    wire = [
+        min(line.communication_s for line in ranks if line.communication_s is not None)
+        for ranks in steps.values()
+        if any(line.communication_s is not None for line in ranks)
+    ]
     alone = sum(rank.alone_tokens_per_s for rank in time.ranks) if time else 0.0
     speed = statistics.median(speeds) if speeds else None
     done = max((line.step for line in lines if line.kind == "train"), default=None)

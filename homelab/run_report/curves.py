@@ -22,7 +22,11 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
     losses = {step: loss for step, ranks in steps.items() if (loss := _loss(ranks)) is not None}
     charts = (
         _curve("Loss", "nats per token", {"training": losses, "held out": evaluations}),
-        _curve("Speed", "tokens/s, all ranks", {"all ranks": {step: speed for step, ranks in steps.items() if (speed := speed_of(ranks)) is not None}}),
+        _curve(
+            "Speed",
+            "tokens/s, all ranks",
+            {"all ranks": {step: speed for step, ranks in steps.items() if (speed := speed_of(ranks)) is not None}},
+        ),
         _curve("Memory", "GiB, most so far", _memory(lines, node_of)),
         _curve("Learning rate", "per step", {"learning rate": _of_first(steps, lambda line: line.learning_rate)}),
     )

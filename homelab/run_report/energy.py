@@ -35,7 +35,9 @@ class _Card:
     because: list[str] = field(default_factory=list)
 
 
-def energy(plans: Mapping[int, Plan], measured: Mapping[Place, Sequence[CardJoules]], tokens: Mapping[tuple[int, int], int], price: Price) -> Energy:
+def energy(
+    plans: Mapping[int, Plan], measured: Mapping[Place, Sequence[CardJoules]], tokens: Mapping[tuple[int, int], int], price: Price
+) -> Energy:
     """`measured`: attempt and node -> its cards; `tokens`: attempt and rank -> tokens of the steps that count: what was
     done in vain costs energy, and is no token of the training."""
     cards: dict[tuple[str, str], _Card] = {}
@@ -47,7 +49,13 @@ def energy(plans: Mapping[int, Plan], measured: Mapping[Place, Sequence[CardJoul
             for rank in ranks:
                 told = _card_of(rank, ranks, measured.get((attempt, node), ()))
                 key = (node, (told.uuid if told else None) or rank.card or f"{rank.local_rank} {rank.device_name}")
-                _add(cards.setdefault(key, _Card(node, rank.device_name)), told, attempt, tokens.get((attempt, rank.rank)), is_cpu=plan.device != "cuda")
+                _add(
+                    cards.setdefault(key, _Card(node, rank.device_name)),
+                    told,
+                    attempt,
+                    tokens.get((attempt, rank.rank)),
+                    is_cpu=plan.device != "cuda",
+                )
     rows = tuple(_row(card) for card in cards.values())
     kwh = sum(row.kwh for row in rows if row.kwh is not None) if any(row.kwh is not None for row in rows) else None
     is_complete = bool(rows) and all(row.kwh is not None and not row.because for row in rows)

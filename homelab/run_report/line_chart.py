@@ -70,7 +70,11 @@ def _steps(points: Sequence[Point]) -> list[float]:
     if first == last:
         return [float(first - 1), float(first), float(first + 1)]
     apart = (last - first) / 20
-    return [float(first), *(step for step in scale(first, last, 6) if first + apart < step < last - apart and step == int(step)), float(last)]
+    return [
+        float(first),
+        *(step for step in scale(first, last, 6) if first + apart < step < last - apart and step == int(step)),
+        float(last),
+    ]
 
 
 def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], curve: Curve) -> list[str]:
@@ -84,7 +88,9 @@ def _axes(frame: _Frame, across: Sequence[float], down: Sequence[float], curve: 
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM + 4:g}"/>')
         parts.append(f'<text class="tick" text-anchor="{anchor}" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18:g}">{escape(tick(step, 1.0))}</text>')
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM:g}"/>')
-    parts.append(f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">{escape(curve.over or "optimizer step")}</text>')
+    parts.append(
+        f'<text class="name" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 5:g}">{escape(curve.over or "optimizer step")}</text>'
+    )
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text class="name" text-anchor="middle" transform="translate(11 {middle:g}) rotate(-90)">{escape(curve.unit)}</text>')
     return parts

@@ -31,7 +31,7 @@ def render(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
         f'<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
-        f"<header>{_head(report)}<nav aria-label=\"sections\">{menu}</nav></header><main>{_figures(report)}{_missing(report)}{body}</main>"
+        f'<header>{_head(report)}<nav aria-label="sections">{menu}</nav></header><main>{_figures(report)}{_missing(report)}{body}</main>'
         f"<footer>Made by homelab {escape(report.homelab)} on {text.moment(report.made_at, report.utc_offset_s)}; times are {text.zone(report.utc_offset_s)}. "
         "This file sends and loads nothing.</footer>"
         f'<script type="application/json" id="points">{_points(report.curves)}</script><script>{SCRIPT}</script></body></html>\n'
@@ -42,9 +42,7 @@ def _policy() -> str:
     def digest(source: str) -> str:
         return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
-    return (
-        f"default-src 'none'; style-src 'sha256-{digest(STYLE)}'; script-src 'sha256-{digest(SCRIPT)}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; style-src 'sha256-{digest(STYLE)}'; script-src 'sha256-{digest(SCRIPT)}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _head(report: Report) -> str:
@@ -52,14 +50,30 @@ def _head(report: Report) -> str:
     living = " · the run goes on: this is how it was when the file was made" if report.state in ("starting", "running", "stopping") else ""
     state = escape(report.state)
     recipe = f"{escape(report.recipe_file)}" if report.recipe_file else "a run of homelab"
-    return f'<h1>{escape(report.run)}</h1><p><span class="state {state}">{state}</span> <span class="dim">{recipe}{began}{living}</span></p>'
+    return (
+        f'<h1>{escape(report.run)}</h1><p><span class="state {state}">{state}</span> <span class="dim">{recipe}{began}{living}</span></p>'
+    )
 
 
 def _figures(report: Report) -> str:
     """The figures that are looked for first."""
     happened = {row.what: row.happened for row in report.compared}
-    losses = [point for curve in report.curves if curve.name == "Loss" for series in curve.series if series.label == "training" for point in series.points[-1:]]
-    held_out = [point for curve in report.curves if curve.name == "Loss" for series in curve.series if series.label == "held out" for point in series.points]
+    losses = [
+        point
+        for curve in report.curves
+        if curve.name == "Loss"
+        for series in curve.series
+        if series.label == "training"
+        for point in series.points[-1:]
+    ]
+    held_out = [
+        point
+        for curve in report.curves
+        if curve.name == "Loss"
+        for series in curve.series
+        if series.label == "held out"
+        for point in series.points
+    ]
     best = min(held_out, key=lambda point: point.value, default=None)
     energy = report.energy
     cards = [
@@ -68,12 +82,18 @@ def _figures(report: Report) -> str:
         ("last loss", words.loss(losses[-1].value) if losses else text.UNKNOWN, "nats per token" if losses else ""),
         ("best held-out loss", words.loss(best.value) if best else text.UNKNOWN, f"in step {best.step}" if best else ""),
         ("speed", happened.get("speed of all ranks", text.UNKNOWN), ""),
-        ("energy of the cards", text.kwh(energy.kwh), "" if energy.is_complete or energy.kwh is None else "not of every card, or not always"),
+        (
+            "energy of the cards",
+            text.kwh(energy.kwh),
+            "" if energy.is_complete or energy.kwh is None else "not of every card, or not always",
+        ),
     ]
     if energy.price_per_kwh is not None:
-        cards.append(("cost", page_tables.cost(energy.cost, energy.currency), f"at {energy.price_per_kwh:g} {escape(energy.currency)} per kWh"))
+        cards.append(
+            ("cost", page_tables.cost(energy.cost, energy.currency), f"at {energy.price_per_kwh:g} {escape(energy.currency)} per kWh")
+        )
     shown = [
-        f'<div><dt>{name}</dt><dd{" class=none" if value == text.UNKNOWN else ""}>{escape(value)}{f"<small>{note}</small>" if note else ""}</dd></div>'
+        f"<div><dt>{name}</dt><dd{' class=none' if value == text.UNKNOWN else ''}>{escape(value)}{f'<small>{note}</small>' if note else ''}</dd></div>"
         for name, value, note in cards
     ]
     return f'<dl class="figures">{"".join(shown)}</dl>'
@@ -82,14 +102,20 @@ def _figures(report: Report) -> str:
 def _missing(report: Report) -> str:
     if not report.missing:
         return ""
-    return '<div class="missing"><strong>Not known</strong><ul>' + "".join(f"<li>{escape(line)}</li>" for line in report.missing) + "</ul></div>"
+    return (
+        '<div class="missing"><strong>Not known</strong><ul>'
+        + "".join(f"<li>{escape(line)}</li>" for line in report.missing)
+        + "</ul></div>"
+    )
 
 
 def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
     """(id, heading, HTML) of each section; empty HTML where the run has none of it."""
     charts = "".join(line_chart.chart(curve, number) for number, curve in enumerate(report.curves))
     yield "curves", "Curves", f'<div class="charts">{charts}</div>' if charts else ""
-    attempts = attempt_chart(report.attempts, report.timeline, report.made_at, report.utc_offset_s) + (page_tables.attempts(report) if report.attempts else "")
+    attempts = attempt_chart(report.attempts, report.timeline, report.made_at, report.utc_offset_s) + (
+        page_tables.attempts(report) if report.attempts else ""
+    )
     yield "attempts", "Attempts", attempts
     yield "events", "Faults and rebalances", page_tables.timeline(report) if report.timeline else ""
     yield "shares", "Shares of the work", page_tables.shares(report) if report.shares else ""

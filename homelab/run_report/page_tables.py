@@ -27,7 +27,10 @@ Look = Literal["", "n", "t", "text"]
 def table(caption: str, heads: Sequence[tuple[str, Look]], rows: Iterable[Sequence[Cell]], *, is_tall: bool = False) -> str:
     """One table; the first cell of a row is its header."""
     body = "".join(
-        "<tr>" + "".join(_cell(cell, look, is_head=place == 0) for place, (cell, (_, look)) in enumerate(zip(row, heads, strict=True))) + "</tr>" for row in rows
+        "<tr>"
+        + "".join(_cell(cell, look, is_head=place == 0) for place, (cell, (_, look)) in enumerate(zip(row, heads, strict=True)))
+        + "</tr>"
+        for row in rows
     )
     head = "".join(f'<th scope="col"{_class(look)}>{escape(name)}</th>' for name, look in heads)
     return (
@@ -66,7 +69,8 @@ def timeline(report: Report) -> str:
     """What happened, in order."""
     heads: list[tuple[str, Look]] = [("time", "t"), ("kind", "t"), ("what", "text")]
     rows: list[Sequence[Cell]] = [
-        (text.moment(entry.time, report.utc_offset_s), Markup(f'<span class="sort-{entry.sort}">{entry.sort}</span>'), entry.text) for entry in report.timeline
+        (text.moment(entry.time, report.utc_offset_s), Markup(f'<span class="sort-{entry.sort}">{entry.sort}</span>'), entry.text)
+        for entry in report.timeline
     ]
     if report.timeline_left_out:
         rows.insert(len(rows) // 2, ("…", "", f"{report.timeline_left_out} events are left out here; events.jsonl of the run has all"))
@@ -93,7 +97,9 @@ def _share(planned: float | None, done: float | None) -> Markup:
     if planned is None and done is None:
         return Markup("")
     bars = "".join(
-        f'<rect class="{kind}" x="0" y="{y}" width="{100 * part:.1f}" height="4"/>' for kind, part, y in (("p", planned, 0), ("d", done, 5)) if part is not None
+        f'<rect class="{kind}" x="0" y="{y}" width="{100 * part:.1f}" height="4"/>'
+        for kind, part, y in (("p", planned, 0), ("d", done, 5))
+        if part is not None
     )
     return Markup(f'<svg class="share" viewBox="0 0 100 9" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>')
 
@@ -101,7 +107,11 @@ def _share(planned: float | None, done: float | None) -> Markup:
 def compared(report: Report) -> str:
     """The plan beside what happened."""
     heads: list[tuple[str, Look]] = [("figure", ""), ("planned", "n"), ("happened", "n")]
-    return table("Speeds are of the newest attempt: its plan, and the median of its steps", heads, [(row.what, row.planned, row.happened) for row in report.compared])
+    return table(
+        "Speeds are of the newest attempt: its plan, and the median of its steps",
+        heads,
+        [(row.what, row.planned, row.happened) for row in report.compared],
+    )
 
 
 def energy(report: Report) -> str:
@@ -130,18 +140,34 @@ def cost(value: float | None, currency: str) -> str:
 def answers(report: Report) -> str:
     """Questions, and what the model said before and after its training."""
     heads: list[tuple[str, Look]] = [("question", "text"), ("before training", "text"), ("after training", "text")]
-    return table("As `homelab chat` was answered", heads, [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers])
+    return table(
+        "As `homelab chat` was answered",
+        heads,
+        [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers],
+    )
 
 
 def machines(report: Report) -> str:
     """Nodes with their cards and packages."""
     heads: list[tuple[str, Look]] = [("node", ""), ("cards or processors", ""), ("versions", "text")]
-    return table("Machines at the launch", heads, [(row.node, ", ".join(row.devices), ", ".join(row.versions) or text.UNKNOWN) for row in report.machines])
+    return table(
+        "Machines at the launch",
+        heads,
+        [(row.node, ", ".join(row.devices), ", ".join(row.versions) or text.UNKNOWN) for row in report.machines],
+    )
 
 
 def steps(report: Report) -> str:
     """The figures of the curves."""
-    heads: list[tuple[str, Look]] = [("step", "n"), ("attempt", "n"), ("loss", "n"), ("held-out loss", "n"), ("tokens/s", "n"), ("memory", "n"), ("learning rate", "n")]
+    heads: list[tuple[str, Look]] = [
+        ("step", "n"),
+        ("attempt", "n"),
+        ("loss", "n"),
+        ("held-out loss", "n"),
+        ("tokens/s", "n"),
+        ("memory", "n"),
+        ("learning rate", "n"),
+    ]
     rows = [
         (
             str(row.step), str(row.attempt) if row.attempt else text.NONE, text.figure(row.loss), text.figure(row.eval_loss), text.figure(row.tokens_per_s),
@@ -149,4 +175,6 @@ def steps(report: Report) -> str:
         )
         for row in report.steps
     ]  # fmt: skip
-    return table(f"{len(report.steps)} of {words.count(report.step_count)} steps, evenly, and those with an evaluation", heads, rows, is_tall=True)
+    return table(
+        f"{len(report.steps)} of {words.count(report.step_count)} steps, evenly, and those with an evaluation", heads, rows, is_tall=True
+    )

@@ -17,23 +17,56 @@ def html(profiled: Profiled) -> str:
     first, last = profiled.steps
     steps = f"steps {first} to {last}" if first != last else f"step {first}"
     note = f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; those steps are slower than others."
-    return f'<p class="note">{escape(note)}</p>' + _operators(profiled) + (_exchanges(profiled) if profiled.exchanges else "") + _memory(profiled)
+    return (
+        f'<p class="note">{escape(note)}</p>'
+        + _operators(profiled)
+        + (_exchanges(profiled) if profiled.exchanges else "")
+        + _memory(profiled)
+    )
 
 
 def _operators(profiled: Profiled) -> str:
-    heads: list[tuple[str, Look]] = [("operator", ""), ("calls", "n"), ("seconds", "n"), ("of the steps", "n"), ("mostly called by", "text"), ("of it", "n")]
+    heads: list[tuple[str, Look]] = [
+        ("operator", ""),
+        ("calls", "n"),
+        ("seconds", "n"),
+        ("of the steps", "n"),
+        ("mostly called by", "text"),
+        ("of it", "n"),
+    ]
     rows = [
-        (row.name, str(row.calls), f"{row.seconds:.3f}", f"{row.share:.1%}", row.place or text.NONE, text.NONE if row.place_share is None else f"{row.place_share:.0%}")
+        (
+            row.name,
+            str(row.calls),
+            f"{row.seconds:.3f}",
+            f"{row.share:.1%}",
+            row.place or text.NONE,
+            text.NONE if row.place_share is None else f"{row.place_share:.0%}",
+        )
         for row in profiled.operators
     ]
     return table("The dearest operators, by their own time on all of these ranks", heads, rows)
 
 
 def _exchanges(profiled: Profiled) -> str:
-    heads: list[tuple[str, Look]] = [("exchange", ""), ("kind", ""), ("calls", "n"), ("MB sent", "n"), ("seconds", "n"), ("while computing", "n")]
+    heads: list[tuple[str, Look]] = [
+        ("exchange", ""),
+        ("kind", ""),
+        ("calls", "n"),
+        ("MB sent", "n"),
+        ("seconds", "n"),
+        ("while computing", "n"),
+    ]
     dearest = sorted(profiled.exchanges, key=lambda row: -row.sent_bytes)[:_MOST_EXCHANGES]
     rows = [
-        (row.name, row.kind, f"{row.calls:.0f}", f"{row.sent_bytes / 1e6:.3f}", f"{row.seconds:.3f}", text.NONE if row.overlap is None else f"{row.overlap:.0%}")
+        (
+            row.name,
+            row.kind,
+            f"{row.calls:.0f}",
+            f"{row.sent_bytes / 1e6:.3f}",
+            f"{row.seconds:.3f}",
+            text.NONE if row.overlap is None else f"{row.overlap:.0%}",
+        )
         for row in dearest
     ]
     whole = sum(row.sent_bytes for row in profiled.exchanges) / 1e6
@@ -42,7 +75,10 @@ def _exchanges(profiled: Profiled) -> str:
 
 def _memory(profiled: Profiled) -> str:
     heads: list[tuple[str, Look]] = [("rank", ""), ("most held", "n"), ("planned", "n"), ("at", "")]
-    rows = [(f"{row.rank} ({row.node})", _gib(row.peak_bytes), _gib(row.predicted_bytes), row.peak_phase or text.NONE) for row in profiled.memory]
+    rows = [
+        (f"{row.rank} ({row.node})", _gib(row.peak_bytes), _gib(row.predicted_bytes), row.peak_phase or text.NONE)
+        for row in profiled.memory
+    ]
     return table("What torch held, beside the plan", heads, rows)
 
 

@@ -121,7 +121,11 @@ def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:
     trained = {line.rank for line in lines if line.kind == "train"}
     if not trained:
         is_script = sources.recipe is not None and sources.recipe.model is None
-        said.append("the run is a [script]: its program tells homelab no steps, no loss and no speed" if is_script else "no step was recorded, so there are no curves")
+        said.append(
+            "the run is a [script]: its program tells homelab no steps, no loss and no speed"
+            if is_script
+            else "no step was recorded, so there are no curves"
+        )
     newest = max(sources.plans, default=0)
     silent = [str(rank.rank) for rank in sources.plans[newest].ranks if trained and rank.rank not in trained] if newest else []
     if silent:
@@ -136,9 +140,17 @@ def _facts(sources: Sources, plan: Plan | None) -> tuple[tuple[str, str], ...]:
     if recipe is not None and recipe.model is not None and recipe.train is not None:
         length = f"{recipe.train.epochs} epochs" if recipe.train.epochs is not None else f"{words.count(recipe.train.steps)} steps"
         facts += [("model", recipe.model.name), ("method", recipe.method.kind if recipe.method else ""), ("length", length)]
-        facts += [("global batch", f"{recipe.train.global_batch} samples"), ("learning rate", f"{recipe.train.learning_rate:g}"), ("seed", str(recipe.train.seed))]
+        facts += [
+            ("global batch", f"{recipe.train.global_batch} samples"),
+            ("learning rate", f"{recipe.train.learning_rate:g}"),
+            ("seed", str(recipe.train.seed)),
+        ]
     if plan is not None:
-        facts += [("strategy", plan.strategy), ("precision", plan.precision), ("device", f"{plan.world_size} x {plan.device}, {plan.backend}")]
+        facts += [
+            ("strategy", plan.strategy),
+            ("precision", plan.precision),
+            ("device", f"{plan.world_size} x {plan.device}, {plan.backend}"),
+        ]
     facts += [("homelab", about.homelab), ("revision", about.git_revision[:12])]
     return tuple((name, value) for name, value in facts if value)
 
@@ -149,7 +161,11 @@ def _machines(sources: Sources, plan: Plan | None) -> tuple[MachineRow, ...]:
     for rank in plan.ranks if plan else ():
         devices.setdefault(rank.node, []).append(rank.device_name)
     return tuple(
-        MachineRow(node=node, devices=tuple(cards), versions=tuple(f"{name} {value}" for name, value in sorted(versions.get(node, {}).items()) if isinstance(value, str)))
+        MachineRow(
+            node=node,
+            devices=tuple(cards),
+            versions=tuple(f"{name} {value}" for name, value in sorted(versions.get(node, {}).items()) if isinstance(value, str)),
+        )
         for node, cards in devices.items()
     )
 

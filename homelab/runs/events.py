@@ -21,7 +21,10 @@ _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "launched": ("launched",),
     "attempt-started": ("attempt {attempt} started",),
     # What a program of one's own makes of what lies before it is not seen.
-    "attempt-resumed": ("attempt {attempt}: the program was started again; it has {saved} before it", "attempt {attempt} goes on after step {step}"),
+    "attempt-resumed": (
+        "attempt {attempt}: the program was started again; it has {saved} before it",
+        "attempt {attempt} goes on after step {step}",
+    ),
     "attempt-not-started": ("attempt {attempt} did not start",),
     "attempt-stopped": ("attempt {attempt} was not started: the run was stopped by hand",),
     "attempt-superseded": ("attempt {attempt} was not started from here: the run has gone on elsewhere",),
@@ -142,5 +145,6 @@ def _fields_of(sentence: str) -> set[str]:
 def _pattern(sentence: str) -> str:
     """A regular expression for the sentence, with a group for each of its fields."""
     return "".join(
-        re.escape(text) + (f"(?P<{name}>{_FIELDS.get(name, '.+')})" if name else "") for text, name, _, _ in string.Formatter().parse(sentence)
+        re.escape(text) + (f"(?P<{name}>{_FIELDS.get(name, '.+')})" if name else "")
+        for text, name, _, _ in string.Formatter().parse(sentence)
     )

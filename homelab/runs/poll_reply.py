@@ -9,15 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from homelab.facts.gpu import GpuFacts
 from homelab.models import WireModel
@@ -128,7 +120,8 @@ class RankReply(WireModel):
 
     heartbeat: Annotated[Heartbeat | None, WrapValidator(or_none)] = None
     metrics: Annotated[tuple[Metric, ...], BeforeValidator(_readable_metrics)] = ()
-    before: Annotated[tuple[Metric, ...], BeforeValidator(_readable_metrics)] = ()  # the curves up to the step from which this attempt went on, where they were asked for
+    # the curves up to the step from which this attempt went on, where they were asked for
+    before: Annotated[tuple[Metric, ...], BeforeValidator(_readable_metrics)] = ()
     log_tail: LogTail = LogTail()
     error: Annotated[RankError | None, WrapValidator(or_none)] = None
 
@@ -215,7 +208,9 @@ class CardJoules(WireModel):
 class Energies(WireModel):
     """`energies`, the answer of a node: number of the attempt -> its cards."""
 
-    attempts: Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[list[CardJoules], Field(max_length=64)]], Field(max_length=10_000)]
+    attempts: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[list[CardJoules], Field(max_length=64)]], Field(max_length=10_000)
+    ]
 
 
 class NodeLoad(WireModel):

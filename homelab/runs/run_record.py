@@ -97,7 +97,11 @@ def recipe_in(run_json: Mapping[str, Any]) -> Recipe | None:
 
 def digest(run_json: Mapping[str, Any]) -> str:
     """sha256 of what all nodes of a run and the machine of its launch have alike: where the files lie is each machine's own."""
-    data = {role: {**entry, "path": ""} if entry.get("sent") == "shipped" else entry for role, entry in run_json["data"].items() if entry is not None}
+    data = {
+        role: {**entry, "path": ""} if entry.get("sent") == "shipped" else entry
+        for role, entry in run_json["data"].items()
+        if entry is not None
+    }
     return hashlib.sha256(json.dumps({**run_json, "data": data}, sort_keys=True).encode()).hexdigest()
 
 

@@ -101,13 +101,20 @@ def fix(path: Path, error: OSError) -> str:
     absolute = path.absolute()
     folder = next((parent for parent in absolute.parents if os.path.isdir(parent)), absolute.parent)
     # A folder where a file belongs, or a file where a folder does.
-    inverted = next((part for part in (*reversed(absolute.parents), absolute) if os.path.exists(part) and os.path.isdir(part) == (part == absolute)), None)
+    inverted = next(
+        (part for part in (*reversed(absolute.parents), absolute) if os.path.exists(part) and os.path.isdir(part) == (part == absolute)),
+        None,
+    )
     quoted = shlex.quote(str(folder))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"make room on that disk; what is large there: df -h {quoted}; du -xh -d 1 {shlex.quote(str(_mount(folder)))} | sort -h | tail"
+        return (
+            f"make room on that disk; what is large there: df -h {quoted}; du -xh -d 1 {shlex.quote(str(_mount(folder)))} | sort -h | tail"
+        )
     if inverted not in (None, absolute) and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
         # Outside of a run's folder it is not homelab's file: it may be data of a person, or a device.
-        return f"{shlex.quote(str(inverted))} is no folder: have the runs kept in another one, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
+        return (
+            f"{shlex.quote(str(inverted))} is no folder: have the runs kept in another one, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
+        )
     if inverted is not None:
         return f"put aside what stands there: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -242,7 +249,9 @@ def runs_in(folder: Path) -> list[RunPaths]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise HomelabError(f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=fix(folder / "run", error)) from error
+        raise HomelabError(
+            f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=fix(folder / "run", error)
+        ) from error
     runs = []
     for name in names:
         paths = RunPaths(folder / name)

@@ -47,7 +47,8 @@ class NodeStatus(WireModel):
     exit: ExitOrNone = None
     checkpoint: Number = 0  # step of the newest one that is complete on this node
     ranks: Annotated[dict[Rank, RankStatus], Field(max_length=MOST_RANKS)] = {}
-    missing_s: Annotated[dict[str, float], Field(max_length=1000)] = {}  # node that this one once reached -> for how long it has not any more (`homelab.node.run.peer_probe`)
+    # node that this one once reached -> for how long it has not any more (`homelab.node.run.peer_probe`)
+    missing_s: Annotated[dict[str, float], Field(max_length=1000)] = {}
     heard_s: float = 0.0
 
 

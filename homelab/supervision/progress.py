@@ -46,9 +46,7 @@ class ProgressTracker:
     @property
     def moves(self) -> bool:
         """A rank has done more than what was on its way when it was first looked at."""
-        return any(
-            sum(max(1, later[1] - earlier[1]) for earlier, later in pairwise(track)) > _ECHOES for track in self._tracks.values()
-        )
+        return any(sum(max(1, later[1] - earlier[1]) for earlier, later in pairwise(track)) > _ECHOES for track in self._tracks.values())
 
     @property
     def step(self) -> int:

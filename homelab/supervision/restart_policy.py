@@ -57,9 +57,7 @@ class Decision:
     hint: str = ""
 
 
-def decide(
-    failure: Failure, restarts: Sequence[Restart], recovery: Recovery, *, now: float, step: int, nodes: Collection[str]
-) -> Decision:
+def decide(failure: Failure, restarts: Sequence[Restart], recovery: Recovery, *, now: float, step: int, nodes: Collection[str]) -> Decision:
     """`step`: from which the next attempt would go on; `now`: seconds since 1970.
 
     `nodes`: that answer, to go on with. One that was silent and answers again while too few others do is as good as any.

@@ -158,7 +158,9 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
         decision = restart_policy.Decision("go-on", incident.because, incident.kind, ", ".join(incident.nodes))
     else:
         failure = restart_policy.Failure(incident.verdict, examined.diagnosis, examined.met)
-        decision = restart_policy.decide(failure, state.restarts, state.recovery, now=observation.time, step=halted.step, nodes=halted.nodes)
+        decision = restart_policy.decide(
+            failure, state.restarts, state.recovery, now=observation.time, step=halted.step, nodes=halted.nodes
+        )
         decision = restart_policy.keeping(halted.indispensable, decision)
     if decision.kind == "give-up":
         return _give_up(state, decision.because, decision.hint, examined.diagnosis)
@@ -196,7 +198,9 @@ def _failed(state: State, recovering: Recovering, observation: Observation, erro
         asks_silent=recovering.asks_silent or recovering.examined is not None,
     )  # fmt: skip
     # Once, not twice a minute all night.
-    return replace(state, phase="waiting", recovering=waiting), acts.WaitBeforeRetry(seconds, error if error.message != recovering.said else None)
+    return replace(state, phase="waiting", recovering=waiting), acts.WaitBeforeRetry(
+        seconds, error if error.message != recovering.said else None
+    )
 
 
 def _retry(state: State, observation: Observation) -> Step:

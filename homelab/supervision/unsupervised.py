@@ -27,7 +27,14 @@ def outliving(replies: Mapping[str, Reply], attempt: int, stop: Command) -> tupl
 
 
 def unsupervised_warnings(
-    state: State, record: Mapping[str, Any], silent_place: str, still: Verdict | None, *, recover: Command, supervise: Command, is_pending: bool = False
+    state: State,
+    record: Mapping[str, Any],
+    silent_place: str,
+    still: Verdict | None,
+    *,
+    recover: Command,
+    supervise: Command,
+    is_pending: bool = False,
 ) -> tuple[Hint, ...]:
     """A line each, with the command that helps at its end; none for a run that needs nobody. Not to be asked where a supervisor is at work.
 
@@ -43,9 +50,17 @@ def unsupervised_warnings(
     elif silent_place:
         lines.append(Hint("no supervisor is heard of ({}): after a failure this run goes on by {}", silent_place, recover))
     elif record.get("doing") in ("watching", "recovering"):
-        lines.append(Hint("nobody looks after this run any more: its supervisor (process {} here) is gone; another one: {}", record.get("pid"), supervise))
+        lines.append(
+            Hint(
+                "nobody looks after this run any more: its supervisor (process {} here) is gone; another one: {}",
+                record.get("pid"),
+                supervise,
+            )
+        )
     elif record.get("wanted") is True and record.get("doing") in ("launching", "recovering by hand") and not is_pending:
-        lines.append(Hint("nobody looks after this run: the command that started it was ended before it had left a supervisor; one: {}", supervise))
+        lines.append(
+            Hint("nobody looks after this run: the command that started it was ended before it had left a supervisor; one: {}", supervise)
+        )
     if still is not None and state in ("starting", "running"):
         lines.append(Hint("{}, and no supervisor is at work: {}", still.because, recover))
     return tuple(lines)

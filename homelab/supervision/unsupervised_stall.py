@@ -17,7 +17,9 @@ def detect_stall(
     `expected`: the nodes of the plan; `step_s`: how long a step takes, if known; `planned_s`: how long the plan expects it to take. How
     long a rank has stood still is counted by its node's own clock, which wrote both times.
     """
-    parts = {name: (reply, reply.run) for name, reply in replies.items() if reply.run and reply.run.attempt == attempt and reply.run.is_alive}
+    parts = {
+        name: (reply, reply.run) for name, reply in replies.items() if reply.run and reply.run.attempt == attempt and reply.run.is_alive
+    }
     signs = {name: _sign(reply, run) for name, (reply, run) in parts.items()}
     verdict = watchdog.judge(attempt, expected, signs, step_s, planned_s)
     return verdict if verdict.kind in ("silent-node", "hang") else None

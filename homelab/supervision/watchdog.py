@@ -137,11 +137,11 @@ def _dead(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
     dead = [(name, number) for name, number, rank in _ranks(fresh) if rank.is_dead and fresh[name].exit is None]
     if dead:
         names = ", ".join(f"rank {number} on {name}" for name, number in dead)
-        return Verdict("dead-rank", tuple(dict.fromkeys(name for name, _ in dead)), tuple(rank for _, rank in dead), f"the process of {names} is gone")
+        return Verdict(
+            "dead-rank", tuple(dict.fromkeys(name for name, _ in dead)), tuple(rank for _, rank in dead), f"the process of {names} is gone"
+        )
     vanished = tuple(
-        name
-        for name, sign in fresh.items()
-        if sign.started and sign.exit is None and sign.torchrun in DEAD and _is_unfinished(sign)
+        name for name, sign in fresh.items() if sign.started and sign.exit is None and sign.torchrun in DEAD and _is_unfinished(sign)
     )
     if vanished:
         return Verdict("exit", vanished, because=f"torchrun on {', '.join(vanished)} is gone, and its end was not written down")
@@ -153,11 +153,17 @@ def _frozen(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
     if not frozen:
         return None
     names = ", ".join(f"rank {number} on {name}" for name, number in frozen)
-    return Verdict("frozen-rank", tuple(dict.fromkeys(name for name, _ in frozen)), tuple(rank for _, rank in frozen), f"{names} was stopped by a signal")
+    return Verdict(
+        "frozen-rank",
+        tuple(dict.fromkeys(name for name, _ in frozen)),
+        tuple(rank for _, rank in frozen),
+        f"{names} was stopped by a signal",
+    )
 
 
 def _gone(fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...]) -> Verdict | None:
-    if any(rank.phase == "saving" for _, _, rank in _ranks(fresh)):  # the next attempt may begin with the checkpoint that is being written
+    # the next attempt may begin with the checkpoint that is being written
+    if any(rank.phase == "saving" for _, _, rank in _ranks(fresh)):
         return None
     missed = {name: {other: sign.missing_s[name] for other, sign in fresh.items() if name in sign.missing_s} for name in unheard}
     silent = {name: because for name, because in missed.items() if because and min(because.values()) >= MISSING_S}
@@ -179,7 +185,8 @@ def _still(
     late = [
         (name, number, rank)
         for name, number, rank in _ranks(fresh)
-        if rank.phase != "done" and rank.still_s > limit_s(rank.phase, step_s, before if rank.phase in BEFORE_TRAINING else later, planned_s)
+        if rank.phase != "done"
+        and rank.still_s > limit_s(rank.phase, step_s, before if rank.phase in BEFORE_TRAINING else later, planned_s)
     ]
     waiting = [rank for _, _, rank in _ranks(fresh) if rank.phase != "done"]
     if not late or len(late) < len(waiting):
@@ -187,11 +194,17 @@ def _still(
         return Verdict("well", because=f"nothing is heard of {', '.join(unheard)}" if unheard else "", blind=unheard)
     longest_s = max(rank.still_s for _, _, rank in late)
     if unheard:
-        return Verdict("silent-node", unheard, because=f"nothing is heard of {', '.join(unheard)}, and all others have stood still for {longest_s:.0f} s")
+        return Verdict(
+            "silent-node",
+            unheard,
+            because=f"nothing is heard of {', '.join(unheard)}, and all others have stood still for {longest_s:.0f} s",
+        )
     behind = min(rank.step for _, _, rank in late)
     ranks = tuple(number for _, number, rank in late if rank.step == behind)
     at = sorted({f"{rank.phase} at step {rank.step}" for _, _, rank in late})
-    return Verdict("hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})")
+    return Verdict(
+        "hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})"
+    )
 
 
 def limit_s(phase: str, step_s: float | None, company: Company, planned_s: float | None = None) -> float:

@@ -73,14 +73,19 @@ NO_COMMAND = Command("")
 def homelab(text: str, *words: str) -> Command:
     """A command of ours: shell text that begins with its name, and words that are quoted: `homelab("logs --rank 0", run)`."""
     named = _OWN.match(f"homelab {text}")
-    return Command(" ".join(["homelab", text, *(shlex.quote(word) for word in words)]), own_name=named[1] if named else text.partition(" ")[0])
+    return Command(
+        " ".join(["homelab", text, *(shlex.quote(word) for word in words)]), own_name=named[1] if named else text.partition(" ")[0]
+    )
 
 
 def chain(*commands: Command) -> Command:
     """The commands one after the other, each only where the one before has succeeded."""
     nodes = {command.on_node for command in commands}
     return Command(
-        " && ".join(commands), on_node=nodes.pop() if len(nodes) == 1 else "", needs_root=any(command.needs_root for command in commands), steps=commands
+        " && ".join(commands),
+        on_node=nodes.pop() if len(nodes) == 1 else "",
+        needs_root=any(command.needs_root for command in commands),
+        steps=commands,
     )
 
 
@@ -92,7 +97,16 @@ class Hint(str):
     def __new__(cls, template: str, *values: object) -> Self:
         first, *texts = template.split("{}", len(values)) if values else [template]
         assert len(texts) == len(values), template
-        return cls.of_parts([first, *(part for value, text in zip(values, texts, strict=True) for part in (value if isinstance(value, str) else str(value), text))])
+        return cls.of_parts(
+            [
+                first,
+                *(
+                    part
+                    for value, text in zip(values, texts, strict=True)
+                    for part in (value if isinstance(value, str) else str(value), text)
+                ),
+            ]
+        )
 
     @classmethod
     def of_parts(cls, parts: Iterable[str]) -> Self:
@@ -124,7 +138,9 @@ class Hint(str):
 
     def with_options(self, options: Options) -> Hint:
         """The same sentence, in which the commands of ours have their options."""
-        return Hint.of_parts(part if self._has_behind(number, options) else with_options(part, options) for number, part in enumerate(self.parts))
+        return Hint.of_parts(
+            part if self._has_behind(number, options) else with_options(part, options) for number, part in enumerate(self.parts)
+        )
 
     def _has_behind(self, number: int, options: Options) -> bool:
         """Whether part `number` is a command that is known by its name only, and what follows it, up to the next command, has its options."""

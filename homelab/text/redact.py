@@ -10,7 +10,9 @@ from homelab.text import secrets
 
 _KEYS = re.compile(r"token|secret|passw|passphrase|_pass$|credential|cookie|(api|private|account)_?key|authorization", re.IGNORECASE)
 # "the tokenizer is there" and counts of tokens are no secrets.
-_HARMLESS_KEYS = re.compile(r"tokeniz|tokens(_|$)|token_(there|ids?|index|type)|vocab|(bos|eos|pad|unk|sep|cls|mask|image)_token", re.IGNORECASE)
+_HARMLESS_KEYS = re.compile(
+    r"tokeniz|tokens(_|$)|token_(there|ids?|index|type)|vocab|(bos|eos|pad|unk|sep|cls|mask|image)_token", re.IGNORECASE
+)
 _VALUES = re.compile(
     r"""
     \bhf_[A-Za-z0-9]{8,}                         # Hugging Face
@@ -43,6 +45,7 @@ _NAMED = re.compile(
 _LOGIN = re.compile(r"((?:^|\s)(?:-u|--user)[ =]?[^\s:]{0,200}:)\S+")
 # user:password@ in an address, or a token alone
 _IN_ADDRESS = re.compile(r"(?<=://)(?:([^/\s:@]{0,200}):\S{1,500}@(?=[\w.\[])|[^/\s:@]{20,500}@)")
+
 
 def text(value: str) -> str:
     """The same text without what looks like a secret."""

@@ -16,7 +16,9 @@ _NAMELESS = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_PICTURES = "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2934-\u2935\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+_PICTURES = (
+    "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2934-\u2935\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
 _JOINED = "\u0600-\u109f\u1780-\u18af\ua840-\uabff"  # from Arabic to Myanmar, Khmer, Mongolian, and what came to them later
 _UNSEEN = re.compile(
     rf"[{_NAMELESS}]|(?<![#*0-9{_PICTURES}])[\ufe0e\ufe0f]|(?<![{_PICTURES}\ufe0f{_JOINED}])[\u200c\u200d]|[\u200c\u200d](?![{_PICTURES}{_JOINED}])"

@@ -47,7 +47,4 @@ def hide(text: str) -> str:
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of secrets hidden, for anything that is shown or kept."""
-    return {
-        key: HIDDEN if names_a_secret(key) else without_login(value)
-        for key, value in environment.items()
-    }
+    return {key: HIDDEN if names_a_secret(key) else without_login(value) for key, value in environment.items()}

@@ -65,4 +65,3 @@ def first_changed(points: Sequence[Point], sent: Mapping[Key, int]) -> int | Non
     changed = [step for (kind, step), attempt in sent.items() if attempts.get((kind, step)) != attempt]
     late = [point.step for point in points if point.key not in sent and point.step < last[point.kind]]
     return min([*changed, *late], default=None)
-

@@ -61,6 +61,11 @@ def attempts_of(value: object) -> dict[Key, int]:
 
 
 def _is_span(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 5 or value[0] not in get_args(Kind) or not all(type(number) is int for number in value[1:]):
+    if (
+        not isinstance(value, list)
+        or len(value) != 5
+        or value[0] not in get_args(Kind)
+        or not all(type(number) is int for number in value[1:])
+    ):
         return False
     return bool(value[3] > 0 and value[2] - value[1] < 10_000_000)

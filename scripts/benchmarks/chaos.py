@@ -111,22 +111,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--torchrun", action="store_true", help="play the same faults under an elastic torchrun, too")
     parser.add_argument("--only-torchrun", action="store_true", help="play the faults under an elastic torchrun alone")
     parser.add_argument(
-        "--torchrun-limit",
-        type=float,
-        default=compare.LIMIT_S,
-        metavar="S",
-        help="a later next step counts as never (120)",
+        "--torchrun-limit", type=float, default=compare.LIMIT_S, metavar="S", help="a later next step counts as never (120)"
     )
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses nodes and moments (1)")
-    parser.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="every case with the seeds N, N + 1, ... (1)"
-    )
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="every case with the seeds N, N + 1, ... (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and raw measurements here")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the controller's folders of all runs here")
-    parser.add_argument(
-        "--epochs", type=int, default=30, metavar="N", help="length of the training: 20 steps each (30)"
-    )
+    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="length of the training: 20 steps each (30)")
     parser.add_argument("--every-steps", type=int, default=40, metavar="N", help="steps between checkpoints (40)")
     return parser.parse_args()
 
@@ -166,9 +158,7 @@ def _undisturbed(place: Ground, runs: list[dict[str, Any]]) -> SeenRun:
             raise SystemExit(f"error: no undisturbed run ended as it should\n{log}\n{run.logs(run.attempt())}")
     times = run.train_times(1)
     ordered = [times[step] for step in sorted(times)]
-    gaps = {
-        step: later - earlier for step, earlier, later in zip(sorted(times)[1:], ordered, ordered[1:], strict=False)
-    }
+    gaps = {step: later - earlier for step, earlier, later in zip(sorted(times)[1:], ordered, ordered[1:], strict=False)}
     plain = statistics.median(gap for step, gap in gaps.items() if (step - 1) % place.every_steps)
     saving = [max(0.0, gap - plain) for step, gap in gaps.items() if (step - 1) % place.every_steps == 0]
     seconds = ordered[-1] - ordered[0]
@@ -178,9 +168,7 @@ def _undisturbed(place: Ground, runs: list[dict[str, Any]]) -> SeenRun:
         "save_overhead_percent": 100 * sum(saving) / seconds, "worker_start_s": ordered[0] - first if first else None,
         "events": [event["what"] for event in run.events()],
     })  # fmt: skip
-    _say(
-        f"  {seconds:.0f} s, {plain:.3f} s a step, {statistics.median(saving):.2f} s a checkpoint, load {os.getloadavg()[0]:.1f}"
-    )
+    _say(f"  {seconds:.0f} s, {plain:.3f} s a step, {statistics.median(saving):.2f} s a checkpoint, load {os.getloadavg()[0]:.1f}")
     return run
 
 
@@ -207,12 +195,8 @@ def _measured(outcomes: list[Outcome]) -> dict[str, list[float]]:
     return {
         "detect_death": [seconds for kind, seconds in delays if kind == "death"],
         "detect_cut": [seconds for kind, seconds in delays if kind == "cut"],
-        "resume_over_floor": [
-            o.over_floor_s for o in outcomes if o.over_floor_s is not None and o.kind in ("death", "cut")
-        ],
-        "next_step": [
-            o.next_step_s for o in outcomes if o.next_step_s is not None and o.restarts and o.kind in ("death", "cut")
-        ],
+        "resume_over_floor": [o.over_floor_s for o in outcomes if o.over_floor_s is not None and o.kind in ("death", "cut")],
+        "next_step": [o.next_step_s for o in outcomes if o.next_step_s is not None and o.restarts and o.kind in ("death", "cut")],
         "worker_start": [o.worker_start_s for o in outcomes if o.worker_start_s is not None],
     }
 

@@ -62,7 +62,10 @@ def main() -> int:
     percents = [100.0 * entry["cpu_s"] / entry["seconds"] for entry in measured]
     questions = [entry["questions"] / entry["seconds"] / _NODES for entry in measured]
     figures = {"cpu_percent_8_nodes": statistics.median(percents), "round_trips_per_node_per_s": statistics.median(questions)}
-    rows = [("cpu percent", " ".join(f"{value:.1f}" for value in percents)), ("round trips", " ".join(f"{value:.2f}" for value in questions))]
+    rows = [
+        ("cpu percent", " ".join(f"{value:.1f}" for value in percents)),
+        ("round trips", " ".join(f"{value:.2f}" for value in questions)),
+    ]
     report.finish("dashboard", figures, measured, rows, options.json)
     return 0 if figures["cpu_percent_8_nodes"] <= 5 and figures["round_trips_per_node_per_s"] <= 1 else 1
 
@@ -72,7 +75,9 @@ def _measured(lab: Lab, folder: Path, repeats: int) -> list[dict[str, Any]]:
     (folder / "sleeper.toml").write_text('[script]\npath = "sleeper.py"\n')
     same = ["--cluster", str(lab.cluster_file), "--runs-dir", str(folder / "runs")]
     command = [sys.executable, "-m", "homelab"]
-    subprocess.run([*command, "launch", str(folder / "sleeper.toml"), *same, "--no-supervise"], check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S)
+    subprocess.run(
+        [*command, "launch", str(folder / "sleeper.toml"), *same, "--no-supervise"], check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S
+    )
     try:
         return [_once(folder / f"figures-{number}.json", same) for number in range(repeats)]
     finally:

@@ -110,7 +110,15 @@ def table(found: list[Forecast]) -> Table:
     drawn = Table("row", "tokens", "tokens/s", "planned", "x", "GB", "planned", "", title="planned against published", title_justify="left")
     for one in found:
         row = one.row
-        cells = [row.name, str(row.tokens), _number(row.tokens_per_s), _number(one.tokens_per_s), _number(one.time_factor, 2), _number(row.memory_gb, 1), _number(one.memory_gb, 1)]
+        cells = [
+            row.name,
+            str(row.tokens),
+            _number(row.tokens_per_s),
+            _number(one.tokens_per_s),
+            _number(one.time_factor, 2),
+            _number(row.memory_gb, 1),
+            _number(one.memory_gb, 1),
+        ]
         drawn.add_row(*cells, "; ".join(filter(None, (one.refused, row.why_untimed, row.differs))))
     return drawn
 

@@ -42,7 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(_NO_CARD, file=sys.stderr)
         return 2
     began = time.monotonic()
-    document: dict[str, Any] = {"figures": {}, "gates": {}, "parts": {}, "runs": [], "machine": _machine(), "command": " ".join(sys.argv), "time": time.time()}
+    document: dict[str, Any] = {
+        "figures": {},
+        "gates": {},
+        "parts": {},
+        "runs": [],
+        "machine": _machine(),
+        "command": " ".join(sys.argv),
+        "time": time.time(),
+    }
     for needed in (options.folder, options.json.parent if options.json else None):
         if needed is not None:
             needed.mkdir(parents=True, exist_ok=True)
@@ -85,16 +93,25 @@ def main(arguments: list[str] | None = None) -> int:
 def sees_a_card() -> bool:
     """Asked in a process of its own: this one must hold no memory of the card."""
     question = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    return importlib.util.find_spec("torch") is not None and subprocess.run([sys.executable, "-c", question], capture_output=True).returncode == 0
+    return (
+        importlib.util.find_spec("torch") is not None
+        and subprocess.run([sys.executable, "-c", question], capture_output=True).returncode == 0
+    )
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     listed = "\n".join(f"  {part.name:10} {part.title}" for part in PARTS)
-    parser = argparse.ArgumentParser(description=f"{__doc__}parts, in this order:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}parts, in this order:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and raw measurements here")
     parser.add_argument("--only", action="append", metavar="NAME", choices=[part.name for part in PARTS], help="only this part; repeatable")
-    parser.add_argument("--limit", type=float, metavar="S", default=float("inf"), help="seconds for all parts; one that does not fit is not begun")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where models and runs are kept meanwhile (some tens of GB; default: the system's)")
+    parser.add_argument(
+        "--limit", type=float, metavar="S", default=float("inf"), help="seconds for all parts; one that does not fit is not begun"
+    )
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where models and runs are kept meanwhile (some tens of GB; default: the system's)"
+    )
     # Tiny sizes over gloo on the CPU: whether the parts run at all. Its figures mean nothing.
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -111,7 +128,10 @@ def _say(part: Part, outcome: Outcome) -> None:
 def _machine() -> dict[str, Any]:
     """The machine of the figures."""
     return {
-        "cards": smi.cards(), "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
+        "cards": smi.cards(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")},
     }
 

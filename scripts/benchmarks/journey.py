@@ -52,7 +52,8 @@ class Person:
         environment = {
             "HOME": str(home), "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "PS1": _PROMPT, "LANG": "C.UTF-8",
             "COLUMNS": "160", "LINES": "50",
-            "PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf"),  # this machine's way to the package index
+            # this machine's way to the package index
+            "PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf"),
         }  # fmt: skip
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
@@ -103,7 +104,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     folder.chmod(0o711)  # another account has its home below
     try:
-        with Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[], logins={"node1": "anna:2222", "node2": "root:2022"}) as lab, _odd(lab):
+        with (
+            Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[], logins={"node1": "anna:2222", "node2": "root:2022"}) as lab,
+            _odd(lab),
+        ):
             person, minutes, changes = _walk(lab, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,7 +163,8 @@ def _home(lab: Lab, folder: Path) -> Path:
     ssh.mkdir(parents=True)
     programs.mkdir()
     sections = [
-        f'Host {node.name}\n  HostName {node.host}\n  Port {node.port}\n  User {node.user}\n  IdentityFile "{lab.folder}/keys/id_ed25519"\n' for node in lab.nodes
+        f'Host {node.name}\n  HostName {node.host}\n  Port {node.port}\n  User {node.user}\n  IdentityFile "{lab.folder}/keys/id_ed25519"\n'
+        for node in lab.nodes
     ]
     (ssh / "config").write_text("".join(sections))
     # ssh reads the home of the account, never HOME: the real program, told where the config is.
@@ -178,7 +183,9 @@ def _changes_of_setup(person: Person, home: Path, work: Path) -> int:
     command = [sys.executable, "-m", "homelab", "setup", "--recipe", "recipes/demo.toml", "--json"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
     answer: dict[str, Any] = json.loads(done.stdout)
-    return sum(entry["changed"] for entry in answer["nodes"].values()) + sum(bool(entry["sent_bytes"]) for entry in answer["models"].values())
+    return sum(entry["changed"] for entry in answer["nodes"].values()) + sum(
+        bool(entry["sent_bytes"]) for entry in answer["models"].values()
+    )
 
 
 if __name__ == "__main__":

@@ -83,9 +83,7 @@ def _on_this_cpu(folder: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any
     for number, (kind, (seq_len, rows), checkpointing, fused) in enumerate(
         itertools.product(("full", "lora", "qlora"), ((96, 1), (192, 3)), (True, False), (True, False))
     ):
-        run = situation(
-            "small", kind, "fp32" if number % 3 == 0 else "bf16", "cpu", seq_len, rows, checkpointing, fused
-        )
+        run = situation("small", kind, "fp32" if number % 3 == 0 else "bf16", "cpu", seq_len, rows, checkpointing, fused)
         real = _real_step(model, run)
         dry = _dry(_SMALL, run)
         run |= {
@@ -106,9 +104,7 @@ def _large(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             measured.append(_compared(name, config, situation(name, "qlora", "bf16", "cuda", seq_len, rows, True, fused)))
     tiny = "TinyLlama-1.1B"
     for kind, checkpointing, fused in (("lora", False, True), ("full", True, False)):
-        measured.append(
-            _compared(tiny, _LARGE[tiny], situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused))
-        )
+        measured.append(_compared(tiny, _LARGE[tiny], situation(tiny, kind, "bf16", "cuda", 1024, 2, checkpointing, fused)))
     runs += measured
     return measured
 
@@ -116,12 +112,7 @@ def _large(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _compared(name: str, config: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     dry = _dry(config, run)
     error = 100 * (_analytic(config, run) / dry["peak_bytes"] - 1)
-    return run | {
-        "dry_run_bytes": dry["peak_bytes"],
-        "at": dry["at"],
-        "seconds": dry["seconds"],
-        "analytic_error_percent": error,
-    }
+    return run | {"dry_run_bytes": dry["peak_bytes"], "at": dry["at"], "seconds": dry["seconds"], "analytic_error_percent": error}
 
 
 def situation(
@@ -129,21 +120,8 @@ def situation(
 ) -> dict[str, Any]:
     """What a step is made of; `rows` of `seq_len` tokens each in a pass."""
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
-    train = {
-        "seq_len": seq_len,
-        "gradient_checkpointing": checkpointing,
-        "fused_loss": fused,
-        "optimizer": "adamw",
-        "seed": 1,
-    }
-    return {
-        "model": model,
-        "method": method,
-        "train": train,
-        "precision": precision,
-        "device": device,
-        "micro_batch": rows,
-    }
+    train = {"seq_len": seq_len, "gradient_checkpointing": checkpointing, "fused_loss": fused, "optimizer": "adamw", "seed": 1}
+    return {"model": model, "method": method, "train": train, "precision": precision, "device": device, "micro_batch": rows}
 
 
 def _dry(config: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
@@ -159,12 +137,7 @@ def _analytic(config: dict[str, Any], run: dict[str, Any], names: tuple[str, ...
     method = Method(kind=run["method"]["kind"], rank=run["method"]["rank"])
     settings = {key: run["train"][key] for key in ("seq_len", "gradient_checkpointing", "fused_loss", "optimizer")}
     train = Train(global_batch=64, steps=1, learning_rate=1e-3, **settings)
-    items = rank_memory.estimate(
-        shape,
-        method,
-        train,
-        rank_memory.RankSetup(run["precision"], run["device"], run["micro_batch"]),
-    )
+    items = rank_memory.estimate(shape, method, train, rank_memory.RankSetup(run["precision"], run["device"], run["micro_batch"]))
     return sum(item.size_bytes for item in items if item.name in names)
 
 
@@ -181,13 +154,18 @@ def _save(folder: Path, config: dict[str, Any]) -> Path:
 
     torch.manual_seed(0)
     settings = {key: value for key, value in config.items() if key != "model_type"}
-    AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(config["model_type"], **settings), dtype=torch.bfloat16
-    ).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings), dtype=torch.bfloat16).save_pretrained(folder)
     return folder
 
 
-_REST_OF_TRAIN = {"global_batch": 1, "learning_rate": 1e-3, "warmup_steps": 0, "schedule": "constant", "weight_decay": 0.0, "max_grad_norm": 1.0}
+_REST_OF_TRAIN = {
+    "global_batch": 1,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0,
+    "schedule": "constant",
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+}
 
 
 def _load(folder: Path, run: dict[str, Any]) -> Any:
@@ -205,9 +183,7 @@ def _batch(run: dict[str, Any], vocabulary: int, device: str) -> dict[str, Any]:
     mask = torch.ones_like(tokens)
     if run["micro_batch"] > 1:
         mask[0, -3:] = 0
-    return {"input_ids": tokens, "labels": tokens.clone()} | (
-        {"attention_mask": mask} if run["micro_batch"] > 1 else {}
-    )
+    return {"input_ids": tokens, "labels": tokens.clone()} | ({"attention_mask": mask} if run["micro_batch"] > 1 else {})
 
 
 class _RealStep:
@@ -229,9 +205,7 @@ def _real_step(folder: Path, run: dict[str, Any]) -> int:
 
     model = _load(folder, run)
     batch = _batch(run, model.config.vocab_size, "cpu")
-    tracker = follow(
-        model, batch, run["method"], run["train"], precision=run["precision"], device="cpu", optimizer=_RealStep
-    )
+    tracker = follow(model, batch, run["method"], run["train"], precision=run["precision"], device="cpu", optimizer=_RealStep)
     return int(tracker.peak_bytes)
 
 
@@ -267,16 +241,10 @@ def _on_cuda(folder: Path, runs: list[dict[str, Any]], rows: list[tuple[str, str
     errors = [run["error_percent"] for run in measured]
     rows += [
         ("predicted over max_memory_reserved, %", report.spread(errors)),
-        (
-            "dry run over max_memory_allocated, %",
-            report.spread([run["dry_run_over_allocated_percent"] for run in measured]),
-        ),
+        ("dry run over max_memory_allocated, %", report.spread([run["dry_run_over_allocated_percent"] for run in measured])),
         (
             "predicted over nvidia-smi's process, %",
-            report.spread(
-                [100 * (r["predicted_process_bytes"] / r["process_bytes"] - 1) for r in measured if r["process_bytes"]]
-                or [0.0]
-            ),
+            report.spread([100 * (r["predicted_process_bytes"] / r["process_bytes"] - 1) for r in measured if r["process_bytes"]] or [0.0]),
         ),
     ]
     return {

@@ -58,7 +58,10 @@ def _command_line(repeats: int, runs: list[dict[str, Any]]) -> tuple[list[float]
     helps, imports = [], []
     program = str(Path(sys.executable).with_name("homelab"))
     for _ in range(repeats):
-        for kind, command, times in (("help", [program, "--help"], helps), ("import", [sys.executable, "-c", "import typer, rich"], imports)):
+        for kind, command, times in (
+            ("help", [program, "--help"], helps),
+            ("import", [sys.executable, "-c", "import typer, rich"], imports),
+        ):
             began = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
             times.append(time.perf_counter() - began)
@@ -105,7 +108,12 @@ def _by_ssh(lab: Lab, launched: Plan, number: int) -> float:
         (place / "attempts" / "1" / "plan.json").write_text(plan.model_dump_json())
     began = time.time()
     sessions = [
-        subprocess.Popen([*lab.ssh_command(node.name), by_hand(node, node.name)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.Popen(
+            [*lab.ssh_command(node.name), by_hand(node, node.name)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for node in plan.nodes
     ]
     try:

@@ -37,7 +37,14 @@ from homelab.planning.pipeline import partition, stage_time
 from scripts.practice.desk import Desk, Run
 
 _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what two cores leave
-_SHAPE = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 40, "num_attention_heads": 4, "num_key_value_heads": 4}
+_SHAPE = {
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
 _TOKENS = 256
 _RATE = "105mbit"
 _ROUND_S = 240.0  # the longest that a round of all schedules may take
@@ -54,7 +61,8 @@ def main() -> int:
         runs = real_runs.measured(folder, _CPU)
     ratios = _ratios(schedules, cut)
     figures = {name: statistics.median(values) for name, values in ratios.items()} | {
-        f"{what}_worst_error_percent": max(abs(run[f"{what}_error_percent"]) for run in runs if f"{what}_error_percent" in run) for what in ("memory", "time", "wire")
+        f"{what}_worst_error_percent": max(abs(run[f"{what}_error_percent"]) for run in runs if f"{what}_error_percent" in run)
+        for what in ("memory", "time", "wire")
     }
     rows = [(name, report.spread(values)) for name, values in ratios.items()]
     rows += [(f"{run['what']}", run["text"]) for run in runs]
@@ -125,9 +133,16 @@ def _ratios(schedules: dict[str, Any], cut: list[int]) -> dict[str, list[float]]
     parts = [_costs().work(layers, is_last=stage == len(cut) - 1) for stage, layers in enumerate(cut)]
     sums = [sum(1 / pass_s for pass_s in everyone) for everyone in schedules["alone_s"]]  # passes per second of all nodes together
     for count in (16, 32):
-        ratios[f"pipeline_over_sum_m{count}"] = [count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], sums, strict=True)]
-        own_sums = [sum(count * part / busy_s for part, busy_s in zip(parts, everyone, strict=True)) for everyone in schedules["busy_s"][f"pipeline_m{count}"]]
-        ratios[f"schedule_over_sum_m{count}"] = [count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], own_sums, strict=True)]
+        ratios[f"pipeline_over_sum_m{count}"] = [
+            count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], sums, strict=True)
+        ]
+        own_sums = [
+            sum(count * part / busy_s for part, busy_s in zip(parts, everyone, strict=True))
+            for everyone in schedules["busy_s"][f"pipeline_m{count}"]
+        ]
+        ratios[f"schedule_over_sum_m{count}"] = [
+            count / step_s / rate for step_s, rate in zip(steps[f"pipeline_m{count}"], own_sums, strict=True)
+        ]
     for name, other in (("over_torch_1f1b_m16", "torch_m16"), ("over_equal_cut_m16", "equal_m16")):
         ratios[name] = [other_s / own_s for other_s, own_s in zip(steps[other], steps["pipeline_m16"], strict=True)]
     return ratios

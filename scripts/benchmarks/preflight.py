@@ -46,7 +46,9 @@ def main() -> int:
     options = _arguments()
     chosen = [catalogue.find(name) for name in options.only] or list(catalogue.all_misconfigurations())
     if os.geteuid() != 0:
-        raise SystemExit("error: misconfigurations are injected into a lab of namespaces, which needs root\nfix:   sudo scripts/bench preflight")
+        raise SystemExit(
+            "error: misconfigurations are injected into a lab of namespaces, which needs root\nfix:   sudo scripts/bench preflight"
+        )
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that everything is undone
     runs: Runs = []
     figures: dict[str, float] = {}

@@ -31,7 +31,13 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
-    return {"cpu": model, "cores": os.cpu_count(), "load_1min": os.getloadavg()[0], "kernel": platform.release(), "python": platform.python_version()}
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
 
 
 def spread(values: list[float]) -> str:

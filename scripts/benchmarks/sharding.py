@@ -69,7 +69,9 @@ def main() -> int:
         memory = []
         for run in held.measured(folder):
             memory.append(run)
-            _say(f"{run['method']} {run['precision']} {run['strategy']}: {run['held_bytes'] / 1e6:.0f} MB held, {run['plan_bytes'] / 1e6:.0f} MB planned")
+            _say(
+                f"{run['method']} {run['precision']} {run['strategy']}: {run['held_bytes'] / 1e6:.0f} MB held, {run['plan_bytes'] / 1e6:.0f} MB planned"
+            )
         wire = _on_the_wire(folder, options.repeats)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +105,11 @@ def _on_the_wire(folder: Path, repeats: int) -> list[dict[str, Any]]:
 
 def _trained(lab: Lab, desk: Desk, cables: Cables, strategy: str) -> dict[str, Any]:
     """One run to its end, and what lies between the ends of two of its steps."""
-    run = SeenRun(lab, name := desk.json("launch", f"{strategy}.toml", "--skip", "collective", timeout_s=_LIMIT_S)["run"], RunPaths(desk.folder / "runs" / name))
+    run = SeenRun(
+        lab,
+        name := desk.json("launch", f"{strategy}.toml", "--skip", "collective", timeout_s=_LIMIT_S)["run"],
+        RunPaths(desk.folder / "runs" / name),
+    )
     try:
         run.wait_for_end(1, len(lab.nodes), timeout_s=_LIMIT_S)
         lines = run.train_lines(1)
@@ -122,7 +128,10 @@ def _trained(lab: Lab, desk: Desk, cables: Cables, strategy: str) -> dict[str, A
 
 def _rows(memory: list[dict[str, Any]], wire: list[dict[str, Any]], ratios: list[float]) -> list[tuple[str, str]]:
     rows = [
-        (f"{run['method']} {run['precision']} {run['strategy']}, MB held (planned)", f"{run['held_bytes'] / 1e6:.0f} ({run['plan_bytes'] / 1e6:.0f})")
+        (
+            f"{run['method']} {run['precision']} {run['strategy']}, MB held (planned)",
+            f"{run['held_bytes'] / 1e6:.0f} ({run['plan_bytes'] / 1e6:.0f})",
+        )
         for run in memory
     ]
     for strategy in _STRATEGIES:

@@ -102,9 +102,7 @@ def _given_up(number: int, of: int, why: Disturbed) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and raw measurements here")
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="rounds of all the runs in turn (at least 3 for a figure)"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of all the runs in turn (at least 3 for a figure)")
     parser.add_argument("--quick", action="store_const", const=1, dest="repeats", help="one round, about 9 minutes")
     return parser.parse_args()
 
@@ -123,9 +121,7 @@ class Bench:
         self.nodes = nodes
         self.say = say
         self.model = nodes.desk / "model"
-        self.tokens = {
-            kind: material.count_tokens(self.model, nodes.desk / file) for kind, file in material.DATA.items()
-        }
+        self.tokens = {kind: material.count_tokens(self.model, nodes.desk / file) for kind, file in material.DATA.items()}
         self.ledger = Ledger(say)
 
     def calibrate(self) -> None:
@@ -236,14 +232,10 @@ class Bench:
         run = self._start_text("rows.toml", material.script_recipe(Path("rows_by_count.py"), earlier.name, *shares))
         speed = self._measure(run, "rows", _VARYING, _SETTLE, _STEPS, shares=shares)
         step = _SETTLE + _STEPS
-        _, rows = order.step_rows(
-            step - 1, seed=material.SEED, count=material.ROWS, global_batch=material.GLOBAL_BATCH
-        )
+        _, rows = order.step_rows(step - 1, seed=material.SEED, count=material.ROWS, global_batch=material.GLOBAL_BATCH)
         dealt = [list(rows[end - share : end]) for end, share in zip(accumulate(shares), shares, strict=True)]
         if [sorted(run.rows_of(rank)[step]) for rank in range(len(CORES))] != [sorted(ids) for ids in dealt]:
-            raise SystemExit(
-                f"error: {run.name} did not deal its rows by their number: rows_by_count.py does not fit this worker"
-            )
+            raise SystemExit(f"error: {run.name} did not deal its rows by their number: rows_by_count.py does not fit this worker")
         return speed
 
     def hf_rebalance(self) -> float:

@@ -139,7 +139,9 @@ def _once(lab: Lab, desk: Desk, cables: Cables, base_bytes: int) -> dict[str, An
     run = SeenRun(lab, started["run"], RunPaths(desk.folder / "runs" / started["run"]))
     try:
         first_at = _first_step(run, 1)
-        began_at = min(store.read_object(run.folder(node.name) / f"attempts/1/nodes/{node.name}/agent.json")["started_at"] for node in lab.nodes)
+        began_at = min(
+            store.read_object(run.folder(node.name) / f"attempts/1/nodes/{node.name}/agent.json")["started_at"] for node in lab.nodes
+        )
         _wait_for(lambda: max(run.train_times(1), default=0) >= 4, run, 1)  # a checkpoint is on every node
         killed_at = time.time()
         lab.fault(_KILLED, "kill-worker")

@@ -98,7 +98,10 @@ def _run(lab: Lab, folder: Path) -> str:
 def _trains(lab: Lab) -> str:
     """The first run of the cell that is to be disturbed, when it has done some steps."""
     for folder in Path(lab.state.node("node2").workdir).glob(f"runs/*-{_KILLED_IN}*"):
-        if any(sum('"train"' in line for line in file.read_text().splitlines()) >= 4 for file in folder.glob("attempts/1/ranks/*/metrics.jsonl")):
+        if any(
+            sum('"train"' in line for line in file.read_text().splitlines()) >= 4
+            for file in folder.glob("attempts/1/ranks/*/metrics.jsonl")
+        ):
             return folder.name
     return ""
 

@@ -51,7 +51,9 @@ class Desk:
 
     def start(self, *arguments: str, stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start a command whose output goes to files, and leave it."""
-        return subprocess.Popen([*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        return subprocess.Popen(
+            [*COMMAND, *arguments], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+        )
 
     def launch(self, recipe: str, *options: str) -> Run:
         """`homelab launch --json`: the run it has started. The collective test, ten seconds of each changed cluster, has tests of its own."""

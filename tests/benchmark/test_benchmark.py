@@ -80,7 +80,9 @@ def test_a_bad_suite_is_refused_with_its_line(text: str, said: str, tmp_path: Pa
     assert refusal.value.where and refusal.value.hint
 
 
-@pytest.mark.parametrize(("nodes", "said"), [([4], "4 nodes are asked for, and there are 3"), ([["towr"]], "towr"), ([["mini", "mini"]], "twice")])
+@pytest.mark.parametrize(
+    ("nodes", "said"), [([4], "4 nodes are asked for, and there are 3"), ([["towr"]], "towr"), ([["mini", "mini"]], "twice")]
+)
 def test_nodes_that_the_cluster_does_not_have(nodes: list[Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         cells_of(Suite.model_validate({"recipe": "r", "nodes": nodes}), NODES)
@@ -105,7 +107,9 @@ def test_the_suites_of_the_project_have_cells_on_the_example_cluster(file: Path)
 
 
 def test_a_variation_may_be_another_network_profile(tmp_path: Path) -> None:
-    suite, contents = load_suite(suite_file(tmp_path, '[[variations]]\nname = "as it is"\n[[variations]]\nname = "as wifi"\nnetwork = "wifi"'))
+    suite, contents = load_suite(
+        suite_file(tmp_path, '[[variations]]\nname = "as it is"\n[[variations]]\nname = "as wifi"\nnetwork = "wifi"')
+    )
     cluster = builders.cluster()
     assert contents["as it is"] == contents["as wifi"], "the recipe is the same"
     assert suite.cluster_of("as it is", cluster) is cluster
@@ -143,7 +147,12 @@ def result(strategy: str, nodes: tuple[str, ...], speed: float, repeat: int = 1,
     )  # fmt: skip
 
 
-CELLS = (Cell("", ALONE, ("tower",)), Cell("", ALONE, ("laptop",)), Cell("", "ddp", ("tower", "laptop")), Cell("", "zero2", ("tower", "laptop")))
+CELLS = (
+    Cell("", ALONE, ("tower",)),
+    Cell("", ALONE, ("laptop",)),
+    Cell("", "ddp", ("tower", "laptop")),
+    Cell("", "zero2", ("tower", "laptop")),
+)
 RESULTS = [
     result(ALONE, ("tower",), 100), result(ALONE, ("laptop",), 60), result("ddp", ("tower", "laptop"), 120, plan=132), result("ddp", ("tower", "laptop"), 136, 2, plan=120),
     result("ddp", ("tower", "laptop"), 128, 3), Result(variation="", strategy="zero2", nodes=("tower", "laptop"), repeat=1, state="refused", because="<no room>"),
@@ -153,7 +162,9 @@ RESULTS = [
 def test_efficiency_is_against_the_sum_of_the_nodes_alone() -> None:
     *_, ddp, zero2 = summaries(CELLS, RESULTS)
     assert ddp.tokens_per_s == 128 and ddp.efficiency == pytest.approx(0.8) and ddp.spread == pytest.approx(0.125)
-    assert ddp.plan_error == pytest.approx((132 / 120 + 120 / 136) / 2 - 1) and ddp.plan_error_most == pytest.approx(120 / 136 - 1), "the one that is furthest off"
+    assert ddp.plan_error == pytest.approx((132 / 120 + 120 / 136) / 2 - 1) and ddp.plan_error_most == pytest.approx(120 / 136 - 1), (
+        "the one that is furthest off"
+    )
     assert zero2.tokens_per_s is None and zero2.because == "<no room>"
     assert summaries(CELLS[2:3], RESULTS)[0].efficiency is None, "nobody measured the nodes alone"
 

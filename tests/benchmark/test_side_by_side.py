@@ -36,7 +36,9 @@ def sources(run: str, ranks: int, step_s: float, *, joules: float | None = None)
         })
         for step in range(1, 6) for rank in range(ranks)
     ]  # fmt: skip
-    return Sources(run=run, state="done", now=0.0, about=RunAbout(recipe_hash="b" * 16), recipe=builders.recipe(), plans={1: plan}, metrics=metrics)
+    return Sources(
+        run=run, state="done", now=0.0, about=RunAbout(recipe_hash="b" * 16), recipe=builders.recipe(), plans={1: plan}, metrics=metrics
+    )
 
 
 def second(first: Side, other: Side) -> Comparison:
@@ -44,7 +46,9 @@ def second(first: Side, other: Side) -> Comparison:
 
 
 def test_one_machine_against_three_from_what_the_ranks_wrote() -> None:
-    alone, together = (side_by_side.side_of(sources(name, ranks, step_s), warmup=1) for name, ranks, step_s in (("one", 1, 3.0), ("three", 3, 1.25)))
+    alone, together = (
+        side_by_side.side_of(sources(name, ranks, step_s), warmup=1) for name, ranks, step_s in (("one", 1, 3.0), ("three", 3, 1.25))
+    )
     assert alone.measured is not None and alone.measured.steps == 4 and alone.measured.tokens_per_s == pytest.approx(40)
     beside = second(alone, together)
     assert beside.speed_up == pytest.approx(2.4) and beside.common_steps == 5 and beside.curve_difference == 0.0 and beside.is_same

@@ -14,21 +14,7 @@ from typing import Any
 
 import pytest
 from benchmarks import gpu
-from benchmarks.gpu_parts import (
-    catalogue,
-    divided,
-    home,
-    law,
-    material,
-    memory,
-    nccl,
-    ranks,
-    runner,
-    shards,
-    smi,
-    speed,
-    stages,
-)
+from benchmarks.gpu_parts import catalogue, divided, home, law, material, memory, nccl, ranks, runner, shards, smi, speed, stages
 from benchmarks.gpu_parts.catalogue import PARTS, Part
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
@@ -66,7 +52,9 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads((tmp_path / "gpu.json").read_text())
 
 
-def test_without_a_card_it_refuses_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_card_it_refuses_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setattr(gpu, "sees_a_card", lambda: False)
     assert gpu.main(["--json", str(tmp_path / "gpu.json")]) == 2 and not (tmp_path / "gpu.json").exists()
     said = capsys.readouterr().err.splitlines()
@@ -101,7 +89,9 @@ def test_one_attempt_that_fails_is_told_and_the_part_goes_on(parts: Any, tmp_pat
     assert problem.startswith("RuntimeError: aaa") and problem.endswith("a and fell") and len(problem) < 700
 
 
-def test_a_part_finds_carried_packages_and_one_card_and_stays_in_the_session(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_finds_carried_packages_and_one_card_and_stays_in_the_session(
+    parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "carried_package.py").write_text("VALUE = 7\n")
@@ -191,7 +181,12 @@ def told(file: Path) -> list[dict[str, Any]]:
 def test_without_the_planner_its_variables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, file = place_on_a_card(tmp_path)
     checks = [name for name, _ in nccl._checks(place, "nccl")]
-    assert checks.index("start, as it is") < checks.index("SIGKILL, the plan's") < checks.index("interface =lo") < checks.index("SIGKILL, torch's defaults")
+    assert (
+        checks.index("start, as it is")
+        < checks.index("SIGKILL, the plan's")
+        < checks.index("interface =lo")
+        < checks.index("SIGKILL, torch's defaults")
+    )
     assert len(set(checks)) == len(checks) and checks[-1] == "subgroup" and not file.exists()
     monkeypatch.setattr(nccl, "planned", dict)
     checks = [name for name, _ in nccl._checks(place, "nccl")]
@@ -206,7 +201,13 @@ def test_without_the_recipes_module_the_loss_is_that_of_a_recipe_that_says_nothi
 
 
 def task_of(run_folder: Path, rank: int = 0, size: int = 1) -> Task:
-    environment = {"HOMELAB_RUN_DIR": str(run_folder), "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": f"n{rank}", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    environment = {
+        "HOMELAB_RUN_DIR": str(run_folder),
+        "HOMELAB_ATTEMPT": "1",
+        "HOMELAB_NODE": f"n{rank}",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+    }
     return load_task(environment)
 
 
@@ -233,10 +234,20 @@ def test_ranks_of_one_card_are_stages_or_several_of_a_node(tmp_path: Path) -> No
     run_folder = run_of(tmp_path)
     material.plan(run_folder, 1, (12, 0, 0), device="cpu", precision="fp32", strategy="pipeline", stages=stages.cut(8, 3))
     found = [task_of(material.folder_of(run_folder, rank), rank, 3).stage for rank in range(3)]
-    assert [(stage.begin, stage.end, stage.layers, stage.in_flight) for stage in found if stage] == [(0, 3, 8, most_in_flight(0, 3)), (3, 6, 8, most_in_flight(1, 3)), (6, 8, 8, 1)]
+    assert [(stage.begin, stage.end, stage.layers, stage.in_flight) for stage in found if stage] == [
+        (0, 3, 8, most_in_flight(0, 3)),
+        (3, 6, 8, most_in_flight(1, 3)),
+        (6, 8, 8, 1),
+    ]
     material.plan(run_folder, 2, (3, 3, 3, 3), device="cpu", precision="fp32", strategy="hsdp", per_node=2)
     (tmp_path / "run on n3" / "attempts" / "1").mkdir(exist_ok=True)
-    environment = {"HOMELAB_RUN_DIR": str(tmp_path / "run on n3"), "HOMELAB_ATTEMPT": "2", "HOMELAB_NODE": "n1", "RANK": "3", "WORLD_SIZE": "4"}
+    environment = {
+        "HOMELAB_RUN_DIR": str(tmp_path / "run on n3"),
+        "HOMELAB_ATTEMPT": "2",
+        "HOMELAB_NODE": "n1",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+    }
     assert load_task(environment).nodes == ("n0", "n0", "n1", "n1")
 
 
@@ -261,7 +272,14 @@ def test_a_division_that_fails_tells_the_words_of_its_rank(tmp_path: Path, monke
     place, told_file = place_on_a_card(tmp_path)
     data = material.rows(tmp_path / "rows.jsonl", [20] * 24)
     with place.attempt("zero2"):
-        divided.train(place, divided.Division("zero2", "zero2", (8, 4), environment={"PYTORCH_ALLOC_CONF": "x"}), tmp_path / "model", data, "bf16", limit_s=30)
+        divided.train(
+            place,
+            divided.Division("zero2", "zero2", (8, 4), environment={"PYTORCH_ALLOC_CONF": "x"}),
+            tmp_path / "model",
+            data,
+            "bf16",
+            limit_s=30,
+        )
     (problem,) = [line["run"]["problem"] for line in told(told_file) if "run" in line]
     assert "CUDA out of memory" in problem and {"gate": "zero2 ran", "holds": False} in told(told_file)
     run_folder, attempt, size, variables, program, per_node = asked[0]
@@ -313,7 +331,13 @@ def test_a_group_of_the_law_is_told_though_one_of_its_cases_fails(tmp_path: Path
     def result(run_folder: Path, size: int, steps: int) -> dict[str, Any]:
         if run_folder.name.endswith("8+4"):
             raise RuntimeError("no result")
-        return {"losses": [2.0 if run_folder.name.endswith("again") else 1.0], "skipped": [], "weights": {"w": torch.ones(1)}, "samples": [], "seconds": 1.0}
+        return {
+            "losses": [2.0 if run_folder.name.endswith("again") else 1.0],
+            "skipped": [],
+            "weights": {"w": torch.ones(1)},
+            "samples": [],
+            "seconds": 1.0,
+        }
 
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(law.material, "model", lambda folder, *_: folder)

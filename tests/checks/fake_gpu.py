@@ -38,11 +38,7 @@ def nvidia_smi(folder: Path, xml: str, *, compute_capability: str = "8.6") -> Pa
     return program(
         folder,
         "nvidia-smi",
-        {
-            FACTS: xml,
-            POLL: "".join(f"{row}\n" for row in rows),
-            POLL_OLD: "".join(f"{row.rsplit(', ', 3)[0]}\n" for row in rows),
-        },
+        {FACTS: xml, POLL: "".join(f"{row}\n" for row in rows), POLL_OLD: "".join(f"{row.rsplit(', ', 3)[0]}\n" for row in rows)},
     )
 
 
@@ -57,10 +53,7 @@ def program(folder: Path, name: str, answers: Mapping[str, str], *, code: int = 
     path = folder / name
     lines = ["#!/bin/sh", 'case "$*" in']
     lines += [f"{shlex.quote(words)}) printf %s {shlex.quote(text)}; exit {code} ;;" for words, text in answers.items()]
-    lines += [
-        "*) echo \"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\" >&2; exit 2 ;;",
-        "esac",
-    ]
+    lines += ["*) echo \"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\" >&2; exit 2 ;;", "esac"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     path.chmod(0o755)
     return path

@@ -56,7 +56,9 @@ def card(evidence: Evidence, node: str, **changes: Any) -> Evidence:
         return with_facts(evidence, node, gpu={"cards": [{**first, **changes}, *rest]})
     capability = changes.get("compute_capability", ".".join(map(str, hardware.generation(changes["name"]) or ())) or None)
     device = {"name": changes["name"], "capability": [int(number) for number in capability.split(".")] if capability else []}
-    return probe(with_facts(evidence, node, gpu={"cards": [{**first, **changes, "compute_capability": capability}, *rest]}), node, device=device)
+    return probe(
+        with_facts(evidence, node, gpu={"cards": [{**first, **changes, "compute_capability": capability}, *rest]}), node, device=device
+    )
 
 
 def probe(evidence: Evidence, node: str, *, device: dict[str, Any] | None = None, **changes: Any) -> Evidence:
@@ -68,10 +70,7 @@ def probe(evidence: Evidence, node: str, *, device: dict[str, Any] | None = None
 
 def with_node(evidence: Evidence, node: str, **changes: Any) -> Evidence:
     """The same evidence, where cluster.toml says something else of `node`."""
-    nodes = [
-        {**entry.model_dump(exclude_unset=True), **(changes if entry.name == node else {})}
-        for entry in evidence.cluster.nodes
-    ]
+    nodes = [{**entry.model_dump(exclude_unset=True), **(changes if entry.name == node else {})} for entry in evidence.cluster.nodes]
     data = {**evidence.cluster.model_dump(exclude={"nodes"}), "nodes": nodes}
     return replace(evidence, cluster=Cluster.model_validate(data, strict=False))
 
@@ -124,11 +123,7 @@ def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> 
         if source != target
         for port in ((41000, 41001, PORT) if target == names[0] else (41000, 41001))
     )
-    on_nodes = (
-        {"train": of.data.train}
-        if of is not None and of.data is not None and of.data.train.startswith(("/", "~"))
-        else {}
-    )
+    on_nodes = {"train": of.data.train} if of is not None and of.data is not None and of.data.train.startswith(("/", "~")) else {}
     return Evidence(
         cluster=cluster, head=names[0], master_port=PORT,
         facts={name: builders.facts(name, with_gpus=with_gpus, recipe=of) for name in names},
@@ -136,5 +131,3 @@ def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> 
         lan={name: (address[name], f"eth{number}") for number, name in enumerate(names)}, recipe=of, data=on_nodes,
         code_hash=CODE_HASH,
     )  # fmt: skip
-
-

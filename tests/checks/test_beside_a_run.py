@@ -24,7 +24,10 @@ RUN = "2026-11-20-2210-demo"
 NOW = 1_800_000_000.0
 TRAINS = {"phase": "training", "step": 120, "total_steps": 800, "step_s": 10.0, "still_s": 1.0}
 PORT = {"free": False, "holder": "python -m torch.distributed.run", "holder_pid": 4711, "holder_run": RUN}
-HOLDS = {"memory_used_bytes": 7 * healthy.GIB, "holders": [{"pid": 4711, "program": "pt_main_thread", "run": RUN, "type": "C", "ours": True}]}
+HOLDS = {
+    "memory_used_bytes": 7 * healthy.GIB,
+    "holders": [{"pid": 4711, "program": "pt_main_thread", "run": RUN, "type": "C", "ours": True}],
+}
 WELL: dict[str, dict[str, Any]] = {
     "trains": TRAINS, "loads": {"phase": "loading", "still_s": 300.0}, "has just begun": {}, "a program of one's own": {"has_ended": False},
     "is recovered": {**TRAINS, "still_s": 4000.0, "owner": "its supervisor looks after it"},
@@ -52,7 +55,11 @@ def test_nothing_offers_to_end_a_run_that_is_well(state: str, with_cards: bool) 
     findings = found(beside(WELL[state], with_cards=with_cards))
     assert {"runs.alive", "network.port"} <= {finding.check for finding in findings}
     assert fixes.offered(findings) == [] and not any("homelab stop" in finding.hint or "kill" in finding.hint for finding in findings)
-    assert all(f"homelab status --wait {RUN}" in finding.hint for finding in findings if finding.check in ("runs.alive", "network.port", "gpu.memory"))
+    assert all(
+        f"homelab status --wait {RUN}" in finding.hint
+        for finding in findings
+        if finding.check in ("runs.alive", "network.port", "gpu.memory")
+    )
 
 
 @pytest.mark.parametrize("state", STALE)
@@ -67,7 +74,9 @@ def test_a_preflight_is_no_failure_and_takes_another_port() -> None:
     evidence = preflight._with_free_port(fleet, beside(TRAINS))
     assert evidence.master_port == healthy.PORT + 1
     findings = found(evidence)
-    assert [finding.level for finding in findings] == ["warn"] * len(findings) and "network.port" not in {finding.check for finding in findings}
+    assert [finding.level for finding in findings] == ["warn"] * len(findings) and "network.port" not in {
+        finding.check for finding in findings
+    }
     stale = beside(STALE["its attempt has ended"])
     assert preflight._with_free_port(fleet, stale) is stale
 
@@ -75,7 +84,9 @@ def test_a_preflight_is_no_failure_and_takes_another_port() -> None:
 def test_what_it_does_and_when_it_is_done_is_said() -> None:
     (finding,) = [finding for finding in found(beside(TRAINS)) if finding.check == "runs.alive"]
     assert finding.message == f"run {RUN} trains here, step 120 of 800, done at {local_moment(NOW + 6800, NOW)}"
-    assert re.fullmatch(r"\d\d:\d\d", local_moment(NOW + 6800, NOW)) and re.fullmatch(r"\w{3} \d\d \w{3} \d\d:\d\d", local_moment(NOW + 90_000, NOW))
+    assert re.fullmatch(r"\d\d:\d\d", local_moment(NOW + 6800, NOW)) and re.fullmatch(
+        r"\w{3} \d\d \w{3} \d\d:\d\d", local_moment(NOW + 90_000, NOW)
+    )
 
 
 def test_two_trainings_on_the_same_cards_are_refused_by_name() -> None:
@@ -94,8 +105,13 @@ def test_a_run_between_two_attempts_is_said_and_a_launch_does_not_take_its_place
     evidence = healthy.gpu() if with_cards else healthy.cpu()
     evidence = healthy.with_facts(evidence, evidence.head, runs=BETWEEN)
     findings = found(evidence)
-    assert [(finding.check, finding.level, finding.keeps_out) for finding in findings] == [("runs.alive", "warn", False)], "two that recover do not wait for each other"
-    assert findings[0].message.startswith(f"run {RUN} is being recovered here: its supervisor (me on tower, process 7)") and fixes.offered(findings) == []
+    assert [(finding.check, finding.level, finding.keeps_out) for finding in findings] == [("runs.alive", "warn", False)], (
+        "two that recover do not wait for each other"
+    )
+    assert (
+        findings[0].message.startswith(f"run {RUN} is being recovered here: its supervisor (me on tower, process 7)")
+        and fixes.offered(findings) == []
+    )
     assert f"homelab status --wait {RUN}" in findings[0].hint
     prepared = prepare.Prepared(healthy.recipe(), Path("r.toml"), [], evidence, findings, (), None, None)
     with pytest.raises(HomelabError, match=f"run {RUN} is being recovered on tower") as caught:
@@ -104,7 +120,10 @@ def test_a_run_between_two_attempts_is_said_and_a_launch_does_not_take_its_place
     prepare.refuse_on_failure(replace(prepared, skipped=("runs.alive",)))
 
 
-@pytest.mark.parametrize(("recovered", "expected"), [(BETWEEN["recovered"], [RUN]), ({RUN: {"by": "me", "process": {**process_owner.mark(), "pid": 2**22 - 1}}}, [])])
+@pytest.mark.parametrize(
+    ("recovered", "expected"),
+    [(BETWEEN["recovered"], [RUN]), ({RUN: {"by": "me", "process": {**process_owner.mark(), "pid": 2**22 - 1}}}, [])],
+)
 def test_a_supervisor_of_this_machine_that_is_gone_recovers_nothing(tmp_path: Path, recovered: Any, expected: list[str]) -> None:
     facts = healthy.with_facts(healthy.cpu(), "tower", runs={"recovered": recovered}).facts["tower"]
     fleet = FakeFleet(tmp_path, ["tower"]).answer("facts", facts.model_dump(mode="json"))

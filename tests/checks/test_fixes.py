@@ -60,7 +60,11 @@ def test_a_smaller_mtu_is_not_undone_by_a_command_and_a_larger_one_is() -> None:
     """It may be the mend of network.path_mtu: `--fix --yes` would take it back, find that packets vanish, and lower it again."""
     for size, commands in ((1400, 0), (9000, 1)):
         interface = {"name": "eth1", "addresses": ["192.168.1.101/24"], "mtu": size}
-        found = [finding for finding in registry.judge_all(with_facts(cpu(), "laptop", network={"interfaces": [interface]})) if finding.check == "network.mtu"]
+        found = [
+            finding
+            for finding in registry.judge_all(with_facts(cpu(), "laptop", network={"interfaces": [interface]}))
+            if finding.check == "network.mtu"
+        ]
         assert [(finding.node, finding.level) for finding in found] == [("laptop", "warn")]
         assert len(fixes.offered(found)) == commands and len(fixes.by_hand(found)) == 1 - commands and "mtu 1500" in found[0].hint
 

@@ -44,10 +44,7 @@ def test_endless_nesting_is_refused() -> None:
 
 def test_a_model_may_have_infinity_in_its_config() -> None:
     """Mamba2's time_step_limit."""
-    assert (
-        answers.fault("facts", {"node": "tower", "model": {"found": True, "config": {"limit": [0.0, float("inf")]}}})
-        is None
-    )
+    assert answers.fault("facts", {"node": "tower", "model": {"found": True, "config": {"limit": [0.0, float("inf")]}}}) is None
 
 
 def test_what_is_no_address_is_left_out() -> None:
@@ -71,9 +68,7 @@ def test_a_name_that_is_none_does_not_become_a_program(hostname: str) -> None:
 
 
 def test_versions_of_thousands_of_digits_break_no_check() -> None:
-    there = healthy.with_facts(
-        healthy.gpu(), "tower", python={"nccl": "9" * 5000, "torch_cuda": "9" * 5000, "version": "9" * 5000}
-    )
+    there = healthy.with_facts(healthy.gpu(), "tower", python={"nccl": "9" * 5000, "torch_cuda": "9" * 5000, "version": "9" * 5000})
     assert not [finding for finding in registry.judge_all(there, set()) if "broke" in finding.message]
 
 

@@ -12,18 +12,7 @@ from homelab.checks import registry
 from homelab.checks.evidence import Evidence, Finding, Link
 from homelab.facts.node import Facts
 from tests.checks import healthy
-from tests.checks.healthy import (
-    NAMES,
-    bad,
-    cpu,
-    cut,
-    gpu,
-    packages,
-    recipe,
-    script,
-    with_facts,
-    with_node,
-)
+from tests.checks.healthy import NAMES, bad, cpu, cut, gpu, packages, recipe, script, with_facts, with_node
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -38,9 +27,7 @@ def wires(slow: dict[tuple[str, str], float]) -> Evidence:
 
 def judged(evidence: Evidence, check: str) -> list[Finding]:
     """The findings of one check, which must not break."""
-    found = [
-        finding for finding in registry.judge_all(evidence, skip=SUBJECTS - {check}) if finding.subject == check
-    ]
+    found = [finding for finding in registry.judge_all(evidence, skip=SUBJECTS - {check}) if finding.subject == check]
     assert not any("broke" in finding.message for finding in found), found
     return found
 
@@ -73,9 +60,7 @@ def test_a_single_healthy_node_is_ok(build: Callable[..., Evidence]) -> None:
 
 def test_two_failures_at_once_are_blamed_on_two_nodes() -> None:
     four = ("tower", "laptop", "oldtower")
-    evidence = cut(
-        cpu(names=four), ("tower", "laptop"), ("oldtower", "laptop"), ("laptop", "oldtower"), ("tower", "oldtower")
-    )
+    evidence = cut(cpu(names=four), ("tower", "laptop"), ("oldtower", "laptop"), ("laptop", "oldtower"), ("tower", "oldtower"))
     assert {finding.node for finding in bad(judged(evidence, "network"))} == {"laptop", "oldtower"}
 
 

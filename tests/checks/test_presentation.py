@@ -72,9 +72,7 @@ def test_the_controller_is_called_this_machine() -> None:
 
 def test_ten_nodes_still_fit() -> None:
     names = [f"node{number}" for number in range(1, 11)]
-    findings = [
-        Finding("ssh", name, "fail" if name == "node7" else "ok", "a long message about it", "do it") for name in names
-    ]
+    findings = [Finding("ssh", name, "fail" if name == "node7" else "ok", "a long message about it", "do it") for name in names]
     console = Console(file=io.StringIO(), width=80, color_system=None)
     console.print(presentation.table(findings, names))
     assert isinstance(console.file, io.StringIO)

@@ -27,7 +27,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_answer_comes_first_and_the_next_command_last(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_comes_first_and_the_next_command_last(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet_of(place, done()).replace_connections(monkeypatch)
     assert run(["bench", "card"]) == 0
     first, second, third, last = capsys.readouterr().out.splitlines()
@@ -46,7 +48,9 @@ def test_json_has_the_row_and_where_it_is(place: Path, monkeypatch: pytest.Monke
     assert (answer["file"], answer["table"]) == ("mine.json", str(card_table.SHIPPED))
 
 
-def test_a_name_that_a_node_made_up_is_no_path_and_no_command(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_a_node_made_up_is_no_path_and_no_command(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     odd = healthy.gpu(names=(NODE,))
     card: GpuFacts = odd.facts[NODE].gpu.cards[0].model_copy(update={"name": "../../etc/x"})
     fleet_of(place, done(), seen=healthy.with_facts(odd, NODE, gpu={"cards": [card.model_dump()]})).replace_connections(monkeypatch)

@@ -22,9 +22,7 @@ def model(cli_lab: Lab) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [('{"messages": [{"role": "user", "con', "line 3"), ("\xff", "not UTF-8")],
-    ids=["cut short", "not UTF-8"],
+    ("line", "words"), [('{"messages": [{"role": "user", "con', "line 3"), ("\xff", "not UTF-8")], ids=["cut short", "not UTF-8"]
 )
 def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:
     good = [json.dumps(row) for row in harness.chat_rows(20)]
@@ -42,5 +40,5 @@ def test_a_broken_line(desk: Desk, model: Path, line: str, words: str) -> None:
     assert desk.json("stop")["clean"]
     if line == "\xff":
         return  # asking the model takes its time: once is enough
-    error = complaint(desk, "chat", "--prompt", "it's \"$(touch pwned)\" `touch pwned`\nwho is ä \\ ?", code=1, as_json=False, timeout_s=120)
+    error = complaint(desk, "chat", "--prompt", 'it\'s "$(touch pwned)" `touch pwned`\nwho is ä \\ ?', code=1, as_json=False, timeout_s=120)
     assert "no checkpoint" in error["message"] and error["hint"], error

@@ -40,16 +40,19 @@ def test_one_topic_has_all_four_parts(explain: Said) -> None:
     parts = [out.index(f"\n{heading}\n") for heading in ("what is seen", "why", "what to do", "checks that find it")]
     assert parts == sorted(parts) and "(mtu)" in out.splitlines()[0]
     assert "  homelab preflight --only network.path_mtu\n" in out
-    assert "  the same size everywhere, on each node: sudo ip link set INTERFACE mtu 1500\n" in out, (
-        "a command is not broken"
-    )
+    assert "  the same size everywhere, on each node: sudo ip link set INTERFACE mtu 1500\n" in out, "a command is not broken"
     why = out[parts[1] : parts[2]]
     assert max(len(line) for line in why.splitlines()) <= 80
 
 
 @pytest.mark.parametrize(
     ("asked", "command"),
-    [("mtu", "homelab preflight --only network.mtu"), ("supervisor", "homelab status"), ("python-error", "homelab why"), ("frozen", "homelab why")],
+    [
+        ("mtu", "homelab preflight --only network.mtu"),
+        ("supervisor", "homelab status"),
+        ("python-error", "homelab why"),
+        ("frozen", "homelab why"),
+    ],
 )
 def test_a_page_ends_with_the_next_command(explain: Said, asked: str, command: str) -> None:
     assert explain(asked)[0].endswith(f"\nNext: {command}\n")
@@ -84,15 +87,11 @@ def test_several_to_choose_from(explain: Said) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"),
-    [("firewal", "firewall"), ("cuda-out-of-memroy", "cuda-out-of-memory"), ("interfase", "interface")],
+    ("asked", "near"), [("firewal", "firewall"), ("cuda-out-of-memroy", "cuda-out-of-memory"), ("interfase", "interface")]
 )
 def test_did_you_mean(explain: Said, asked: str, near: str) -> None:
     _, err = explain(asked, code=2)
-    assert (
-        f'there is no topic "{asked}". Did you mean "{near}"?' in err
-        and "fix:   homelab explain lists all topics" in err
-    )
+    assert f'there is no topic "{asked}". Did you mean "{near}"?' in err and "fix:   homelab explain lists all topics" in err
     error = json.loads(explain(asked, "--json", code=2)[0])["error"]
     assert error["exit_code"] == 2 and topic_index.find(near)
 

@@ -55,7 +55,8 @@ def test_a_recipe_that_cannot_fit_is_made_to_fit(small_card: Desk, tmp_path: Pat
     assert "GB are free" in found["message"] and "--fit" in found["hint"] and "fused_loss" in found["hint"]
     said = small_card.homelab("plan", "long.toml", *OFFLINE, "--fit", code=0).stdout
     assert (
-        "Written: long-fit.toml" in said and "Next: homelab plan long-fit.toml" in said
+        "Written: long-fit.toml" in said
+        and "Next: homelab plan long-fit.toml" in said
         and "[train] fused_loss = true (was false)" in said
         and "alters the training" in said
     )
@@ -101,22 +102,14 @@ class Node:
 def test_a_dry_run_that_fails_is_a_warning_and_nothing_else() -> None:
     plan = ranks.plan((1, 8.0))
     evidence = healthy.packages(
-        healthy.gpu(ranks.RECIPE, names=("tower",)),
-        "tower",
-        torch="2",
-        transformers="5",
-        peft="1",
-        accelerate="1",
-        bitsandbytes="1",
+        healthy.gpu(ranks.RECIPE, names=("tower",)), "tower", torch="2", transformers="5", peft="1", accelerate="1", bitsandbytes="1"
     )
     facts = {"n0": evidence.facts["tower"]}
     assert facts["n0"].model and facts["n0"].model.config, "the node knows the model's config"
     refusing = Node(HomelabError("the dry run did not end within 60 s"))
     after = memory_dry_run.improve(refusing, plan, ranks.RECIPE, facts, lambda text: None)  # type: ignore[arg-type]
     assert after.ranks == plan.ranks
-    assert [warning for warning in after.warnings if "no dry run on n0" in warning and "60 s" in warning] == list(
-        after.warnings
-    )
+    assert [warning for warning in after.warnings if "no dry run on n0" in warning and "60 s" in warning] == list(after.warnings)
     assert refusing.request["situations"] == [
         {"device": "cuda", "precision": "bf16", "micro_batch": 1, "seq_len": 1024, "masked": False, "repeats_keys": False}
     ]

@@ -18,7 +18,10 @@ import pytest
 
 from tests.remote.places import Places, of_this_test
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd")]
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd"),
+]
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -58,7 +61,13 @@ def _until(terminal: int, wanted: bytes) -> bytes:
 def test_a_fix_asks_its_question_and_obeys_no_node(places: Places, way: str) -> None:
     controller, terminal = pty.openpty()
     command = way.format(shlex.quote(f"{_EVIL}; {_ASKS}"))
-    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, command], stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=lambda: os.login_tty(terminal))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, command],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: os.login_tty(terminal),
+    )
     try:
         said = _until(controller, b"password: ")
         os.write(controller, b"open\n")

@@ -48,7 +48,10 @@ def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch)
     for name in ("HOMELAB_RUNS", "HOMELAB_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     options = common.options_of(Path("other.toml"), Path("x"))
-    ways = {command.name or "": command.callback for command in app.registered_commands} | {"bench": bench.command, "bench card": bench_card.command}
+    ways = {command.name or "": command.callback for command in app.registered_commands} | {
+        "bench": bench.command,
+        "bench card": bench_card.command,
+    }
     for name, callback in ways.items():
         assert callback is not None
         given = inspect.signature(callback).parameters
@@ -110,8 +113,14 @@ def test_findings_name_the_files_too(said: Said) -> None:
             "homelab preflight{c} --only network, then once more: homelab preflight{c} --deep",
         ),
         (homelab("trust", "laptop"), "homelab trust{c} laptop"),
-        (Hint("if you know why: {}", chain(Command("rm x"), homelab("trust", "laptop"))), "if you know why: rm x && homelab trust{c} laptop"),
-        (Hint("{}; {}", homelab("status", "r"), Hint("by hand: {}", homelab("stop", "r"))), "homelab status{c}{r} r; by hand: homelab stop{c}{r} r"),
+        (
+            Hint("if you know why: {}", chain(Command("rm x"), homelab("trust", "laptop"))),
+            "if you know why: rm x && homelab trust{c} laptop",
+        ),
+        (
+            Hint("{}; {}", homelab("status", "r"), Hint("by hand: {}", homelab("stop", "r"))),
+            "homelab status{c}{r} r; by hand: homelab stop{c}{r} r",
+        ),
         (homelab("status r --cluster other.toml --runs-dir x"), "homelab status r{c}{r}"),
         (homelab("lab up", "a b"), "homelab lab up 'a b'"),
         (Hint.said("ask it: homelab status r, or homelab preflight-like"), "ask it: homelab status{c}{r} r, or homelab preflight-like"),
@@ -121,8 +130,14 @@ def test_findings_name_the_files_too(said: Said) -> None:
             "homelab stop{c}{r} r, then homelab recover r{c}{r}; homelab preflight{c} -c",
         ),
         (Hint.said("homelab trust a --cluster other.toml.old"), "homelab trust{c} a --cluster other.toml.old"),
-        ("let the user that homelab logs in with read it; homelab explain x", "let the user that homelab logs in with read it; homelab explain x"),
-        (Hint.said("let the user that homelab logs in with read it; homelab explain x"), "let the user that homelab logs in with read it; homelab explain x"),
+        (
+            "let the user that homelab logs in with read it; homelab explain x",
+            "let the user that homelab logs in with read it; homelab explain x",
+        ),
+        (
+            Hint.said("let the user that homelab logs in with read it; homelab explain x"),
+            "let the user that homelab logs in with read it; homelab explain x",
+        ),
         (Hint.said("python -m homelab.worker; ~/.homelab/env/bin/pip"), "python -m homelab.worker; ~/.homelab/env/bin/pip"),
     ],
 )
@@ -137,7 +152,10 @@ def test_each_command_gets_its_own_options_once(monkeypatch: pytest.MonkeyPatch,
 
 def test_an_error_keeps_the_commands_of_its_hint_and_a_terminal_obeys_none_of_it() -> None:
     error = HomelabError("x", hint=Hint("see {}\x1b[2J; then {}", "a\rb", homelab("stop", "r")))
-    assert (error.hint, [str(command) for command in getattr(error.hint, "commands", ())]) == ("see b; then homelab stop r", ["homelab stop r"])
+    assert (error.hint, [str(command) for command in getattr(error.hint, "commands", ())]) == (
+        "see b; then homelab stop r",
+        ["homelab stop r"],
+    )
     assert HomelabError("x", hint=homelab("runs")).hint.commands == (homelab("runs"),)  # type: ignore[attr-defined]
 
 
@@ -186,8 +204,16 @@ def test_a_chain_that_is_cleaned_stays_a_chain() -> None:
 
 
 def test_commands_of_ours_name_the_recipe_that_was_given() -> None:
-    hint_text = Hint("{} shows RECIPE; {}; {}", homelab("plan RECIPE --why"), Command("cat RECIPE"), chain(homelab("setup --recipe RECIPE"), homelab("preflight RECIPE")))
+    hint_text = Hint(
+        "{} shows RECIPE; {}; {}",
+        homelab("plan RECIPE --why"),
+        Command("cat RECIPE"),
+        chain(homelab("setup --recipe RECIPE"), homelab("preflight RECIPE")),
+    )
     found = for_recipe(hint_text, "my recipes/a.toml")
-    assert found == "homelab plan 'my recipes/a.toml' --why shows RECIPE; cat RECIPE; homelab setup --recipe 'my recipes/a.toml' && homelab preflight 'my recipes/a.toml'"
+    assert (
+        found
+        == "homelab plan 'my recipes/a.toml' --why shows RECIPE; cat RECIPE; homelab setup --recipe 'my recipes/a.toml' && homelab preflight 'my recipes/a.toml'"
+    )
     assert isinstance(found, Hint) and len(found.commands) == 3
     assert for_recipe("plan RECIPE", "x") == "plan RECIPE" and for_recipe(homelab("planRECIPE"), "x") == "homelab planRECIPE"

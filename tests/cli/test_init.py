@@ -38,7 +38,10 @@ class Home:
         programs = self.folder / "bin"
         programs.mkdir()
         # ssh reads the home of the account, never HOME: the real program, told where the config is.
-        self._program(programs / "ssh", f'[ -f "$HOME/.ssh/config" ] || exec {shutil.which("ssh")} -F none "$@"; exec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"')
+        self._program(
+            programs / "ssh",
+            f'[ -f "$HOME/.ssh/config" ] || exec {shutil.which("ssh")} -F none "$@"; exec {shutil.which("ssh")} -F "$HOME/.ssh/config" "$@"',
+        )
         self._program(programs / "ip", f"cat '{self.folder}/ip '\"$2\"")
         (self.folder / "ip neigh").write_text(NEIGHBOURS)
         (self.folder / "ip addr").write_text("[]")
@@ -53,7 +56,13 @@ class Home:
     def node(self, number: int, name: str, user: str | None = None) -> str:
         """The Host section of a node of the lab under this name."""
         node = self.desk.lab.nodes[number]
-        lines = [f"Host {name}", f"  HostName {node.host}", f"  Port {node.port}", f"  User {user or node.user}", f'  IdentityFile "{self.desk.lab.folder}/keys/id_ed25519"']
+        lines = [
+            f"Host {name}",
+            f"  HostName {node.host}",
+            f"  Port {node.port}",
+            f"  User {user or node.user}",
+            f'  IdentityFile "{self.desk.lab.folder}/keys/id_ed25519"',
+        ]
         return "\n".join(lines) + "\n"
 
     def config(self, *sections: str) -> None:
@@ -74,7 +83,13 @@ class Home:
     def init(self, *arguments: str, answers: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         """With answers on a standard input that is no terminal."""
         done = subprocess.run(
-            [*COMMAND, "init", *arguments], input=answers, capture_output=True, text=True, cwd=self.desk.folder, env=self.desk._environment(), timeout=100
+            [*COMMAND, "init", *arguments],
+            input=answers,
+            capture_output=True,
+            text=True,
+            cwd=self.desk.folder,
+            env=self.desk._environment(),
+            timeout=100,
         )
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
@@ -119,7 +134,9 @@ def test_the_shipped_example_gives_way_to_the_machines_that_are_found(home: Home
 
 def test_a_named_host_is_added_and_every_comment_stays(home: Home) -> None:
     home.believe(0, 1)
-    text = '# my machines\n[cluster]  # all of them\nname = "house"\n\n[[nodes]]\nname = "below"  # the old one\nhost = "cellar"\n# the end\n'
+    text = (
+        '# my machines\n[cluster]  # all of them\nname = "house"\n\n[[nodes]]\nname = "below"  # the old one\nhost = "cellar"\n# the end\n'
+    )
     home.file.write_text(text.replace("\n", "\r\n"))
     home.init("attic", "--yes")
     written = home.file.read_bytes().decode()
@@ -151,7 +168,9 @@ def test_a_new_host_key_is_shown_and_may_be_declined(home: Home) -> None:
     declined = home.init("attic", "cellar", "--no-this-machine", answers="n\n", code=3)
     assert names(home) == ["attic"] and "cellar: its host key was not accepted" in declined.stderr and "homelab init" in declined.stderr
     shown = re.findall(r"SHA256:\S+", declined.stderr)
-    host_key = subprocess.run(["ssh-keygen", "-lf", str(home.desk.lab.state.node_folder(home.desk.lab.nodes[1]) / "host_key.pub")], capture_output=True, text=True).stdout
+    host_key = subprocess.run(
+        ["ssh-keygen", "-lf", str(home.desk.lab.state.node_folder(home.desk.lab.nodes[1]) / "host_key.pub")], capture_output=True, text=True
+    ).stdout
     assert len(shown) == 1 and shown[0] in host_key
     before = home.known_hosts.read_bytes()
     home.init("cellar", "--no-this-machine", answers="y\n")
@@ -291,7 +310,9 @@ def test_the_questions_on_a_terminal(home: Home) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("question", ["which are nodes?", "does this machine train, too?", "shall it be remembered?", "The user name there"])
+@pytest.mark.parametrize(
+    "question", ["which are nodes?", "does this machine train, too?", "shall it be remembered?", "The user name there"]
+)
 def test_ctrl_c_at_a_question_leaves_the_file(home: Home, question: str) -> None:
     home.believe(*([0] if question.startswith("shall") else [0, 1]))
     home.config(home.node(1, "cellar", user="nobody-here"))

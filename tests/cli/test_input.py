@@ -13,7 +13,7 @@ from scripts.practice.desk import COMMAND, Desk
 from tests.cli.conftest import LAW, complaint
 
 pytestmark = pytest.mark.timeout(200)
-ODD = "it's \"$(touch pwned)\" `touch pwned` ä\n; touch pwned"
+ODD = 'it\'s "$(touch pwned)" `touch pwned` ä\n; touch pwned'
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,14 @@ def test_a_group_of_commands_without_arguments_shows_its_help(quiet_desk: Desk, 
     assert "Usage:" in found.stdout + found.stderr and "error:" not in found.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--what-if", "-laptop"], ["--what-if=-laptop"], ["--what-if", "+RTX3090", "--what-if=-laptop"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--what-if", "-laptop"], ["--what-if=-laptop"], ["--what-if", "+RTX3090", "--what-if=-laptop"]], ids=" ".join
+)
 def test_what_if_takes_a_value_that_looks_like_an_option(quiet_desk: Desk, arguments: list[str]) -> None:
     cards = '\ngpus = [{ model = "RTX 3070 Ti", vram_gb = 8 }]\n'
-    quiet_desk.write("two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1)))
+    quiet_desk.write(
+        "two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1))
+    )
     quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"))
     command = ["plan", "known.toml", "--offline", "--cluster", "two.toml", *arguments]
     shown = quiet_desk.homelab(*command, code=0).stdout
@@ -72,15 +76,22 @@ def test_what_if_takes_a_value_that_looks_like_an_option(quiet_desk: Desk, argum
 
 def test_the_curve_over_numbers_of_machines(quiet_desk: Desk) -> None:
     cards = '\ngpus = [{ model = "RTX 3070 Ti", vram_gb = 8 }]\n'
-    quiet_desk.write("two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1)))
+    quiet_desk.write(
+        "two.toml", "".join(f'[[nodes]]\nname = "{name}"\nhost = "127.0.0.{n}"{cards}' for n, name in enumerate(("tower", "laptop"), 1))
+    )
     quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"))
     command = ["plan", "known.toml", "--offline", "--cluster", "two.toml", "--what-if-nodes", "1..3", "--what-if", "wire=2.5gbit"]
     shown = quiet_desk.homelab(*command, code=0).stdout
     assert "copy of laptop" in shown and "guess" in shown and "2.5gbit is assumed" in shown and "Nothing was started" in shown
     found = quiet_desk.json(*command, "--like", "tower", code=0)
     assert (found["like"], found["what_if"], [point["machines"] for point in found["points"]]) == ("tower", ["wire=2.5gbit"], [1, 2, 3])
-    assert found["points"][2]["nodes"] == ["tower", "laptop", "tower-copy-1"] and found["points"][2]["tokens_per_s"] > found["points"][0]["tokens_per_s"]
-    assert "more than 64 machines" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--what-if-nodes", "1..100", code=2)["message"]
+    assert (
+        found["points"][2]["nodes"] == ["tower", "laptop", "tower-copy-1"]
+        and found["points"][2]["tokens_per_s"] > found["points"][0]["tokens_per_s"]
+    )
+    assert (
+        "more than 64 machines" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--what-if-nodes", "1..100", code=2)["message"]
+    )
     assert "there is no --what-if-nodes" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--like", "tower", code=2)["message"]
 
 
@@ -96,7 +107,13 @@ def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("+RTX3091", 'Did you mean "RTX 3090"?'), ("-b", 'no node is named "b"'), ("+RTX3090", "trains on CPUs"), ("-a", "nothing is left"), ("a", "neither what comes")],
+    [
+        ("+RTX3091", 'Did you mean "RTX 3090"?'),
+        ("-b", 'no node is named "b"'),
+        ("+RTX3090", "trains on CPUs"),
+        ("-a", "nothing is left"),
+        ("a", "neither what comes"),
+    ],
 )
 def test_what_cannot_be_asked_for(quiet_desk: Desk, change: str, words: str) -> None:
     assert words in complaint(quiet_desk, "plan", "law.toml", "--offline", "--what-if", change, code=2)["message"]
@@ -110,19 +127,20 @@ def test_every_fault_of_a_recipe_in_one_error(quiet_desk: Desk) -> None:
     quiet_desk.write("bad.toml", LAW.replace("steps = 2", "stepps = 2").replace('"lora"', '"lorra"') + "[parallel]\nshares = { a = 0 }\n")
     found = complaint(quiet_desk, "launch", "bad.toml", code=2)
     assert found["message"].startswith("3 faults:")
-    for words in ("line 6, method.kind", 'Did you mean "lora"?', "line 9, train.stepps", 'Did you mean "steps"?', "line 12, parallel.shares", "not 0 for all"):
+    for words in (
+        "line 6, method.kind",
+        'Did you mean "lora"?',
+        "line 9, train.stepps",
+        'Did you mean "steps"?',
+        "line 12, parallel.shares",
+        "not 0 for all",
+    ):
         assert words in found["message"], found["message"]
     assert found["where"] == "bad.toml"
 
 
 @pytest.mark.parametrize(
-    ("shares", "batch", "words"),
-    [
-        ("{ a = 5 }", 8, "8"),
-        ("{ a = 8, zzz = 0 }", 8, "zzz"),
-        ("{ zzz = 8 }", 8, "zzz"),
-        ('"auto"', 8, ""),
-    ],
+    ("shares", "batch", "words"), [("{ a = 5 }", 8, "8"), ("{ a = 8, zzz = 0 }", 8, "zzz"), ("{ zzz = 8 }", 8, "zzz"), ('"auto"', 8, "")]
 )
 def test_shares_that_do_not_fit_the_cluster(quiet_desk: Desk, shares: str, batch: int, words: str) -> None:
     quiet_desk.write("shares.toml", LAW.replace("global_batch = 8", f"global_batch = {batch}") + f"[parallel]\nshares = {shares}\n")
@@ -147,7 +165,9 @@ def test_shares_that_leave_nobody_of_the_named_nodes(quiet_desk: Desk) -> None:
     assert "n3" in found["message"] and "shares" in found["where"], found
 
 
-@pytest.mark.parametrize("key", ['train = "nowhere.jsonl"', 'train = "."', 'train = "empty.jsonl"', 'train = "../../../../../../../etc/nowhere"'])
+@pytest.mark.parametrize(
+    "key", ['train = "nowhere.jsonl"', 'train = "."', 'train = "empty.jsonl"', 'train = "../../../../../../../etc/nowhere"']
+)
 def test_a_data_file_that_cannot_be_shipped(quiet_desk: Desk, key: str) -> None:
     quiet_desk.write("empty.jsonl", "")
     quiet_desk.write("data.toml", LAW.replace('train = "chats.jsonl"', key))
@@ -172,7 +192,8 @@ def test_odd_names_of_files_break_nothing_and_run_nothing(quiet_desk: Desk) -> N
 def test_the_next_command_can_be_pasted(quiet_desk: Desk) -> None:
     recipe = quiet_desk.write("my $(touch pwned) recipe's.toml", LAW)
     shown = quiet_desk.homelab("plan", recipe.name, "--offline").stdout
-    words = next(line for line in shown.splitlines() if line.startswith("Next: ")).removeprefix("Next: homelab preflight ")  # the model is nowhere
+    # the model is nowhere
+    words = next(line for line in shown.splitlines() if line.startswith("Next: ")).removeprefix("Next: homelab preflight ")
     echoed = subprocess.run(["/bin/sh", "-c", f"printf %s {words}"], capture_output=True, text=True, cwd=quiet_desk.folder, check=True)
     assert echoed.stdout == recipe.name
     assert not list(quiet_desk.folder.rglob("pwned"))
@@ -182,9 +203,13 @@ def test_a_file_name_that_is_no_utf8(quiet_desk: Desk) -> None:
     name = os.fsencode(quiet_desk.folder) + b"/\xff\xfe.toml"
     Path(os.fsdecode(name)).write_text(LAW)
     for options in ([], ["--json"]):
-        done = subprocess.run([*COMMAND, "plan", name, "--offline", *options], cwd=quiet_desk.folder, env=quiet_desk._environment(), capture_output=True)
+        done = subprocess.run(
+            [*COMMAND, "plan", name, "--offline", *options], cwd=quiet_desk.folder, env=quiet_desk._environment(), capture_output=True
+        )
         assert done.returncode == 0, done.stderr
-    done = subprocess.run([*COMMAND, "plan", b"\xff.toml", "--json"], cwd=quiet_desk.folder, env=quiet_desk._environment(), capture_output=True)
+    done = subprocess.run(
+        [*COMMAND, "plan", b"\xff.toml", "--json"], cwd=quiet_desk.folder, env=quiet_desk._environment(), capture_output=True
+    )
     assert done.returncode == 2 and json.loads(done.stdout)["error"]["exit_code"] == 2
 
 

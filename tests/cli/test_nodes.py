@@ -298,7 +298,7 @@ def test_a_controller_that_cannot_write_its_runs(desk: Desk) -> None:
 @pytest.mark.thorough
 def test_odd_names_everywhere_and_a_run_that_ends_well(cli_lab: Lab, desk: Desk) -> None:
     """Spaces, quotes, a substitution, a line break, letters beyond ASCII: in every name a user can choose."""
-    odd = "it's \"$(touch pwned)\" `touch pwned` ä;\\n&"
+    odd = 'it\'s "$(touch pwned)" `touch pwned` ä;\\n&'
     script = f"{odd}\nmore.py"
     (desk.folder / script).write_text("import os, sys\nprint('arguments', sys.argv[1:], os.environ['HOMELAB_NODE'])\n")
     recipe = desk.folder / f"{odd}.toml"

@@ -50,7 +50,9 @@ def test_what_was_measured_is_planned_with(desk: Desk) -> None:
         compared = desk.json("plan", "law.toml", "--what-if", f"-{second}", code=0)
         assert compared["after"]["nodes"] == [first] and compared["after"]["time"]["wire_s"] == 0
         curve = desk.json("plan", "law.toml", "--what-if-nodes", "1..3", code=0)
-        assert {point["basis"] for point in curve["points"]} == {"guess"} and not found["time"]["is_measured"], "nobody has counted the rows yet"
+        assert {point["basis"] for point in curve["points"]} == {"guess"} and not found["time"]["is_measured"], (
+            "nobody has counted the rows yet"
+        )
         assert curve["like"] == second and curve["points"][0]["nodes"] == [first]
         assert curve["points"][1]["step_s"] == found["time"]["step_s"], "two machines are those that are there"
     finally:
@@ -64,21 +66,12 @@ def test_a_damaged_file_is_a_warning_and_a_launch_may_raise_the_batch(desk: Desk
         # 8 rows of 15 tokens are 0.1 s of computing, the wire takes 0.2 s: 18 times as many rows make it a tenth.
         desk.write("chats.jsonl", json.dumps({"messages": [{"role": "user", "content": "q" * 40}]}).ljust(59) + "\n")
         desk.write(
-            "slow.toml",
-            LAW.replace("global_batch = 8", "global_batch = 8\nglobal_batch_max = 1000").replace(
-                "steps = 2", "steps = 200"
-            ),
+            "slow.toml", LAW.replace("global_batch = 8", "global_batch = 8\nglobal_batch_max = 1000").replace("steps = 2", "steps = 200")
         )
         launched = desk.json("launch", "slow.toml", "--dry-run", "--skip", "model", "--skip", "python", code=0)
         total = sum(rank["share"] for rank in launched["ranks"])
-        assert (
-            total % 8 == 0
-            and 64 < total <= 1000
-            and any(warning.startswith("law: global_batch is") for warning in launched["warnings"])
-        )
-        assert desk.json("plan", "slow.toml", code=1)["ranks"] == launched["ranks"], (
-            "what plan shows is what launch does"
-        )
+        assert total % 8 == 0 and 64 < total <= 1000 and any(warning.startswith("law: global_batch is") for warning in launched["warnings"])
+        assert desk.json("plan", "slow.toml", code=1)["ranks"] == launched["ranks"], "what plan shows is what launch does"
         files[1].write_text("{")
         found = desk.json("plan", "slow.toml", code=1)
         assert any("damaged" in warning and "measured again" in warning for warning in found["warnings"])

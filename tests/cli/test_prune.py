@@ -32,7 +32,9 @@ def places(desk: Desk, run: str) -> list[bool]:
 def answered(desk: Desk, answer: str, *words: str) -> str:
     """The command at a terminal, where a person types one answer."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, "runs", "--prune", *words], cwd=desk.folder, env=desk._environment(), stdin=theirs, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, "runs", "--prune", *words], cwd=desk.folder, env=desk._environment(), stdin=theirs, stdout=subprocess.PIPE, text=True
+    )
     os.close(theirs)
     os.write(ours, f"{answer}\n".encode())
     said, _ = process.communicate(timeout=60)

@@ -124,7 +124,9 @@ def test_a_damaged_folder_that_nobody_can_mend(launched: tuple[Desk, str]) -> No
     (desk.folder / "runs" / run / "attempts" / "1" / "plan.json").write_text("{")
     for verb in VERBS:
         error = complaint(desk, *with_run(verb, run), code=1, as_json=verb == VERBS[0])
-        assert "this run's folder is damaged" in error["message"] and run in error["where"] and error["hint"].startswith("put it aside: mv ")
+        assert (
+            "this run's folder is damaged" in error["message"] and run in error["where"] and error["hint"].startswith("put it aside: mv ")
+        )
     desk.homelab("runs")
 
 
@@ -155,9 +157,7 @@ def test_questions_that_the_run_cannot_answer(launched: tuple[Desk, str]) -> Non
 def test_a_run_that_a_hostile_node_invents(desk: Desk, cli_lab: Lab, name: str) -> None:
     answer = json.dumps({"runs": [{"name": name, "created_at": 9e9, "attempt": 1, "alive": True, "exit": None, "final": False}]})
     fake = Path(cli_lab.state.node("node2").home) / "hostile"
-    fake.write_text(
-        f'#!/bin/sh\ncase "$1" in -c) exec {shlex.quote(sys.executable)} "$@";; esac\nprintf "%s\\n" {shlex.quote(answer)}\n'
-    )
+    fake.write_text(f'#!/bin/sh\ncase "$1" in -c) exec {shlex.quote(sys.executable)} "$@";; esac\nprintf "%s\\n" {shlex.quote(answer)}\n')
     fake.chmod(0o755)
     edit(desk, "node2", python=str(fake))
     listed = desk.json("runs")
@@ -175,7 +175,10 @@ def test_a_token_is_seen_nowhere_and_gone_after_the_run(fresh: Desk, monkeypatch
     token = "hf_ThisMustNeverBeSeen0123456789"
     monkeypatch.setenv("HF_TOKEN", token)
     desk, node = fresh, fresh.lab.state.node("node1")
-    desk.write("train.py", "import os, time\nprint('length', len(open(os.environ['HF_TOKEN_PATH']).read()), os.environ['HF_TOKEN_PATH'], flush=True)\ntime.sleep(120)\n")
+    desk.write(
+        "train.py",
+        "import os, time\nprint('length', len(open(os.environ['HF_TOKEN_PATH']).read()), os.environ['HF_TOKEN_PATH'], flush=True)\ntime.sleep(120)\n",
+    )
     said = desk.homelab("launch", "script.toml", "--nodes", "node1", "--json")
     run = json.loads(said.stdout)["run"]
     wait_until(lambda: f"length {len(token)}" in desk.homelab("logs", run).stdout, 30)
@@ -188,7 +191,10 @@ def test_a_token_is_seen_nowhere_and_gone_after_the_run(fresh: Desk, monkeypatch
     assert secrets.read_text() == token and str(node.workdir) not in str(secrets)
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     texts = [said.stdout, said.stderr]
-    texts += [desk.homelab(*words).stdout for words in (["status", run, "--once"], ["logs", run], ["plan", "script.toml", "--why", "--nodes", "node1"])]
+    texts += [
+        desk.homelab(*words).stdout
+        for words in (["status", run, "--once"], ["logs", run], ["plan", "script.toml", "--why", "--nodes", "node1"])
+    ]
     texts += [" ".join(procfs.command_line(pid)) for pid in desk.lab.processes_of("node1")]
     assert len(texts) > 8
     files = [path for folder in (desk.folder, on_node) for path in folder.rglob("*") if path.is_file()]

@@ -30,18 +30,14 @@ def shell(desk: Desk, redirection: str, *arguments: str, **environment: str) -> 
     )
 
 
-@pytest.mark.parametrize(
-    "arguments", [["explain"], ["explain", "--json"], ["explain", "nosuchtopic", "--json"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [["explain"], ["explain", "--json"], ["explain", "nosuchtopic", "--json"]], ids=" ".join)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_under_the_answer_is_one_error(quiet_desk: Desk, arguments: list[str], unbuffered: str) -> None:
     done = shell(quiet_desk, "> /dev/full", *arguments, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == (2 if "nosuchtopic" in arguments else 1), done.stderr
     assert "Traceback" not in done.stderr and "internal" not in done.stderr
     assert done.stderr.startswith(
-        "error: there is no topic"
-        if "nosuchtopic" in arguments
-        else "error: what was asked for cannot be written: No space"
+        "error: there is no topic" if "nosuchtopic" in arguments else "error: what was asked for cannot be written: No space"
     )
 
 
@@ -54,9 +50,7 @@ def test_a_full_disk_under_the_answer_is_one_error(quiet_desk: Desk, arguments: 
         (">&-", ["explain", "--json"], 0),
     ],
 )
-def test_a_stream_that_is_closed_changes_no_exit_code(
-    quiet_desk: Desk, redirection: str, arguments: list[str], code: int
-) -> None:
+def test_a_stream_that_is_closed_changes_no_exit_code(quiet_desk: Desk, redirection: str, arguments: list[str], code: int) -> None:
     done = shell(quiet_desk, redirection, *arguments)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert not done.stderr
@@ -67,9 +61,7 @@ def asking(quiet_desk: Desk) -> Iterator[subprocess.Popen[str]]:
     """A command that has begun to ask a node which takes the connection and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(30)
-        quiet_desk.write(
-            "cluster.toml", f'[[nodes]]\nname = "a"\nhost = "127.0.0.1"\nport = {silent.getsockname()[1]}\n'
-        )
+        quiet_desk.write("cluster.toml", f'[[nodes]]\nname = "a"\nhost = "127.0.0.1"\nport = {silent.getsockname()[1]}\n')
         with quiet_desk.spawn("runs") as process:
             connection, _ = silent.accept()
             with connection:

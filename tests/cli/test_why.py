@@ -48,21 +48,12 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
 
     said = desk.homelab("why").stdout
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in said
-    for wanted in (
-        "KeyError: 'completion'",
-        "│ fix",
-        "homelab explain python-error",
-        f"homelab logs {run}",
-    ):
+    for wanted in ("KeyError: 'completion'", "│ fix", "homelab explain python-error", f"homelab logs {run}"):
         assert wanted in said, wanted
     assert said.rstrip().endswith("Next: homelab launch script.toml"), "as the fix says: a changed script is a new training"
     found = desk.json("why", run)
     assert (found["attempt"], found["state"], found["run_state"], found["source"]) == (1, "failed", "failed", "nodes")
-    assert (found["diagnosis"]["first_node"], found["diagnosis"]["first_rank"], found["diagnosis"]["topic"]) == (
-        "node2",
-        1,
-        "python-error",
-    )
+    assert (found["diagnosis"]["first_node"], found["diagnosis"]["first_rank"], found["diagnosis"]["topic"]) == ("node2", 1, "python-error")
     assert found["diagnosis"]["where"].endswith("train.py:3")
     assert found["since"] == [] and found["unreachable"] == {} and found["next"] == "homelab launch script.toml"
 
@@ -79,7 +70,9 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     on = desk.homelab("why", run).stdout
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on
     assert f"What its ranks printed: homelab logs {run} --attempt 1\n" in on
-    assert re.search(r"since then\n  \d\d:\d\d:\d\d  attempt 2: the program was started again; it has no checkpoint before it: .*nodes node1, node2", on), on
+    assert re.search(
+        r"since then\n  \d\d:\d\d:\d\d  attempt 2: the program was started again; it has no checkpoint before it: .*nodes node1, node2", on
+    ), on
     assert on.rstrip().endswith(f"Next: homelab status {run}")
 
     # The nodes alone know it, too: nothing is kept, and the newest attempt of their answers is another one.
@@ -116,15 +109,9 @@ def test_what_was_kept_when_the_nodes_do_not_answer(failed: tuple[Desk, str]) ->
     true_cluster = desk.cluster
     edit(desk, "node2", port=1)
     found = desk.json("why", run)
-    assert (
-        found["source"] == "kept"
-        and found["diagnosis"]["first_node"] == "node2"
-        and set(found["unreachable"]) == {"node2"}
-    )
+    assert found["source"] == "kept" and found["diagnosis"]["first_node"] == "node2" and set(found["unreachable"]) == {"node2"}
     said = desk.homelab("why", run).stdout
-    assert "KeyError: 'completion'" in said and re.search(
-        r"as it was found on \d{4}-\d\d-\d\d .*: node2 cannot be asked", said
-    ), said
+    assert "KeyError: 'completion'" in said and re.search(r"as it was found on \d{4}-\d\d-\d\d .*: node2 cannot be asked", said), said
     kept = desk.folder / "runs" / run / "attempts" / "1" / "diagnosis.json"
     kept.write_text('{"attempt": 1')
     desk.homelab("why", run, code=None)

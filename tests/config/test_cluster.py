@@ -198,5 +198,5 @@ def test_the_kind_of_wire(tmp_path: Path) -> None:
     assert load(tmp_path, cluster_text(named)) == named, "written and read again"
     listed = faults(tmp_path, 'wire = "a"\n' + node("") + '[network]\nprofile = "2.5gb"\nspeed = 3\n')
     assert len(listed) == 3, listed
-    assert any('got \'2.5gb\'; allowed: ' in line and 'Did you mean "2.5gbe"?' in line and "line " in line for line in listed)
+    assert any("got '2.5gb'; allowed: " in line and 'Did you mean "2.5gbe"?' in line and "line " in line for line in listed)
     assert any('network.speed: unknown key "speed"' in line for line in listed)

@@ -21,7 +21,14 @@ FLAT = {
     "text": 'x = "' + "a." * 200 + '"', "list": 'x = ["' + "a." * 200 + '", "b"]', "comment": "# " + "1." * 200, "three": "a.b.c = 1",
     "many": "\n".join(f"a{n}.b.c = 1" for n in range(3000)),
 }  # fmt: skip
-SLOW = {"spaces": " " * 900_000, "brackets": "[" * 900_000, "braces": "{, " * 300_000, "quotes": '"' * 900_000, "commas": ",'" * 450_000, "almost": ("a." * 31 + "!,") * 14_000}
+SLOW = {
+    "spaces": " " * 900_000,
+    "brackets": "[" * 900_000,
+    "braces": "{, " * 300_000,
+    "quotes": '"' * 900_000,
+    "commas": ",'" * 450_000,
+    "almost": ("a." * 31 + "!,") * 14_000,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +49,9 @@ def test_a_deep_key_is_refused_at_once(kind: str, load_file: object, tmp_path: P
     file.write_text(text)
     with pytest.raises(InputError, match="a key of over 32 parts") as caught:
         load_file(file)  # type: ignore[operator]
-    assert caught.value.where == f"{file}, line {line}" and caught.value.hint.startswith("take that line out") and len(str(caught.value)) < 400
+    assert (
+        caught.value.where == f"{file}, line {line}" and caught.value.hint.startswith("take that line out") and len(str(caught.value)) < 400
+    )
 
 
 @pytest.mark.parametrize("text", FLAT.values(), ids=FLAT)

@@ -70,7 +70,10 @@ def test_each_variable_of_the_defaults_by_itself(tmp_path: Path) -> None:
 
 
 def test_it_is_written_as_it_is_read(tmp_path: Path) -> None:
-    cluster = load(tmp_path, node('environment = { A = "it\'s \\"odd\\" $(x) \\\\ ä" }\ngpus = [{ model = "RTX 4090", vram_gb = 24, uuid = "GPU-1a2b" }]'))
+    cluster = load(
+        tmp_path,
+        node('environment = { A = "it\'s \\"odd\\" $(x) \\\\ ä" }\ngpus = [{ model = "RTX 4090", vram_gb = 24, uuid = "GPU-1a2b" }]'),
+    )
     cluster = cluster.model_copy(update={"energy": Price(price_per_kwh=0.3, currency="EUR"), "notify": Notify(command="say", on=("done",))})
     (tmp_path / "again.toml").write_text(cluster_text(cluster))
     assert load_cluster(tmp_path / "again.toml") == cluster

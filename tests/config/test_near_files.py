@@ -10,7 +10,15 @@ import pytest
 from homelab.config import load
 from homelab.errors import InputError
 
-FILES = ("recipes/demo.toml", "recipes/llama7b-lora.toml", "recipes/bench/smollm-full.toml", "recipes/my.toml", "mine.toml", "of mine/tower.toml", "cluster.toml")
+FILES = (
+    "recipes/demo.toml",
+    "recipes/llama7b-lora.toml",
+    "recipes/bench/smollm-full.toml",
+    "recipes/my.toml",
+    "mine.toml",
+    "of mine/tower.toml",
+    "cluster.toml",
+)
 
 
 @pytest.fixture(autouse=True)

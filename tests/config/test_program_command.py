@@ -45,7 +45,10 @@ def test_what_cannot_be_started_is_told(line: str, words: str) -> None:
     assert words in refused.value.message and refused.value.hint
 
 
-@pytest.mark.parametrize(("line", "label"), [("python train_llama.py", "train-llama"), ("trl sft", "trl-sft"), ("axolotl train c", "axolotl-train"), ("python a/b.py", "b")])
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [("python train_llama.py", "train-llama"), ("trl sft", "trl-sft"), ("axolotl train c", "axolotl-train"), ("python a/b.py", "b")],
+)
 def test_a_run_is_named_after_its_program(line: str, label: str) -> None:
     assert parsed(line.split()).label == label
 
@@ -71,12 +74,17 @@ def test_the_program_runs_as_where_it_was_typed(tmp_path: Path, line: str) -> No
 NEWEST = "$HOMELAB_LAST_CHECKPOINT"
 
 
-@pytest.mark.parametrize("typed", [["--resume", NEWEST, "--more"], [f"--resume={NEWEST}", "--more"], ["-r", NEWEST, "--more"], [f"--resume={NEWEST}/state.pt", "--more"]])
+@pytest.mark.parametrize(
+    "typed",
+    [["--resume", NEWEST, "--more"], [f"--resume={NEWEST}", "--more"], ["-r", NEWEST, "--more"], [f"--resume={NEWEST}/state.pt", "--more"]],
+)
 @pytest.mark.parametrize("last", ["/saved/checkpoint-350", "", None])
 def test_a_program_is_told_what_it_has_saved_before(tmp_path: Path, typed: list[str], last: str | None) -> None:
     """At the first start there is nothing: an option without a value would be an error."""
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])")
     (tmp_path / WRAPPER).write_text(parsed(["python", "train.py"]).wrapper)
     environment = {**os.environ, "HOMELAB_CHECKPOINT_DIR": "/saved", **({} if last is None else {"HOMELAB_LAST_CHECKPOINT": last})}
-    done = subprocess.run([sys.executable, str(tmp_path / WRAPPER), *typed], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / WRAPPER), *typed], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.stdout == f"{[word.replace(NEWEST, last) for word in typed] if last else ['--more']}\n", done.stderr

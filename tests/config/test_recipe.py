@@ -107,21 +107,37 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('train = "chats.jsonl"', 'train = ""', "line 4"),
         ('train = "chats.jsonl"', 'train = "hub:"', "a path relative to the recipe"),
         ('train = "chats.jsonl"', 'train = "a\\u0000b"', "cannot be used"),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nconfig = "x"', "`config` is for data from the hub: train = \"hub:org/name\""),
-        ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "e.jsonl"\neval_config = "x"', "`eval_config` is for data from the hub: eval ="),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nconfig = "x"', '`config` is for data from the hub: train = "hub:org/name"'),
+        (
+            'train = "chats.jsonl"',
+            'train = "hub:a/b"\neval = "e.jsonl"\neval_config = "x"',
+            "`eval_config` is for data from the hub: eval =",
+        ),
         ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "hub:a/b"\neval_split = "train"', "the very rows that are trained on"),
         ('train = "chats.jsonl"', 'train = "chats.jsonl"\nformat = "chat"\ntemplate = "none"', "a chat is only text by its chat template"),
         ('train = "chats.jsonl"', 'train = "chats.jsonl"\ntemplate = "no"', "line 5, data.template: got 'no'"),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { promt = "q" }', 'line 5, data.columns.promt: unknown key "promt". Did you mean "prompt"?'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = 3 }', 'line 5, data.columns.prompt'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "" }', 'line 5, data.columns.prompt'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = "q"', 'line 5, data.columns'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "q", text = "t" }', 'a row is one of them'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { messages = "m", completion = "a" }', 'a row is one of them'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "q", completion = "q" }', 'names q twice'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "q" }\nformat = "text"', 'the columns of format = "prompt-completion"'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { text = "a" }\ntext_column = "b"', 'two columns of text'),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { messages = "m" }\ntemplate = "none"', 'a chat is only text by its chat template'),
+        (
+            'train = "chats.jsonl"',
+            'train = "chats.jsonl"\ncolumns = { promt = "q" }',
+            'line 5, data.columns.promt: unknown key "promt". Did you mean "prompt"?',
+        ),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = 3 }', "line 5, data.columns.prompt"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "" }', "line 5, data.columns.prompt"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = "q"', "line 5, data.columns"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "q", text = "t" }', "a row is one of them"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { messages = "m", completion = "a" }', "a row is one of them"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { prompt = "q", completion = "q" }', "names q twice"),
+        (
+            'train = "chats.jsonl"',
+            'train = "chats.jsonl"\ncolumns = { prompt = "q" }\nformat = "text"',
+            'the columns of format = "prompt-completion"',
+        ),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { text = "a" }\ntext_column = "b"', "two columns of text"),
+        (
+            'train = "chats.jsonl"',
+            'train = "chats.jsonl"\ncolumns = { messages = "m" }\ntemplate = "none"',
+            "a chat is only text by its chat template",
+        ),
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
         ('kind = "lora"', 'kind = "lora"\ntargets = [1]', "line 7"),
@@ -138,12 +154,12 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ("[model]", f"[[recovery.log_policies]]\npattern = '{'(' * 5000}{')' * 5000}'\naction = 'stop'\n[model]", "a regular expression"),
         ("steps = 10", 'steps = 10\nlr_scale = "linear"', "`lr_scale` needs `reference_batch`"),
         ("steps = 10", "steps = 10\nreference_batch = 8", "`reference_batch` does nothing without `lr_scale`"),
-        ("steps = 10", 'steps = 10\nlr_scale = "sqr"\nreference_batch = 8', 'line 10, train.lr_scale: got'),
+        ("steps = 10", 'steps = 10\nlr_scale = "sqr"\nreference_batch = 8', "line 10, train.lr_scale: got"),
         ("steps = 10", 'steps = 10\nlr_scale = "sqrt"\nreference_batch = 0', "line 11, train.reference_batch"),
         ("[model]", "[parallel]\nbucket_mb = 0\n[model]", "more than 0"),
         ("[model]", '[parallel]\nbucket_mb = "small"\n[model]', "line 2, parallel.bucket_mb: got 'small'"),
         ("[model]", "[parallel]\nbucket_mb = true\n[model]", "line 2, parallel.bucket_mb"),
-        ("[model]", '[parallel]\ncompress = "bf61"\n[model]', 'line 2, parallel.compress'),
+        ("[model]", '[parallel]\ncompress = "bf61"\n[model]', "line 2, parallel.compress"),
         ("[model]", "[Model]", 'Did you mean "model"?'),
     ],
 )
@@ -175,11 +191,16 @@ def test_the_law_hash_names_the_training_and_nothing_else(tmp_path: Path) -> Non
     def digest(text: str) -> str:
         return load(tmp_path, text).law_hash(("train:abc",))
 
-    same = [GOOD, GOOD + '[parallel]\nshares = { a = 12 }\nmicro_batch = 2\n[checkpoint]\nkeep = 1\n[recovery]\nmin_nodes = 2\n']
+    same = [GOOD, GOOD + "[parallel]\nshares = { a = 12 }\nmicro_batch = 2\n[checkpoint]\nkeep = 1\n[recovery]\nmin_nodes = 2\n"]
     assert len({digest(text) for text in same}) == 1
     others = [
-        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"'), ('"chats.jsonl"', '"chats.jsonl"\ncolumns = { prompt = "ask" }'),
-        ("12", "13"), ("1e-3", "2e-3"), ("steps = 10", "steps = 11"), ('"lora"', '"full"'), ("/models/tiny", "/models/small"),
+        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"'),
+        ('"chats.jsonl"', '"chats.jsonl"\ncolumns = { prompt = "ask" }'),
+        ("12", "13"),
+        ("1e-3", "2e-3"),
+        ("steps = 10", "steps = 11"),
+        ('"lora"', '"full"'),
+        ("/models/tiny", "/models/small"),
     ]
     assert len({digest(GOOD.replace(old, new)) for old, new in others} | {digest(GOOD)}) == len(others) + 1
     assert load(tmp_path, GOOD).law_hash(("train:other",)) != digest(GOOD)

@@ -90,7 +90,9 @@ def sharded(root: Path, step: int, held: list[int], of: int = 3) -> None:
 
 
 def newest_sharded(nodes: FakeFleet, run: RunPaths, *, layout: str = "sharded", **more: Any) -> ResumePoint:
-    return halt.newest_checkpoint(nodes, run, NAMES, **{"silent": {}, "from_scratch": "never", "say": lambda text: None, "layout": layout, **more})
+    return halt.newest_checkpoint(
+        nodes, run, NAMES, **{"silent": {}, "from_scratch": "never", "say": lambda text: None, "layout": layout, **more}
+    )
 
 
 @pytest.mark.parametrize("layout", ["sharded", "replicated"])

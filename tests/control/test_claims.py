@@ -53,7 +53,10 @@ def claimed(nodes: Nodes, run: str = RUN, doing: str = "launched", names: list[s
 def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
     """Start programs that sleep, in place of torchrun."""
     command = (sys.executable, "-c", "import time; time.sleep(60)")
-    parts = [builders.node_plan(number, name, workdir=str(node.workdir), command=command) for number, (name, node) in enumerate(nodes.nodes.items())]
+    parts = [
+        builders.node_plan(number, name, workdir=str(node.workdir), command=command)
+        for number, (name, node) in enumerate(nodes.nodes.items())
+    ]
     plan = builders.plan([builders.rank_plan(part.node_rank, part.name) for part in parts], run=run, attempt=attempt, nodes=tuple(parts))
     start.start(nodes, claim, plan, {"name": run, "data": {}}, [], lambda text: None)
 

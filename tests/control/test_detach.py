@@ -27,7 +27,9 @@ def test_a_node_with_other_letters_gets_its_supervisor_under_an_ascii_locale(tmp
         f"placement.start(RunPaths(Path({str(tmp_path)!r}) / 'runs' / 'r'), Path(sys.argv[1]), ['tower-\\u03a9', 'laptop'])\n"
     )
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "clüster.toml")], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "clüster.toml")], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     given = (tmp_path / "given").read_text(encoding="utf-8").splitlines()
     assert given[0] == "1", "the supervisor's own Python reads its arguments as UTF-8"

@@ -97,7 +97,14 @@ def test_a_file_that_may_not_be_read_is_named(desk: Path) -> None:
 def described(items: list[RecipeInput]) -> dict[str, Any]:
     """As `launch.describe` writes them into run.json."""
     return {
-        item.role: {"kind": "file", "sent": item.kind, "path": item.path, "name": cast(Path, item.local).name, "sha256": item.sha256, **item.place}
+        item.role: {
+            "kind": "file",
+            "sent": item.kind,
+            "path": item.path,
+            "name": cast(Path, item.local).name,
+            "sha256": item.sha256,
+            **item.place,
+        }
         for item in items
     }
 
@@ -107,7 +114,9 @@ def test_all_of_it_lies_together_on_a_node_and_runs_there(desk: Path, tmp_path: 
     nodes = Nodes(tmp_path / "nodes")
     start.ship_material(nodes, ["a"], items, lambda text: None)
     place = Path(items[0].node_path(str(tmp_path / "nodes" / "a")))
-    assert sorted(str(file.relative_to(place.parent)) for file in place.parent.rglob("*") if file.is_file()) == sorted(["train.py", "config/base.yaml", *IMPORTED])
+    assert sorted(str(file.relative_to(place.parent)) for file in place.parent.rglob("*") if file.is_file()) == sorted(
+        ["train.py", "config/base.yaml", *IMPORTED]
+    )
     done = subprocess.run([sys.executable, str(place)], cwd=tmp_path, capture_output=True, text=True, timeout=20)
     assert done.stdout == "late deep 7\n", done.stderr
     start.ship_material(nodes, ["a"], items, lambda text: None)
@@ -172,6 +181,8 @@ def test_an_error_in_a_neighbour_is_corrected_in_the_persons_own_file(desk: Path
 def test_modules_near_a_script_are_those_beside_it_and_one_above(desk: Path) -> None:
     (desk.parent / "common.py").write_text("")
     near = script_imports.modules_near(desk / "train.py")
-    assert near["helper"] == str(desk / "helper.py") and near["lib"] == str(desk / "lib") and near["common"] == str(desk.parent / "common.py")
+    assert (
+        near["helper"] == str(desk / "helper.py") and near["lib"] == str(desk / "lib") and near["common"] == str(desk.parent / "common.py")
+    )
     assert "train" not in near and "config" not in near
     assert script_imports.modules_near(Path("/nowhere/at/all.py")) == {}

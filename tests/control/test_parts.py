@@ -57,12 +57,21 @@ def said(name: str, as_node: str | None) -> dict[str, Any]:
 
 
 def test_answers_stand_under_the_names_of_the_run() -> None:
-    answers = {"node1": said("node1", "node1"), "node2": said("node2", "node3"), "tower": said("tower", "node2"), "node4": said("node4", None)}
+    answers = {
+        "node1": said("node1", "node1"),
+        "node2": said("node2", "node3"),
+        "tower": said("tower", "node2"),
+        "node4": said("node4", None),
+    }
     found, silent = node_matching.sorted_out(answers, {}, ["node1", "node2", "node3"])
     assert {name: entry["node"] for name, entry in found.items()} == {"node1": "node1", "node3": "node2", "node2": "tower"} and silent == {}
     found, silent = node_matching.sorted_out({"node2": said("node2", "node3")}, {"node1": OFF}, ["node1", "node2", "node4"])
     assert found == {}
-    assert silent == {"node1": "no route to host", "node2": "another machine has its name now (here it was node3)", "node4": node_matching.GONE}
+    assert silent == {
+        "node1": "no route to host",
+        "node2": "another machine has its name now (here it was node3)",
+        "node4": node_matching.GONE,
+    }
     # The agent of an older controller does not say who it is.
     assert node_matching.sorted_out({"node1": {"node": "node1", "run": {}}}, {}, ["node1"])[0].keys() == {"node1"}
 
@@ -78,7 +87,9 @@ def test_answers_stand_under_the_names_of_the_run() -> None:
         ({}, (), (), None),
     ],
 )  # fmt: skip
-def test_without_a_name_the_run_that_lives_is_meant(created: dict[str, float], alive: tuple[str, ...], undecided: tuple[str, ...], run: str | None) -> None:
+def test_without_a_name_the_run_that_lives_is_meant(
+    created: dict[str, float], alive: tuple[str, ...], undecided: tuple[str, ...], run: str | None
+) -> None:
     told: list[str] = []
     assert run_lookup.meant(created, alive, undecided, told.append) == run
     assert told == (["2 runs live; the newest is meant: too (not lives: to mean it, name it)"] if len(alive) > 1 else [])

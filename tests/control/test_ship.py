@@ -83,7 +83,11 @@ def test_a_file_of_the_person_that_has_changed_since_is_named(tmp_path: Path) ->
     assert resume_guards.changed_here(described) == []
     other.write_bytes(EDITED)
     (note,) = resume_guards.changed_here(described)
-    assert note.startswith(f"{other} was changed since the launch") and note.endswith("homelab launch r.toml") and note.commands == ("homelab launch r.toml",)
+    assert (
+        note.startswith(f"{other} was changed since the launch")
+        and note.endswith("homelab launch r.toml")
+        and note.commands == ("homelab launch r.toml",)
+    )
     other.unlink()
     assert resume_guards.changed_here(described) == []
 

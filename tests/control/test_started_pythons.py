@@ -27,10 +27,15 @@ def started(file: Path) -> Iterator[tuple[int, str]]:
         for position, word in enumerate(words):
             if ast.unparse(word) == "sys.executable" and position + 1 < len(words):
                 following = words[position + 1]
-                yield node.lineno, following.value if isinstance(following, ast.Constant) and isinstance(following.value, str) else ast.unparse(following)
+                yield (
+                    node.lineno,
+                    following.value if isinstance(following, ast.Constant) and isinstance(following.value, str) else ast.unparse(following),
+                )
 
 
-@pytest.mark.parametrize("file", sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "file", sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT))
+)
 def test_a_python_that_the_controller_starts_does_not_read_the_current_folder(file: Path) -> None:
     if str(file.relative_to(ROOT)) not in NOT_STARTED:
         assert [(line, word) for line, word in started(file) if word.startswith("-") and word not in SAFE] == []

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.timeout(60)
 DEAD = {"agent_alive": False, "torchrun_alive": False}
 STOPPED = {**DEAD, "exit": {"returncode": None, "signal": 15, "ended_at": sample.NOW - 5, "stopped": True}}
 KILLED = {**DEAD, "exit": {"returncode": None, "signal": 9, "ended_at": sample.NOW - 5, "stopped": False}}
-LET_GO = {**DEAD, "exit": {"returncode": 1, "signal": None, "ended_at": sample.NOW - 5, "stopped": False, "alone": "it had lost the others"}}
+LET_GO = {
+    **DEAD,
+    "exit": {"returncode": 1, "signal": None, "ended_at": sample.NOW - 5, "stopped": False, "alone": "it had lost the others"},
+}
 LOST = {"metrics": [], "error": {"message": "Connection closed by peer"}}
 OFF = UnreachableError("no answer within 5 s: it is off", where="node laptop", hint="wake it, then: ssh -v laptop true")
 
@@ -98,7 +101,12 @@ def test_the_fix_is_what_the_connection_said(paths: RunPaths, fleet: Callable[..
 
 
 def test_the_address_that_ranks_name_is_that_of_the_plan(paths: RunPaths, fleet: Callable[..., FakeFleet]) -> None:
-    said = {"metrics": [], "error": {"message": "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection timed out, remote=[192.168.1.100]:1$1"}}
+    said = {
+        "metrics": [],
+        "error": {
+            "message": "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection timed out, remote=[192.168.1.100]:1$1"
+        },
+    }
     bad = {"returncode": 1, "signal": None, "ended_at": sample.NOW, "stopped": False}
     ends = {name: {**DEAD, "exit": bad, "ranks": {str(rank): said}} for rank, name in ((1, "laptop"), (2, "old"))}
     seen = monitor.Watcher(fleet(tower={"ranks": {}}, **ends), paths).look()
@@ -111,7 +119,11 @@ def test_fixed_shares_of_a_node_that_was_renamed_name_the_ways_out(paths: RunPat
         preconditions.refuse_unnamed_shares(paths, described, ["tower", "desk", "old"])
     said = refused.value
     assert said.message.startswith("laptop is not in cluster.toml any more") and "tower, desk, old" in said.message
-    assert "its old name back" in said.hint and "key recipe.parallel.shares" in said.hint and said.hint.endswith(f"homelab recover {paths.name}")
+    assert (
+        "its old name back" in said.hint
+        and "key recipe.parallel.shares" in said.hint
+        and said.hint.endswith(f"homelab recover {paths.name}")
+    )
     preconditions.refuse_unnamed_shares(paths, described, ["tower", "laptop", "old", "desk"])
     for damaged in ({}, {"recipe": 3}, {"recipe": {"parallel": 3}}, {"recipe": {"parallel": {"shares": "auto"}}}):
         preconditions.refuse_unnamed_shares(paths, damaged, ["desk"])

@@ -19,7 +19,10 @@ def without_cards() -> Snapshot:
     seen = None
     for count in range(3):
         rows = tuple(
-            row.model_copy(update={"gpus": (), "received_bytes": 3_000_000 * count, "sent_bytes": 1_000_000 * count, "counted_at_s": 2.0 * count}) for row in shot.nodes
+            row.model_copy(
+                update={"gpus": (), "received_bytes": 3_000_000 * count, "sent_bytes": 1_000_000 * count, "counted_at_s": 2.0 * count}
+            )
+            for row in shot.nodes
         )
         seen = card_history.with_history(shot.model_copy(update={"nodes": rows}), seen)
     assert seen
@@ -48,7 +51,12 @@ def drawn(name: str) -> str:
     """The picture as text, once with every sign and once in ASCII."""
     snapshot, width, height, state = PICTURES[name]
     lines = view.lines(snapshot, width, height, state)
-    return "\n".join(line.plain.rstrip() for line in lines) + "\n\nin ASCII:\n" + "\n".join(ascii_line(line).plain.rstrip() for line in lines) + "\n"
+    return (
+        "\n".join(line.plain.rstrip() for line in lines)
+        + "\n\nin ASCII:\n"
+        + "\n".join(ascii_line(line).plain.rstrip() for line in lines)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

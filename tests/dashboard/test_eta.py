@@ -8,16 +8,12 @@ from homelab.dashboard.eta import eta_s
 from homelab.runs.poll_reply import Metric
 
 
-def run(
-    paces: list[float], *, between: dict[int, float] | None = None, ranks: int = 1, attempt: int = 1
-) -> list[Metric]:
+def run(paces: list[float], *, between: dict[int, float] | None = None, ranks: int = 1, attempt: int = 1) -> list[Metric]:
     """Steps from 1 on that take so many seconds; `between` are seconds that pass after a step, for saving and the like."""
     now, lines = 1000.0, []
     for step, pace in enumerate(paces, start=1):
         now += pace
-        lines += [
-            Metric(kind="train", time=now, attempt=attempt, rank=rank, step=step, step_s=pace) for rank in range(ranks)
-        ]
+        lines += [Metric(kind="train", time=now, attempt=attempt, rank=rank, step=step, step_s=pace) for rank in range(ranks)]
         now += (between or {}).get(step, 0.0)
     return lines
 
@@ -44,9 +40,7 @@ def test_saving_and_evaluating_come_between_steps() -> None:
 
 def test_after_rows_moved_only_the_new_pace_counts() -> None:
     lines = run([9.0] * 12 + [3.0] * 6)
-    moved = Metric(
-        kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as believed"
-    )
+    moved = Metric(kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as believed")
     assert eta_s([*lines, moved], 18, 100) == pytest.approx(82 * 3.0)
     of_before = moved.model_copy(update={"attempt": 0})
     assert eta_s([*lines, of_before], 18, 100) > 82 * 4

@@ -41,12 +41,7 @@ def test_a_picture_of_a_run_steers_no_terminal() -> None:
     })  # fmt: skip
     events = [{"time": 5.0, "what": EVIL, EVIL: EVIL}]
     shot = sample.snapshot(
-        replies=parse_replies({"tower": raw}),
-        plan=plan,
-        recipe=EVIL,
-        events=events,
-        unreachable={"old": EVIL},
-        supervisor=EVIL,
+        replies=parse_replies({"tower": raw}), plan=plan, recipe=EVIL, events=events, unreachable={"old": EVIL}, supervisor=EVIL
     )
     found = list(words(shot))
     assert "evil" in found and shot.recipe == "evil" and shot.ranks[0].phase == "evil"
@@ -60,10 +55,6 @@ def test_a_recipe_that_has_no_name_is_shown_without(recipe: Any) -> None:
 
 def test_a_diagnosis_and_an_error_steer_no_terminal() -> None:
     found = Diagnosis(cause="x", title=EVIL, first_node=EVIL, because=(EVIL, f"  {EVIL}"), hint=EVIL, retryable=False)
-    assert all(word.isprintable() for word in words(found)) and found.because == ("evil", "  evil"), (
-        "the indentation of a log stays"
-    )
+    assert all(word.isprintable() for word in words(found)) and found.because == ("evil", "  evil"), "the indentation of a log stays"
     error = HomelabError(f"{EVIL}\nsecond", where=EVIL, hint=EVIL)
-    assert (
-        error.as_dict() == {"message": "evil\nsecond", "where": "evil", "hint": "evil"} and str(error).count("\n") == 3
-    )
+    assert error.as_dict() == {"message": "evil\nsecond", "where": "evil", "hint": "evil"} and str(error).count("\n") == 3

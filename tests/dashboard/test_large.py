@@ -105,7 +105,9 @@ def metric(step: int, tokens: int | None, step_s: float | None, rate: float | No
 
 def test_tokens_per_second_are_those_of_the_last_steps() -> None:
     jumping = [metric(step, 5000 if step % 2 else 800, 1.0, 5000.0 if step % 2 else 800.0) for step in range(1, 101)]
-    assert step_rate.tokens_per_s(jumping) == pytest.approx(2900.0) and step_rate.tokens_per_s(jumping[:-1]) == pytest.approx(2900.0, rel=0.1)
+    assert step_rate.tokens_per_s(jumping) == pytest.approx(2900.0) and step_rate.tokens_per_s(jumping[:-1]) == pytest.approx(
+        2900.0, rel=0.1
+    )
     assert step_rate.tokens_per_s([metric(1, None, None, 7.0), metric(2, None, None, 9.0)]) == 8.0
     assert step_rate.tokens_per_s([]) is None and step_rate.tokens_per_s([metric(1, None, None, None)]) is None
 

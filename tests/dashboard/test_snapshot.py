@@ -74,9 +74,7 @@ def test_no_eta_before_the_first_step_and_after_the_end() -> None:
 def test_lines_gathered_before_are_joined_with_the_new_ones() -> None:
     old = [Metric.model_validate(line) for line in sample.metric_lines(0, "tower", 300)]
     new = [line for line in sample.metric_lines(0, "tower", 310) if line["step"] > 298]
-    shot = sample.snapshot(
-        replies=parse_replies({"tower": reply_with(new)}), expected_nodes=("tower",), metrics=old
-    )
+    shot = sample.snapshot(replies=parse_replies({"tower": reply_with(new)}), expected_nodes=("tower",), metrics=old)
     assert [point.step for point in shot.loss_history] == list(range(1, 311))
 
 
@@ -112,9 +110,7 @@ def test_how_torchrun_ended() -> None:
 
 
 def test_a_loss_that_is_not_a_number_goes_through() -> None:
-    shot = sample.snapshot(
-        replies=parse_replies({"tower": reply_with([train(1, 2.0), train(2, math.nan)])}), expected_nodes=("tower",)
-    )
+    shot = sample.snapshot(replies=parse_replies({"tower": reply_with([train(1, 2.0), train(2, math.nan)])}), expected_nodes=("tower",))
     assert shot.loss is not None and math.isnan(shot.loss)
     assert json.loads(shot.model_dump_json())["loss"] is None  # JSON has no NaN
 
@@ -138,7 +134,14 @@ def test_the_next_commands_fit_the_state() -> None:
 
 
 def test_rows_that_move_between_ranks_are_events() -> None:
-    moved = {"kind": "shares", "time": sample.NOW - 60, "attempt": 1, "rank": 0, "step": 400, "message": "after step 400: rank 1 (laptop) is 3.00 times as slow as believed"}
+    moved = {
+        "kind": "shares",
+        "time": sample.NOW - 60,
+        "attempt": 1,
+        "rank": 0,
+        "step": 400,
+        "message": "after step 400: rank 1 (laptop) is 3.00 times as slow as believed",
+    }
     raw = sample.raw_reply("tower", 0, 412)
     raw["run"]["ranks"]["0"]["metrics"].append(moved)
     shot = sample.snapshot(replies=parse_replies({"tower": raw}))
@@ -166,7 +169,10 @@ def test_what_a_program_prints_cannot_steer_the_terminal(raw: str, seen: str) ->
 
 
 def test_an_attempt_without_a_step_is_where_it_goes_on_from() -> None:
-    loading = {"attempt": 2, "ranks": {"0": {"heartbeat": {"time": sample.NOW, "phase": "loading", "step": 0}, "metrics": sample.metric_lines(0, "tower", 412)}}}
+    loading = {
+        "attempt": 2,
+        "ranks": {"0": {"heartbeat": {"time": sample.NOW, "phase": "loading", "step": 0}, "metrics": sample.metric_lines(0, "tower", 412)}},
+    }
     shot = sample.snapshot(replies=sample.replies(tower=loading), plan=sample.plan(2).model_copy(update={"resume_step": 420}))
     assert shot.step == 420, "not the last line of the first attempt that came here"
 
@@ -177,7 +183,10 @@ def test_what_is_only_for_programs_is_not_shown() -> None:
 
 
 def test_events_stand_as_they_were_written_when_the_clock_goes_back() -> None:
-    events = [{"time": sample.NOW + at, "what": what} for at, what in ((0, "launched"), (100, "trouble"), (-7000, "attempt 2 goes on"), (-6990, "done"))]
+    events = [
+        {"time": sample.NOW + at, "what": what}
+        for at, what in ((0, "launched"), (100, "trouble"), (-7000, "attempt 2 goes on"), (-6990, "done"))
+    ]
     moved = {"kind": "shares", "time": sample.NOW + 50, "rank": 0, "step": 4, "message": "rows move"}
     replies = parse_replies({"tower": reply_with([moved])})
     seen = sample.snapshot(replies=replies, expected_nodes=("tower",), events=events).events

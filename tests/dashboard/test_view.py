@@ -162,9 +162,7 @@ def test_wide_characters_are_counted_as_two_cells() -> None:
     total=st.one_of(st.none(), st.integers(1, 10**6)),
     name=st.text(max_size=200),
 )
-def test_it_fits_whatever_it_is_told(
-    width: int, height: int, losses: list[float], step: int, total: int | None, name: str
-) -> None:
+def test_it_fits_whatever_it_is_told(width: int, height: int, losses: list[float], step: int, total: int | None, name: str) -> None:
     update: dict[str, Any] = {
         "recipe": name.replace("\n", " "), "step": step, "total_steps": total,
         "loss_history": tuple(LossPoint(step=at, loss=loss) for at, loss in enumerate(losses)),

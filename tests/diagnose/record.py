@@ -115,9 +115,7 @@ def lines(path: Path, scratch: Path) -> list[str]:
     return text.splitlines()[-TAIL_LINES:]
 
 
-def reply_of(
-    node: str, scratch: Path, process: subprocess.Popen[bytes], ended_at: float, started_at: float
-) -> dict[str, Any]:
+def reply_of(node: str, scratch: Path, process: subprocess.Popen[bytes], ended_at: float, started_at: float) -> dict[str, Any]:
     ranks: dict[str, Any] = {}
     for local_rank, rank in enumerate(NODES[node]):
         logs = sorted((scratch / node / "logs").glob(f"*/attempt_0/{local_rank}")) or [scratch / "nothing"]
@@ -133,12 +131,7 @@ def reply_of(
     exit_json = (
         None
         if alive
-        else {
-            "returncode": code if code >= 0 else None,
-            "signal": -code if code < 0 else None,
-            "ended_at": ended_at,
-            "stopped": False,
-        }
+        else {"returncode": code if code >= 0 else None, "signal": -code if code < 0 else None, "ended_at": ended_at, "stopped": False}
     )
     return {
         "node": node,
@@ -192,9 +185,7 @@ def start(node: str, node_rank: int, scenario: str, port: int, scratch: Path) ->
     shell = f"hostname {shlex.quote(node)} && exec {shlex.join(command)}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
     with open(folder / "out.log", "wb") as out, open(folder / "err.log", "wb") as err:
-        return subprocess.Popen(
-            ["unshare", "--uts", "sh", "-c", shell], cwd=scratch, env=environment, stdout=out, stderr=err
-        )
+        return subprocess.Popen(["unshare", "--uts", "sh", "-c", shell], cwd=scratch, env=environment, stdout=out, stderr=err)
 
 
 def until(seen: Any, timeout_s: float) -> None:
@@ -239,10 +230,7 @@ def record(scenario: str) -> None:
                 if scenario == "timeout" and len(ended) == 2:
                     break
                 time.sleep(0.05)
-            replies = {
-                node: reply_of(node, scratch, process, ended.get(node, 0.0), started_at)
-                for node, process in processes.items()
-            }
+            replies = {node: reply_of(node, scratch, process, ended.get(node, 0.0), started_at) for node, process in processes.items()}
         finally:
             for process in processes.values():
                 if process.poll() is None:

@@ -43,7 +43,11 @@ def test_a_renamed_node_did_not_lose_its_power() -> None:
     assert "its old name" in diagnosis.hint and "go on without it: homelab recover r" in diagnosis.hint and "cable" not in diagnosis.hint
     assert diagnosis.victims == () and "rank 0 on tower: RuntimeError" in diagnosis.because[-1], "that it cannot be asked made nobody fail"
     assert not diagnosis.names_a_reason, "later its own words may be read"
-    assert of(UNNAMED, ways={"mini": "write its new name, then: homelab recover r"}).with_options(OPTIONS).hint.endswith("homelab recover -c x r")
+    assert (
+        of(UNNAMED, ways={"mini": "write its new name, then: homelab recover r"})
+        .with_options(OPTIONS)
+        .hint.endswith("homelab recover -c x r")
+    )
 
 
 def test_a_changed_host_key_is_no_cable() -> None:

@@ -89,9 +89,7 @@ def test_a_run_that_was_stopped_by_hand_has_not_failed() -> None:
 
 
 def test_a_node_that_is_gone_explains_the_lost_connections() -> None:
-    diagnosis = found(
-        node("tower", 0, traceback(CLOSED)), node("mini", 1, traceback(TIMED_OUT)), unreachable={"laptop": "timed out"}
-    )
+    diagnosis = found(node("tower", 0, traceback(CLOSED)), node("mini", 1, traceback(TIMED_OUT)), unreachable={"laptop": "timed out"})
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.retryable) == ("unreachable", "laptop", True)
     assert [victim.node for victim in diagnosis.victims] == ["mini", "tower"]
 
@@ -152,7 +150,11 @@ def test_the_workers_own_account_comes_first() -> None:
 def test_a_base_that_differs_on_one_node_is_not_tried_again() -> None:
     """As `homelab.worker.training.replica_check` says it, on every rank alike."""
     message = "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
-    own = {"message": message, "where": "mini: /models/m", "hint": "homelab preflight RECIPE --deep --only model.files ...; then: homelab recover r"}
+    own = {
+        "message": message,
+        "where": "mini: /models/m",
+        "hint": "homelab preflight RECIPE --deep --only model.files ...; then: homelab recover r",
+    }
     diagnosis = with_cluster(found(*(node(name, rank, error=own) for rank, name in enumerate(("tower", "mini", "laptop")))))
     assert (diagnosis.title, diagnosis.where, diagnosis.topic, diagnosis.retryable) == (message, own["where"], "model-differs", False)
     assert diagnosis.hint.endswith("then: homelab recover --cluster c.toml r")
@@ -170,9 +172,7 @@ def test_the_workers_own_account_of_a_known_cause_keeps_the_causes_name() -> Non
 
 def test_a_worker_that_only_lost_its_peer_is_a_victim_by_its_own_account() -> None:
     own = {"message": "Connection closed by peer", "where": "rank 0", "hint": "see the other ranks"}
-    diagnosis = found(
-        node("tower", 0, error=own), node("mini", 1, tail=block(1, code=-9), signal=None), unreachable={}
-    )
+    diagnosis = found(node("tower", 0, error=own), node("mini", 1, tail=block(1, code=-9), signal=None), unreachable={})
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.signal) == ("killed", "mini", 9)
 
 
@@ -198,8 +198,10 @@ def test_an_exception_that_was_survived_is_not_what_killed_it() -> None:
 
 
 def test_an_abort_is_explained_by_its_last_words() -> None:
-    words = ["terminate called after throwing an instance of 'c10::DistBackendError'",
-             "  what():  Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600060 milliseconds"]
+    words = [
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "  what():  Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600060 milliseconds",
+    ]
     diagnosis = found(node("tower", 0, words, tail=block(0, code=-6)), unreachable={"mini": "no answer"})
     assert diagnosis.cause == "unreachable"
     assert diagnosis.victims[0].rank == 0
@@ -213,16 +215,12 @@ def test_only_lost_connections_accuse_nobody() -> None:
 
 
 def test_two_that_wait_at_the_same_step_are_not_told_apart() -> None:
-    diagnosis = found(
-        node("tower", 0, traceback(TIMED_OUT)), node("mini", 1, alive=True), node("laptop", 2, alive=True)
-    )
+    diagnosis = found(node("tower", 0, traceback(TIMED_OUT)), node("mini", 1, alive=True), node("laptop", 2, alive=True))
     assert (diagnosis.cause, diagnosis.first_node) == ("timeout", "tower")
 
 
 def test_a_rank_whose_heartbeat_was_missed() -> None:
-    stopped = [
-        node(name, rank, code=None, signal=15, stopped=True) for rank, name in enumerate(("tower", "mini", "laptop"))
-    ]
+    stopped = [node(name, rank, code=None, signal=15, stopped=True) for rank, name in enumerate(("tower", "mini", "laptop"))]
     diagnosis = found(*stopped, silent_ranks={2})
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.first_rank) == ("silent-rank", "laptop", 2)
 
@@ -264,8 +262,7 @@ def test_hints_use_the_ssh_name_and_the_options() -> None:
 def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
     killed = node("mini", 1, tail=block(1, code=-9))
     cluster = ClusterOfNodes(
-        known_hosts="/k/known hosts",
-        nodes=(NodeOfCluster(name="mini", host="192.168.1.7", user="me", port=2222, identity_file="/k/id"),),
+        known_hosts="/k/known hosts", nodes=(NodeOfCluster(name="mini", host="192.168.1.7", user="me", port=2222, identity_file="/k/id"),)
     )
     hint = found(killed, nodes={one.name: one for one in cluster.nodes}).hint
     words = shlex.split(hint.partition(" tells which")[0])
@@ -277,7 +274,10 @@ def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
     assert found(killed, nodes=here).hint.startswith('journalctl -k | grep -i "killed process" tells which')
     old = node("mini", 1, traceback("RuntimeError: CUDA error: no kernel image is available for execution on the device"))
     hint = found(old, nodes=here).hint
-    assert ": ~/env/bin/python -m pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130; GTX 10xx" in hint
+    assert (
+        ": ~/env/bin/python -m pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130; GTX 10xx"
+        in hint
+    )
     assert "the same with cu126; then: homelab recover r" in hint
 
 
@@ -289,12 +289,16 @@ def test_what_nccl_said_last_is_the_cause() -> None:
     shm = [*traceback(NCCL.format(kind="system")), "ncclSystemError: System call failed.", "Last error:"]
     shm.append("Error while creating shared memory segment /dev/shm/nccl-cjY8K5 (size 10617216), error: No space left on device (28)")
     diagnosis = found(node("mini", 1, shm), node("tower", 0, traceback(CLOSED)))
-    assert (diagnosis.cause, diagnosis.first_node, diagnosis.topic) == ("shared-memory", "mini", "shared-memory") and "df -h /dev/shm" in diagnosis.hint
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.topic) == (
+        "shared-memory",
+        "mini",
+        "shared-memory",
+    ) and "df -h /dev/shm" in diagnosis.hint
     peer = [*traceback(NCCL.format(kind="cuda")), "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:"]
     peer.append("Cuda failure 217 'peer access is not supported between these two devices'")
     diagnosis = found(node("mini", 1, peer))
     assert (diagnosis.cause, diagnosis.topic, diagnosis.retryable) == ("peer-access", "peer-access", False)
-    assert "node mini: environment = { NCCL_P2P_DISABLE = \"1\", " in diagnosis.hint and "homelab recover r" in diagnosis.hint
+    assert 'node mini: environment = { NCCL_P2P_DISABLE = "1", ' in diagnosis.hint and "homelab recover r" in diagnosis.hint
 
 
 def test_bitsandbytes_ends_a_process_without_an_exception() -> None:
@@ -329,11 +333,19 @@ def test_an_error_in_a_shipped_script_is_corrected_in_the_persons_own_file() -> 
 def test_nobody_is_told_to_correct_an_installed_package() -> None:
     where = "/env/lib/python3.11/site-packages/transformers/modeling_utils.py"
     hint = found(raised_in(where), own_files=shipped.of_run(RUN_JSON)).hint
-    assert hint.startswith(f"an installed package raised it, at {where}:7: ") and "homelab logs r; then: homelab recover r" in hint and "correct" not in hint
+    assert (
+        hint.startswith(f"an installed package raised it, at {where}:7: ")
+        and "homelab logs r; then: homelab recover r" in hint
+        and "correct" not in hint
+    )
 
 
 def test_a_module_that_did_not_come_along_is_told_where_it_lies() -> None:
-    lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 1, in <module>', "ModuleNotFoundError: No module named 'helper.deep'"]
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/w/train.py", line 1, in <module>',
+        "ModuleNotFoundError: No module named 'helper.deep'",
+    ]
     own, near = shipped.of_run(RUN_JSON), {"helper": "/desk/src/helper"}
     diagnosis = with_cluster(found(node("mini", 1, lines), node("tower", 0, lines), own_files=own, near=near))
     assert diagnosis.title.startswith("the module helper.deep was not shipped with the script: it is missing on")
@@ -361,7 +373,9 @@ def test_a_run_that_only_the_nodes_know_names_the_script_alone() -> None:
 def test_what_a_worker_says_of_a_shipped_data_file() -> None:
     own = {"message": "this line is not JSON", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}
     hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
-    assert hint == "node mini says: every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch --cluster c.toml 'my run.toml'"
+    assert (
+        hint == "node mini says: every line is one object; in /desk/rows.jsonl, line 9, then: homelab launch --cluster c.toml 'my run.toml'"
+    )
     own |= {"where": "/w/data/148cb44a9d59563d/rows.jsonl", "hint": "homelab recover r brings it again"}
     hint = with_cluster(found(node("mini", 1, error=own), own_files=shipped.of_run(RUN_JSON))).hint
     assert hint == "node mini says: homelab recover --cluster c.toml r brings it again"
@@ -374,8 +388,7 @@ def test_braces_in_a_message_are_only_text() -> None:
 
 def test_the_box() -> None:
     diagnosis = found(
-        node("mini", 1, traceback("ValueError: [red]not markup[/red]"), tail=block(1, code=1)),
-        node("tower", 0, traceback(CLOSED)),
+        node("mini", 1, traceback("ValueError: [red]not markup[/red]"), tail=block(1, code=1)), node("tower", 0, traceback(CLOSED))
     )
     console = Console(file=StringIO(), width=80, color_system=None)
     console.print(render(diagnosis))
@@ -390,7 +403,10 @@ def test_the_box() -> None:
     ("own", "launch"),
     [
         ({"message": "x", "hint": "raise [train] seq_len", "needs_launch": True}, "homelab launch 'my run.toml'"),
-        ({"message": "x", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"}, "homelab launch 'my run.toml'"),
+        (
+            {"message": "x", "where": "/w/data/148cb44a9d59563d/rows.jsonl, line 9", "hint": "every line is one object"},
+            "homelab launch 'my run.toml'",
+        ),
         ({"message": "x", "hint": "put it back: homelab recover r; or a new one: homelab launch a.toml"}, ""),
         ({"message": "x", "hint": "make room: ssh laptop df -h"}, ""),
         ({"message": "the loss is not a number"}, "homelab launch 'my run.toml'"),

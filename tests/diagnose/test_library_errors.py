@@ -26,7 +26,11 @@ def raised(text: str, *, own: str = OWN, library: str = LIBRARY, start: str = ""
     words, _, at = text.partition("\n@ ")
     place, _, functions = at.partition(" in ")
     file, _, line = (place or f"{library}:99").rpartition(":")
-    frames = [f'  File "{own}", line 7, in <module>', "    main()", *(f'  File "{file}", line {line}, in {name}' for name in (functions or "deep").split(" > "))]
+    frames = [
+        f'  File "{own}", line 7, in <module>',
+        "    main()",
+        *(f'  File "{file}", line {line}, in {name}' for name in (functions or "deep").split(" > ")),
+    ]
     return [f"{start}Traceback (most recent call last):", *frames, "    deep()", *words.splitlines()]
 
 
@@ -59,7 +63,10 @@ def test_a_rule_of_the_environment_names_what_mends_it(rule: Any) -> None:
 
 
 def test_an_exception_of_a_library_that_no_rule_knows_names_both_places() -> None:
-    for own_files, hint_end in ((shipped.of_run(RUN_JSON), "the call corrected: homelab launch 'my run.toml'"), ((), "mended on mini: homelab recover r")):
+    for own_files, hint_end in (
+        (shipped.of_run(RUN_JSON), "the call corrected: homelab launch 'my run.toml'"),
+        ((), "mended on mini: homelab recover r"),
+    ):
         diagnosis = found(node("mini", 1, raised("ValueError: too many values to unpack (expected 2)")), own_files=own_files)
         assert diagnosis.cause == "python-error" and "homelab logs r" in diagnosis.hint and diagnosis.hint.endswith(hint_end)
         assert f"at {LIBRARY}:99, called from " in diagnosis.hint and not diagnosis.hint.startswith("correct")
@@ -68,7 +75,9 @@ def test_an_exception_of_a_library_that_no_rule_knows_names_both_places() -> Non
     assert own.hint.startswith("correct /desk/src/train.py:99"), "raised in the person's own file"
 
 
-@pytest.mark.parametrize("rule", ["gpu-after-suspend", "shared-memory", "open-files", "locked-memory", "bitsandbytes-library", "driver-too-old", "hub-busy"])
+@pytest.mark.parametrize(
+    "rule", ["gpu-after-suspend", "shared-memory", "open-files", "locked-memory", "bitsandbytes-library", "driver-too-old", "hub-busy"]
+)
 def test_what_is_printed_beside_explains_an_exception_that_says_little(rule: str) -> None:
     """CUDA warns of an unknown error, and then there is no GPU; NCCL prints on stdout, and then there is an "unhandled system error"."""
     line = next(line for name, line in LINES if name == rule and "\n" not in line)
@@ -82,7 +91,12 @@ def test_what_is_printed_beside_explains_an_exception_that_says_little(rule: str
 
 def test_no_bf16_may_be_no_card_at_all() -> None:
     said = "ValueError: Your setup doesn't support bf16/gpu."
-    assert why(["UserWarning: CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up environment", *raised(said)]).cause == "gpu-after-suspend"
+    assert (
+        why(
+            ["UserWarning: CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up environment", *raised(said)]
+        ).cause
+        == "gpu-after-suspend"
+    )
     assert why(raised(said)).cause == "no-bf16"
 
 
@@ -105,14 +119,21 @@ def test_of_a_chain_the_words_that_say_most_count() -> None:
 
 @pytest.mark.parametrize("prefix", ["[rank1]: ", "[default0]:[rank0]: "])
 def test_prefixes_and_progress_bars_hide_no_traceback(prefix: str) -> None:
-    lines = raised("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", start="Loading weights:  3%|▎    | 1/29 [00:01<00:30]")
+    lines = raised(
+        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+        start="Loading weights:  3%|▎    | 1/29 [00:01<00:30]",
+    )
     assert why([prefix + line for line in lines]).cause == "weights-damaged"
     ending = ["Exception ignored in: <function X.__del__ at 0x7f>", *raised("TypeError: 'NoneType' object is not callable")]
     assert why([*lines, *ending]).cause == "weights-damaged", "what a destructor says while Python ends is no reason"
 
 
 def test_a_traceback_that_rich_draws() -> None:
-    drawn = ["╭───── Traceback (most recent call last) ─────╮", "│ /w/train.py:3 in main                        │", "╰──────────────────────────────────────────────╯"]
+    drawn = [
+        "╭───── Traceback (most recent call last) ─────╮",
+        "│ /w/train.py:3 in main                        │",
+        "╰──────────────────────────────────────────────╯",
+    ]
     assert why([*drawn, "ValueError: Attempting to unscale FP16 gradients."]).cause == "adapters-fp16"
     assert why([*drawn, "KeyError: 'x'"]).cause == "python-error"
 
@@ -127,7 +148,11 @@ def test_a_general_hint_of_the_worker_does_not_hide_what_the_rule_knows(rule: st
     line = next(line for name, line in LINES if name == rule).splitlines()[0]
     if topic_index.find(line) != (topic_index.of_rule(rule),):
         pytest.skip("this sample says it on its second line")
-    own = {"message": f"the model cannot be loaded: {line}", "where": "[model] name = 'x'", "hint": "check the name; a private or gated model needs HF_TOKEN"}
+    own = {
+        "message": f"the model cannot be loaded: {line}",
+        "where": "[model] name = 'x'",
+        "hint": "check the name; a private or gated model needs HF_TOKEN",
+    }
     diagnosis = found(node("mini", 1, error=own))
     assert "check the name" not in diagnosis.hint and diagnosis.title != own["message"]
 
@@ -151,7 +176,10 @@ BARS = [
 
 @pytest.mark.parametrize("bar", BARS[:4])
 def test_a_rank_that_prepares_while_the_others_wait(bar: str) -> None:
-    waits, prepares = node("mini", 1, [WATCHDOG], tail=block(1, code=-6), code=1), node("tower", 0, [f"\r{BARS[3]}\r{bar}"], alive=True, step=0)
+    waits, prepares = (
+        node("mini", 1, [WATCHDOG], tail=block(1, code=-6), code=1),
+        node("tower", 0, [f"\r{BARS[3]}\r{bar}"], alive=True, step=0),
+    )
     for reply in (waits, prepares):
         reply["run"]["ranks"][next(iter(reply["run"]["ranks"]))]["heartbeat"] = None
     diagnosis = found(waits, prepares)
@@ -168,7 +196,9 @@ def test_a_rank_that_prepares_while_the_others_wait(bar: str) -> None:
 def test_who_prepared_itself_and_then_timed_out_waited_for_a_preparation() -> None:
     timed_out = raised("torch.distributed.DistStoreError: wait timeout after 1800000ms, keys: /default_pg/0//cuda//1")
     assert found(node("mini", 1, [BARS[0], *timed_out])).cause == "one-rank-prepares"
-    assert found(node("mini", 1, [BARS[0], "  3%|▎    | 12/400 [01:00<30:30, 5.1s/it]", *timed_out])).cause == "timeout", "it has trained since"
+    assert found(node("mini", 1, [BARS[0], "  3%|▎    | 12/400 [01:00<30:30, 5.1s/it]", *timed_out])).cause == "timeout", (
+        "it has trained since"
+    )
 
 
 def test_a_rank_that_trains_does_not_prepare() -> None:
@@ -179,8 +209,14 @@ def test_a_rank_that_trains_does_not_prepare() -> None:
 def test_the_first_cause_wins_over_its_consequences() -> None:
     """One rank's machine lacks something; the others lose it, wait for it, or fail in their own way later."""
     late = raised("RuntimeError: the peer has gone, and so the reduction cannot be finished")
-    for first in ("OSError: [Errno 24] Too many open files", "RuntimeError: CUDA error: uncorrectable ECC error encountered", "OSError: We couldn't connect to 'https://huggingface.co'"):
-        diagnosis = found(node("mini", 1, raised(first), ended_at=1_795_268_600.0), node("tower", 0, late), node("laptop", 2, traceback(CLOSED)))
+    for first in (
+        "OSError: [Errno 24] Too many open files",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "OSError: We couldn't connect to 'https://huggingface.co'",
+    ):
+        diagnosis = found(
+            node("mini", 1, raised(first), ended_at=1_795_268_600.0), node("tower", 0, late), node("laptop", 2, traceback(CLOSED))
+        )
         assert diagnosis.first_node == "mini" and diagnosis.cause not in ("python-error", "connection-lost")
 
 
@@ -211,6 +247,9 @@ def test_the_nearest_topics_are_named() -> None:
 
 
 def test_diagnose_is_the_same_in_any_order() -> None:
-    replies = {name: node(name, rank, raised(line)) for rank, (name, line) in enumerate(zip("ab", ("OSError: [Errno 24] Too many open files", "KeyError: 'x'"), strict=True))}
+    replies = {
+        name: node(name, rank, raised(line))
+        for rank, (name, line) in enumerate(zip("ab", ("OSError: [Errno 24] Too many open files", "KeyError: 'x'"), strict=True))
+    }
     one, other = (diagnose("r", parse_replies(dict(order)), {}, Context()) for order in (replies.items(), reversed(replies.items())))
     assert one is not None and other is not None and one.cause == other.cause == "open-files" and cause.render(one)

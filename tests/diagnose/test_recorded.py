@@ -17,6 +17,7 @@ from homelab.runs.state import run_state
 DATA = Path(__file__).parent / "data"
 RANKS = {0: "tower", 1: "tower", 2: "mini", 3: "laptop"}
 
+
 @dataclass(frozen=True)
 class Expect:
     """What the diagnosis of a recording is. `where` is the end of the place; `hint` is a part of the hint."""
@@ -178,8 +179,16 @@ def test_the_chain_of_exceptions_oldest_first() -> None:
 
 
 def test_what_homelab_run_starts_a_program_by_is_not_the_person_s_file() -> None:
-    frames = ("/data/ab/homelab_program.py", "/env/lib/python3.11/site-packages/llamafactory/launcher.py", "/env/lib/python3.11/site-packages/audio/__init__.py")
-    lines = ["Traceback (most recent call last):", *(f'  File "{file}", line {line}, in <module>' for line, file in enumerate(frames, start=9)), "RuntimeError: odd"]
+    frames = (
+        "/data/ab/homelab_program.py",
+        "/env/lib/python3.11/site-packages/llamafactory/launcher.py",
+        "/env/lib/python3.11/site-packages/audio/__init__.py",
+    )
+    lines = [
+        "Traceback (most recent call last):",
+        *(f'  File "{file}", line {line}, in <module>' for line, file in enumerate(frames, start=9)),
+        "RuntimeError: odd",
+    ]
     (raised,) = last_exceptions(lines)
     assert raised.where == f"{frames[-1]}:11"
     (raised,) = last_exceptions([*lines[:2], '  File "/data/ab/train.py", line 3, in main', *lines[2:]])

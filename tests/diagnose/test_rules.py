@@ -1,4 +1,3 @@
-
 """Each rule against words that were really printed, and the rules as data."""
 
 from __future__ import annotations
@@ -109,7 +108,10 @@ def test_a_hint_says_what_to_do_and_not_only_where_the_failure_was_seen(name: st
     assert AGAIN.search(hint) or "homelab preflight" in hint, f"and then? {hint}"
 
 
-@pytest.mark.parametrize("hint", ["see {where}", "its log may say more: {logs}", "look at {logs}; then: {recover}", "the data is wrong; see {where}", "at {where}"])
+@pytest.mark.parametrize(
+    "hint",
+    ["see {where}", "its log may say more: {logs}", "look at {logs}; then: {recover}", "the data is wrong; see {where}", "at {where}"],
+)
 def test_a_pointer_alone_is_none(hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEMPLATES, "pointer", (hint, False))
     with pytest.raises(AssertionError, match="only a pointer"):
@@ -140,7 +142,9 @@ def test_no_log_can_make_the_readers_fail(lines: list[str]) -> None:
 
 
 # What holds for a machine of its own and not inside of WSL: there the driver, its module and the machine are those of Windows.
-OF_THE_MACHINE = re.compile(r"\breboot\b|\brestart (?:\{node\}|the (?:node|machine))|\brmmod\b|\b(?:newer|renew the|install a) driver\b", re.IGNORECASE)
+OF_THE_MACHINE = re.compile(
+    r"\breboot\b|\brestart (?:\{node\}|the (?:node|machine))|\brmmod\b|\b(?:newer|renew the|install a) driver\b", re.IGNORECASE
+)
 TEXTS = {rule.id: rule.hint for rule in (*RULES, *ENDINGS)} | {
     f"topic {topic.id}: {step[:30]}": " ".join(topic.do) for topic in topic_index.TOPICS for step in topic.do if OF_THE_MACHINE.search(step)
 }

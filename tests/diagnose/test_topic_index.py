@@ -84,11 +84,7 @@ def test_a_check_finds_its_topic(check: str) -> None:
 @EACH
 def test_topics_say_all_four_things(topic: Topic) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", topic.id)
-    assert (
-        topic.seen
-        and topic.do
-        and all(text.strip() == text and text for text in (topic.title, topic.cause, *topic.seen, *topic.do))
-    )
+    assert topic.seen and topic.do and all(text.strip() == text and text for text in (topic.title, topic.cause, *topic.seen, *topic.do))
     assert topic.cause.endswith(".") and not topic.title.endswith(".")
     assert topic_index.find(topic.id) == (topic,) and topic_index.find(topic.id.upper()) == (topic,)
     re.compile(topic.says)

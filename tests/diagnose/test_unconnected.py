@@ -25,7 +25,9 @@ NCCL = (
     "Last error:",
     "socketPollConnect: connect to {0}<40131> returned 110(Connection timed out), exceeded error retry count after 35 attempts",
 )
-WARNING = "[W1122 16:25:20.28 socket.cpp:767] [c10d] The client socket has failed to connect to [{0}]:29500 (errno: 111 - Connection refused)."
+WARNING = (
+    "[W1122 16:25:20.28 socket.cpp:767] [c10d] The client socket has failed to connect to [{0}]:29500 (errno: 111 - Connection refused)."
+)
 HEAD = "10.213.1.11"
 NODES = {name: Node(name=name, host=f"{name}.lan", lan_address=f"10.213.1.1{number}") for number, name in enumerate(("n1", "n2", "n3"), 1)}
 NODES_6 = {name: Node(name=name, host=f"fd00::1{number}") for number, name in enumerate(("n1", "n2", "n3"), 1)}
@@ -133,7 +135,9 @@ def test_an_address_that_is_none_of_the_nodes_is_passed_over() -> None:
     assert told(*replies, known={}).cause != "unconnected"
 
 
-@pytest.mark.parametrize("text", ["remote=[", "connect to (, )", "connect to (node1, 29500)", "connectFullMesh failed remote=[x y]", "Connect to <> failed"])
+@pytest.mark.parametrize(
+    "text", ["remote=[", "connect to (, )", "connect to (node1, 29500)", "connectFullMesh failed remote=[x y]", "Connect to <> failed"]
+)
 def test_odd_words_name_no_address(text: str) -> None:
     assert told(waiting("n1", 0), said("n2", 1, text), said("n3", 2, text)).cause != "unconnected"
 

@@ -36,7 +36,11 @@ def test_tailscale() -> None:
 
 def test_own_networks() -> None:
     def interface(name: str, local: str, link: str = "ether") -> dict[str, object]:
-        return {"ifname": name, "link_type": link, "addr_info": [{"family": "inet", "local": local, "prefixlen": 16}, {"family": "inet6", "local": "fe80::1"}]}
+        return {
+            "ifname": name,
+            "link_type": link,
+            "addr_info": [{"family": "inet", "local": local, "prefixlen": 16}, {"family": "inet6", "local": "fe80::1"}],
+        }
 
     text = json.dumps([interface("lo", "127.0.0.1", "loopback"), interface("eth0", "192.168.4.9"), interface("docker0", "172.17.0.1")])
     assert [str(network) for network in candidates.own_networks(text)] == ["192.168.4.0/24"]
@@ -66,7 +70,14 @@ def greeting(host: str, key: str, address: str = "", source: str = SSH_CONFIG, p
 
 
 def test_one_key_or_one_place_is_one_machine() -> None:
-    found = [greeting("tower", "A"), greeting("192.0.2.1", "A"), greeting("pi", ""), greeting("pi.local", "", "pi"), greeting("nas", "B"), greeting("vm", "C", "nas", port=23)]
+    found = [
+        greeting("tower", "A"),
+        greeting("192.0.2.1", "A"),
+        greeting("pi", ""),
+        greeting("pi.local", "", "pi"),
+        greeting("nas", "B"),
+        greeting("vm", "C", "nas", port=23),
+    ]
     kept, others = candidates.one_each(found)
     assert [one.candidate.host for one in kept] == ["tower", "pi", "nas", "vm"]
     assert others == {"192.0.2.1": "tower", "pi.local": "pi"}

@@ -42,7 +42,9 @@ def network(monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]) -> list[str]
         return SimpleNamespace(join=lambda seconds: None)
 
     module = ModuleType("zeroconf")
-    module.__dict__.update(Zeroconf=Zeroconf, ServiceBrowser=browser, Error=_Error, IPVersion=SimpleNamespace(V4Only=4), ServiceStateChange=object)
+    module.__dict__.update(
+        Zeroconf=Zeroconf, ServiceBrowser=browser, Error=_Error, IPVersion=SimpleNamespace(V4Only=4), ServiceStateChange=object
+    )
     monkeypatch.setitem(sys.modules, "zeroconf", module)
     return asked
 
@@ -58,7 +60,9 @@ def test_a_name_with_control_letters_is_not_even_asked_for(bad: str, monkeypatch
     assert (found.name, found.port) == ("tower", 2222) and asked == [of("tower")]
 
 
-@pytest.mark.parametrize("error", [_Error("BadTypeInNameException"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), ValueError("an address")])
+@pytest.mark.parametrize(
+    "error", [_Error("BadTypeInNameException"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), ValueError("an address")]
+)
 def test_a_name_that_zeroconf_refuses_ends_nothing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     network(monkeypatch, {of("a" * 70): error, of("tower"): "192.168.1.7"})
     assert [found.name for found in sources.from_mdns(lambda text: None)] == ["tower"]

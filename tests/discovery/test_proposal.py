@@ -15,8 +15,15 @@ GIB = 1 << 30
 
 
 def facts(*cards: tuple[str, float | None], networks: tuple[tuple[str, str, str, int | None], ...] = (), **changes: Any) -> Facts:
-    gpu = {"cards": [{"index": number, "name": name, "memory_total_bytes": memory and int(memory * GIB)} for number, (name, memory) in enumerate(cards)]}
-    interfaces = [Interface(name=name, kind=kind, addresses=(address,), speed_mbit=speed).model_dump() for name, kind, address, speed in networks]
+    gpu = {
+        "cards": [
+            {"index": number, "name": name, "memory_total_bytes": memory and int(memory * GIB)}
+            for number, (name, memory) in enumerate(cards)
+        ]
+    }
+    interfaces = [
+        Interface(name=name, kind=kind, addresses=(address,), speed_mbit=speed).model_dump() for name, kind, address, speed in networks
+    ]
     return Facts.model_validate({"node": "a", "gpu": gpu, "network": {"interfaces": interfaces}, **changes})
 
 
@@ -51,7 +58,11 @@ def test_when_the_cards_of_a_file_are_changed(gpus: Any, cards: Any, changed: bo
 
 
 def test_networks() -> None:
-    slow, fast, wifi = ("eth0", "physical", "192.168.1.{}/24", 1000), ("eth1", "physical", "10.0.0.{}/24", 10000), ("wlan0", "wifi", "192.168.2.{}/24", None)
+    slow, fast, wifi = (
+        ("eth0", "physical", "192.168.1.{}/24", 1000),
+        ("eth1", "physical", "10.0.0.{}/24", 10000),
+        ("wlan0", "wifi", "192.168.2.{}/24", None),
+    )
     docker = ("docker0", "virtual", "172.17.0.{}/16", None)
 
     def machine(number: int, *links: Any) -> Facts:

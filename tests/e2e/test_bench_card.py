@@ -24,12 +24,19 @@ def folders(desk: Desk) -> list[str]:
 def test_one_node_measured_and_its_row_written(desk: Desk) -> None:
     done: subprocess.CompletedProcess[str] = desk.homelab("bench", "card", "node2", "--output", "row.json", timeout_s=200)
     first, *_, last = done.stdout.splitlines()
-    assert first.startswith("CPU, ") and "tokens/s (lora in fp32" in first and last.endswith("Next: homelab launch RECIPE (its first steps measure this machine)")
+    assert (
+        first.startswith("CPU, ")
+        and "tokens/s (lora in fp32" in first
+        and last.endswith("Next: homelab launch RECIPE (its first steps measure this machine)")
+    )
     assert ". training, step" in done.stderr
     text = (desk.folder / "row.json").read_text()
     row = MeasuredCard.model_validate_json(text)
     assert row.tokens_per_s > 0 and row.peak_bytes and "node2" not in text and str(desk.folder) not in text
-    assert card_table.parse(json.dumps(json.loads(text))) == ("card", f'no data sheet here for "{row.card}": add it to homelab/data_sheets.py first')
+    assert card_table.parse(json.dumps(json.loads(text))) == (
+        "card",
+        f'no data sheet here for "{row.card}": add it to homelab/data_sheets.py first',
+    )
     assert not left_on(desk.lab) and not folders(desk)
 
 

@@ -90,8 +90,15 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(bench: Desk) -> None:
     assert {name: after[name] for name in before} == before, "what is done stays done"
     assert sorted(after) == ["alone-node1.1.json", "ddp-node1-node2.1.json"]
     lines = rows(bench)
-    assert [line["state"] for line in lines] == ["done", "done"] and all(float(line["tokens_per_s"]) > 0 and float(line["input"]) > 0 for line in lines)
-    assert sorted(path.name for path in (bench.folder / "bench/suite/charts").glob("*.svg")) == ["efficiency.svg", "memory.svg", "speed.svg", "time-of-a-step.svg"]
+    assert [line["state"] for line in lines] == ["done", "done"] and all(
+        float(line["tokens_per_s"]) > 0 and float(line["input"]) > 0 for line in lines
+    )
+    assert sorted(path.name for path in (bench.folder / "bench/suite/charts").glob("*.svg")) == [
+        "efficiency.svg",
+        "memory.svg",
+        "speed.svg",
+        "time-of-a-step.svg",
+    ]
 
 
 def test_a_cell_that_runs_out_of_memory_does_not_end_it(bench: Desk, base: Path) -> None:
@@ -110,7 +117,12 @@ def test_a_cell_that_runs_out_of_memory_does_not_end_it(bench: Desk, base: Path)
     said = read_rest(process)
     assert squeezed and process.returncode == 1, said
     of_cell = {(line["variation"], line["node_count"]): line for line in rows(bench)}
-    assert {key: line["state"] for key, line in of_cell.items()} == {("small", "1"): "done", ("small", "2"): "done", ("large", "1"): "failed", ("large", "2"): "done"}
+    assert {key: line["state"] for key, line in of_cell.items()} == {
+        ("small", "1"): "done",
+        ("small", "2"): "done",
+        ("large", "1"): "failed",
+        ("large", "2"): "done",
+    }
     assert "memory" in of_cell["large", "1"]["because"], of_cell["large", "1"]
     # Started again it tries nothing twice; with --retry only the cell that failed.
     done_before = results(bench)

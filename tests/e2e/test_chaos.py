@@ -55,9 +55,7 @@ def test_survived(place: Ground, name: str) -> None:
 
 def test_what_this_machine_lacks_is_no_failure(place: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     found = shutil.which
-    monkeypatch.setattr(
-        shutil, "which", lambda name, *rest, **more: None if name == "cc" else found(name, *rest, **more)
-    )
+    monkeypatch.setattr(shutil, "which", lambda name, *rest, **more: None if name == "cc" else found(name, *rest, **more))
     outcome = play(place, CASES["clock-jump"], seed=1)
     assert (outcome.survived, outcome.why) == (False, [])
     assert "cc is not installed" in outcome.missing and "apt install gcc" in outcome.missing

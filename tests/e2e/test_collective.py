@@ -77,8 +77,7 @@ def workers(lab: Lab, node: str) -> list[int]:
     return [
         pid
         for pid in lab.processes_of(node)
-        if "homelab.worker.tools.collective_test" in procfs.command_line(pid)
-        and "torch.distributed.run" not in procfs.command_line(pid)
+        if "homelab.worker.tools.collective_test" in procfs.command_line(pid) and "torch.distributed.run" not in procfs.command_line(pid)
     ]
 
 
@@ -100,7 +99,9 @@ def test_a_healthy_cluster_passes_and_remembers_it(lab: Lab, fleet: Fleet) -> No
     after = look(fleet)
     assert not judges.needed(after)
     python = after.facts["node2"].python
-    changed = after.facts["node2"].model_copy(update={"python": python.model_copy(update={"packages": {**python.packages, "torch": "2.9.0"}})})
+    changed = after.facts["node2"].model_copy(
+        update={"python": python.model_copy(update={"packages": {**python.packages, "torch": "2.9.0"}})}
+    )
     assert judges.needed(replace(after, facts={**after.facts, "node2": changed}))
 
 
@@ -128,9 +129,7 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
 
 
 @pytest.mark.thorough
-def test_a_node_that_loses_its_power_is_named(
-    lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_loses_its_power_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_state, "SILENT_S", 5.0)
     result = collective_test.run(fleet, evidence, Act("starting torchrun", lambda: lab.fault("node3", "power-cut")))
     assert [state.node for state in result.missing] == ["node3"], result
@@ -159,9 +158,7 @@ def test_a_pulled_cable_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, mon
 def test_a_broken_connection_ends_it_everywhere(lab: Lab, fleet: Fleet, evidence: Evidence) -> None:
     def cut() -> None:
         wait_until(lambda: bool(ranks_left(lab)), 10)
-        agents = [
-            pid for pid in lab.processes_of("node2") if procfs.command_line(pid)[-2:] == ["homelab.node", "collective"]
-        ]
+        agents = [pid for pid in lab.processes_of("node2") if procfs.command_line(pid)[-2:] == ["homelab.node", "collective"]]
         process = procfs.read(agents[0])
         assert process is not None
         procfs.send([process.parent], signal.SIGKILL)  # the sshd of this connection
@@ -196,9 +193,8 @@ def test_a_rank_that_stands_still_is_named_with_the_stacks_of_the_others(
         wait_until(lambda: bool(workers(lab, "node3")), 10)
         procfs.send(workers(lab, "node3"), signal.SIGSTOP)
         wait_until(lambda: joined("node1") and joined("node2"), 60)
-        monkeypatch.setattr(
-            collective_state, "IMPORT_LIMIT_S", time.monotonic() - started + 1.0
-        )  # the limit is over as soon as that is heard
+        # the limit is over as soon as that is heard
+        monkeypatch.setattr(collective_state, "IMPORT_LIMIT_S", time.monotonic() - started + 1.0)
 
     result = collective_test.run(fleet, evidence, Act("importing torch", stop))
     assert [(state.node, state.stage) for state in result.missing] == [("node3", "importing torch")], result

@@ -58,9 +58,7 @@ def test_recovery_waits_for_room_and_stop_does_not(small: Desk, lab: Lab) -> Non
 
     os.kill(next(pid for pid in lab.processes_of("node2") if is_worker(pid)), signal.SIGKILL)
     # What is left of the first attempt is ended, and the plan of the next one finds no room.
-    wait_until(
-        lambda: all("homelab.node follow" in words for words in left_on(lab).values()), 60, lambda: str(left_on(lab))
-    )
+    wait_until(lambda: all("homelab.node follow" in words for words in left_on(lab).values()), 60, lambda: str(left_on(lab)))
     assert supervisor_lock.is_held(paths), "its supervisor is at work"
     assert run.attempts() == [1]
     filler.unlink()

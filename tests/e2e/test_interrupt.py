@@ -68,7 +68,9 @@ def test_control_c(desk: Desk, marker: str, delay_s: float) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, marker, delay_s))
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)], ids=lambda number: number.name
+)
 def test_a_closed_terminal_and_kill(desk: Desk, number: signal.Signals) -> None:
     assert_announced_or_gone(desk, *interrupt(desk, ". starting torchrun", 0.05, number=number))
 

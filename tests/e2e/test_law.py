@@ -57,7 +57,12 @@ def test_three_nodes_with_unequal_shares(desk: Desk, reference: Run) -> None:
     assert [(rank["node"], rank["share"]) for rank in status["ranks"]] == [("node1", 6), ("node2", 4), ("node3", 2)]
     assert_lawful(run, reference, head="node1")
     alone, together = desk.json("compare", reference.name, run.name)["runs"]
-    assert together["is_same"] is True and together["common_steps"] == STEPS and together["curve_difference"] <= TOLERANCE and not together["differs"]
+    assert (
+        together["is_same"] is True
+        and together["common_steps"] == STEPS
+        and together["curve_difference"] <= TOLERANCE
+        and not together["differs"]
+    )
     assert alone["speed_up"] == 1 and together["speed_up"] > 0 and together["side"]["nodes"] == ["node1", "node2", "node3"]
     said = desk.homelab("compare", reference.name, run.name).stdout
     assert f"{run.name} is the same training as {reference.name}" in said and "Next: homelab report" in said

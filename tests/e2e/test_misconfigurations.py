@@ -23,7 +23,10 @@ from tests.lab.conftest import namespaces_missing
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
 
 QUICK = ("rendezvous-blocked", "key-refused", "damaged-code", "no-inodes", "other-data")
-CHOICE = (*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ephemeral-in", "own-name-loopback", "other-peft", "battery")))
+CHOICE = (
+    *QUICK,
+    *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ephemeral-in", "own-name-loopback", "other-peft", "battery")),
+)
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,7 @@ def rule(lab: Lab, node: str, text: str, hook: str = "input") -> Iterator[None]:
 
 def test_healthy_nodes_are_measured_in_every_direction_and_nothing_is_found(lab: Lab) -> None:
     evidence = seen_in(lab)
-    assert [
-        finding for finding in registry.judge_all(evidence) if finding.subject == "network" and finding.level != "ok"
-    ] == []
+    assert [finding for finding in registry.judge_all(evidence) if finding.subject == "network" and finding.level != "ok"] == []
     pairs = {(source, target) for source in evidence.lan for target in evidence.lan if source != target}
     assert len(pairs) == 6 and set(evidence.throughputs) == pairs
     assert {(link.source, link.target) for link in evidence.links if link.carried_bytes == 1500} == pairs
@@ -78,10 +76,7 @@ def test_a_firewall_on_ephemeral_ports_is_found_in_seconds_and_the_line_for_it_m
         (finding,) = found_in(lab)
         assert time.monotonic() - started < 60, "alone it is 3 s; each port that drops in turn would be minutes"
         assert (finding.check, finding.node, finding.level) == ("network.reach", "node2", "fail")
-        assert (
-            "no connection from node1 and node3" in finding.message
-            and "nft insert rule inet fault input" in finding.fix
-        )
+        assert "no connection from node1 and node3" in finding.message and "nft insert rule inet fault input" in finding.fix
         subprocess.run(["sh", "-c", finding.fix], check=True, timeout=20)
         assert found_in(lab) == []
 
@@ -112,13 +107,9 @@ def test_large_packets_that_vanish_are_found_and_a_smaller_mtu_mends_it(lab: Lab
     try:
         (finding,) = found_in(lab)
         assert (finding.check, finding.node, finding.level) == ("network.path_mtu", "node3", "fail")
-        assert (
-            "packets of 1500 bytes between it and node1 and node2 vanish on the way, those of 1400" in finding.message
-        )
+        assert "packets of 1500 bytes between it and node1 and node2 vanish on the way, those of 1400" in finding.message
         subprocess.run(["sh", "-c", finding.fix], check=True, timeout=20)
-        assert [left.check for left in found_in(lab)] == ["network.mtu"], (
-            "it differs from the others now, and all arrives"
-        )
+        assert [left.check for left in found_in(lab)] == ["network.mtu"], "it differs from the others now, and all arrives"
     finally:
         node = f"--net={network.NAMESPACES / lab.state.node('node3').network_namespace}"
         subprocess.run(["nsenter", node, "ip", "link", "set", network.INTERFACE, "mtu", "1500"], check=True)

@@ -91,7 +91,9 @@ def assert_same_training(run: Run, reference: Run, kind: str, head: str = "node1
         assert sorted(ids) == list(range(ROWS)), f"epoch {epoch}"
 
 
-@pytest.mark.parametrize(("kind", "way"), [("lora", ["zero2", "pipeline", "ddp", "zero3", "pipeline", "zero2"]), ("full", ["pipeline", "zero3", "ddp"])])
+@pytest.mark.parametrize(
+    ("kind", "way"), [("lora", ["zero2", "pipeline", "ddp", "zero3", "pipeline", "zero2"]), ("full", ["pipeline", "zero3", "ddp"])]
+)
 def test_through_the_strategies_in_turn(alone: Desk, lab: Lab, undisturbed: dict[str, Run], kind: str, way: list[str]) -> None:
     """The checkpoints of some are one copy on each node, of others a shard on each: every step from the one to the other."""
     run = alone.launch(f"{kind}.toml")
@@ -99,7 +101,10 @@ def test_through_the_strategies_in_turn(alone: Desk, lab: Lab, undisturbed: dict
         killed(lab, run, attempt, 5 * attempt, f"node{attempt % 3 + 1}")
         before = strategy_of(alone, run, attempt)
         recovered = alone.json("recover", run.name, "--strategy", strategy)
-        assert recovered["strategy"] == strategy == strategy_of(alone, run, attempt + 1) and recovered["resume_step"] >= 5 * attempt - 2 * EVERY
+        assert (
+            recovered["strategy"] == strategy == strategy_of(alone, run, attempt + 1)
+            and recovered["resume_step"] >= 5 * attempt - 2 * EVERY
+        )
         said = f"strategy {before} -> {strategy}, by hand"
         assert said in [event["text"] for event in alone.json("status", run.name, code=None)["events"]]
     run.wait_for_end(len(way) + 1, nodes=3)
@@ -131,7 +136,9 @@ def test_two_nodes_are_left_for_it_and_another_controller_asks(alone: Desk, else
     run.wait_for_step(2, 15)
     lab.fault("node1", "kill-worker")
     run.wait_for_end(2, nodes=2, timeout_s=60)
-    assert alone.json("recover", run.name, "--nodes", "node1,node2")["strategy"] == "pipeline", "the first controller reads it from the nodes"
+    assert alone.json("recover", run.name, "--nodes", "node1,node2")["strategy"] == "pipeline", (
+        "the first controller reads it from the nodes"
+    )
     run.wait_for_end(3, nodes=2)
     assert alone.json("status", run.name)["state"] == "done", run.logs(3)
     assert_same_training(run, undisturbed["lora"], "lora")

@@ -45,6 +45,8 @@ every_steps = 2
 [tracking]
 tensorboard = false
 """
+
+
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     if namespaces_missing():
@@ -108,7 +110,11 @@ def test_it_trains_across_three_and_survives_a_dead_stage(desk: Desk) -> None:
     run = desk.launch("pipeline.toml", *three)
     run.wait_for_step(1, 4, timeout_s=200)
     desk.lab.fault(middle, "kill-worker")
-    wait_until(lambda: run.attempts() == [1, 2], 100, lambda: "\n".join(event["text"] for event in desk.json("status", run.name, code=None)["events"]))
+    wait_until(
+        lambda: run.attempts() == [1, 2],
+        100,
+        lambda: "\n".join(event["text"] for event in desk.json("status", run.name, code=None)["events"]),
+    )
     run.wait_for_end(2, nodes=3, timeout_s=200)
     wait_until(lambda: desk.json("status", run.name, code=None)["state"] == "done", 30)
     alone = desk.launch("pipeline.toml", "--nodes", "node4")

@@ -102,7 +102,9 @@ def test_bytes_are_those_of_the_interfaces(strategy: str, own_desk: Desk, lab: L
     counted = counters.payload_between(begin, end)
     for rank in found["ranks"]:
         sent, by_interface = sum(row["sent_bytes"] for row in rank["exchanges"]), counted[rank["node"]]
-        print(f"{strategy}, {rank['node']}: {sent} bytes in the profile, {by_interface} of payload sent by its interface, {100 * (sent / by_interface - 1):+.2f} %")
+        print(
+            f"{strategy}, {rank['node']}: {sent} bytes in the profile, {by_interface} of payload sent by its interface, {100 * (sent / by_interface - 1):+.2f} %"
+        )
         assert sent > 20e6 and sent == pytest.approx(by_interface, rel=0.05)
     said = own_desk.homelab("profile", run.name).stdout
     assert f"steps {FIRST} to {LAST} on rank 0, 1, 2, {strategy}" in said and "Next: open https://ui.perfetto.dev" in said

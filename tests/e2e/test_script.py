@@ -59,7 +59,7 @@ def test_stop_leaves_nothing(desk: Desk) -> None:
     assert row["state"] == "stopped"
 
 
-RESUMER = '''
+RESUMER = """
 import json, os, re, time
 import torch.distributed as dist
 
@@ -86,7 +86,7 @@ for step in range(begin + 1, 61):
         os.rename(place, os.path.join(saved, f"step-{step}"))
         print("saved", step, flush=True)
 print("the sum is", total, flush=True)
-'''
+"""
 
 
 @pytest.mark.thorough

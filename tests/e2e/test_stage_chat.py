@@ -80,14 +80,19 @@ def test_the_stages_answer_what_the_whole_model_answers(desk: Desk, run: Run, wh
 
 def test_a_conversation_says_what_can_be_asked(desk: Desk, run: Run, little_memory: None) -> None:
     refused = desk.homelab("chat", run.name, code=1)
-    assert "a conversation is not held across the stages of a pipeline" in refused.stderr and f"chat --prompt Hello {run.name}" in refused.stderr
+    assert (
+        "a conversation is not held across the stages of a pipeline" in refused.stderr
+        and f"chat --prompt Hello {run.name}" in refused.stderr
+    )
 
 
 def test_a_stage_that_is_killed_ends_it_everywhere(desk: Desk, run: Run, little_memory: None) -> None:
     chat = begun(desk, run)
     procfs.send(stages(desk.lab, "node2"), signal.SIGKILL)
     said, _ = chat.communicate(timeout=60)
-    assert chat.returncode == 1 and "a stage of the model failed: a rank was ended by SIGKILL" in said and "where: node node2, layers " in said, said
+    assert (
+        chat.returncode == 1 and "a stage of the model failed: a rank was ended by SIGKILL" in said and "where: node node2, layers " in said
+    ), said
     assert not left_on(desk.lab)
 
 

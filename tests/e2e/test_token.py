@@ -52,7 +52,12 @@ def holders(*folders: Path) -> list[Path]:
 def token_files(run: Run) -> list[Path]:
     """Where a node has it: each node has its own memory, which its processes show."""
     pids = [pid for node in run.lab.nodes for pid in run.lab.processes_of(node.name)]
-    found = [file for pid in pids for place in ("dev/shm", "run", "root") for file in Path(f"/proc/{pid}/root/{place}").glob(f"*homelab*/{run.name}-*/HF_TOKEN")]
+    found = [
+        file
+        for pid in pids
+        for place in ("dev/shm", "run", "root")
+        for file in Path(f"/proc/{pid}/root/{place}").glob(f"*homelab*/{run.name}-*/HF_TOKEN")
+    ]
     return list({(file.stat().st_dev, file.stat().st_ino): file for file in found}.values())
 
 
@@ -85,12 +90,18 @@ def test_it_is_found_nowhere(lab: Lab, model: Path, desk: Desk) -> None:
         for file in (log, agent_log):
             with file.open("a") as stream:
                 stream.write(f"401 for token {TOKEN}\n")
-        said += [mine.homelab(*words, code=None).stdout for words in (["logs", "--rank", "0"], ["status", "--once"], ["status", "--json"], ["doctor", "node1"])]
+        said += [
+            mine.homelab(*words, code=None).stdout
+            for words in (["logs", "--rank", "0"], ["status", "--once"], ["status", "--json"], ["doctor", "node1"])
+        ]
         assert "401 for token ***" in said[-4], "the node hides it from a command that does not know it"
         said += [mine.homelab(name, code=None).stdout for name in NAMES if name in ("report", "export")]
         said.append(mine.homelab("plan", "token.toml", "--why", code=None).stdout)
         wait_until(lambda: mine.json("status", code=None)["state"] == "done", 100, lambda: run.logs(2))
-        said += [mine.homelab(*words, code=None).stdout for words in (["why", "--attempt", "1"], ["status", "--once"], ["logs"], ["runs"], ["fetch"])]
+        said += [
+            mine.homelab(*words, code=None).stdout
+            for words in (["why", "--attempt", "1"], ["status", "--once"], ["logs"], ["runs"], ["fetch"])
+        ]
     finally:
         hunt.is_over = True
         hunt.join()

@@ -28,7 +28,9 @@ while wanted not in card.recv(2000):
 def test_a_node_that_was_asked_before_is_woken_by_its_card(desk: Desk, lab: Lab) -> None:
     assert desk.homelab("preflight", "--only", "clock", "--json").returncode == 0
     space = next(node["network_namespace"] for node in lab.status()["nodes"] if node["name"] == "node2")
-    mac = subprocess.run(["ip", "netns", "exec", space, "cat", "/sys/class/net/eth0/address"], capture_output=True, text=True, check=True).stdout.strip()
+    mac = subprocess.run(
+        ["ip", "netns", "exec", space, "cat", "/sys/class/net/eth0/address"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     lab.fault("node2", "power-cut")
     with subprocess.Popen([sys.executable, "-c", CARD, mac], stdout=subprocess.PIPE, text=True) as card:
         try:

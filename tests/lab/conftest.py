@@ -23,8 +23,7 @@ def namespaces_missing() -> str:
 
 
 NAMESPACES = pytest.param(
-    "namespaces",
-    marks=[pytest.mark.namespaces, pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-")],
+    "namespaces", marks=[pytest.mark.namespaces, pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-")]
 )
 BACKENDS = ["loopback", NAMESPACES]
 needs_namespaces = pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-")

@@ -31,7 +31,7 @@ time.sleep(600)
 
 def detached(lab: Lab, node: str, program: str, *, environment: str = "") -> None:
     """Start a program on a node as a careful user would: a new session, no terminal, not even our environment left."""
-    output(lab, node, f"setsid env -i PATH=\"$PATH\" {environment} {program} >/dev/null 2>&1 </dev/null & exit 0")
+    output(lab, node, f'setsid env -i PATH="$PATH" {environment} {program} >/dev/null 2>&1 </dev/null & exit 0')
 
 
 def counting(lab: Lab, node: str) -> Path:
@@ -160,12 +160,30 @@ def test_unknown_nodes_and_faults_are_answered_with_what_there_is(lab: Lab, tmp_
         Lab.open(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("freeze", faults.Fault("freeze")), ("throttle=0.5", faults.Fault("throttle", 0.5)), ("throttle=off", faults.Fault("throttle"))])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("freeze", faults.Fault("freeze")), ("throttle=0.5", faults.Fault("throttle", 0.5)), ("throttle=off", faults.Fault("throttle"))],
+)
 def test_faults_are_parsed(text: str, wanted: faults.Fault) -> None:
     assert faults.parse(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["throttle", "throttle=", "throttle=fast", "throttle=0", "throttle=-1", "throttle=nan", "throttle=inf", "throttle=1e9", "freeze=1", "", "="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "throttle",
+        "throttle=",
+        "throttle=fast",
+        "throttle=0",
+        "throttle=-1",
+        "throttle=nan",
+        "throttle=inf",
+        "throttle=1e9",
+        "freeze=1",
+        "",
+        "=",
+    ],
+)
 def test_impossible_faults_are_refused(text: str) -> None:
     with pytest.raises(InputError):
         faults.parse(text)

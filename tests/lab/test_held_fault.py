@@ -146,7 +146,9 @@ def test_it_is_undone_where_the_terminal_that_asked_is_gone(lab: Lab) -> None:
     before = lab.cluster_file.read_text()
     reader, writer = os.pipe()
     os.close(reader)
-    holder = subprocess.Popen([sys.executable, "-m", held_fault.HOLDER, str(lab.folder), "node2", "wrong-user"], stdout=writer, stderr=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-m", held_fault.HOLDER, str(lab.folder), "node2", "wrong-user"], stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     assert holder.wait(60) == 0, holder.stderr.read() if holder.stderr else ""
     assert held_fault.read(lab.folder) is None

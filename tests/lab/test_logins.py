@@ -21,7 +21,12 @@ def test_a_node_has_a_user_and_a_port_that_no_other_has(tmp_path: Path) -> None:
         if not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o011)
     with Lab.up(tmp_path / "lab", nodes=2, backend="namespaces", logins={"node1": "anna:2222", "node2": "root:2022"}) as lab:
-        assert output(lab, "node1", "whoami; echo $HOME; touch $HOME/mine && ls $HOME").split() == ["anna", lab.state.node("node1").home, "homelab", "mine"]
+        assert output(lab, "node1", "whoami; echo $HOME; touch $HOME/mine && ls $HOME").split() == [
+            "anna",
+            lab.state.node("node1").home,
+            "homelab",
+            "mine",
+        ]
         assert output(lab, "node2", "whoami") == "root"
         assert ssh(lab, "node2", f"ls {lab.state.node('node1').home}").returncode == 0, "root of the other node is this machine's"
         assert [(node.user, node.port) for node in load_cluster(lab.cluster_file).nodes] == [("anna", 2222), ("root", 2022)]

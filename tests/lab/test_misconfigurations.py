@@ -193,7 +193,9 @@ def _plain(text: str) -> str:
     for line in text.splitlines():
         mount = re.match(r"\d+ \d+ \S+ (\S+ \S+) .* - (\S+)", line)
         line = " ".join(mount.groups()) if mount else line
-        lines.append(re.sub(r"^\d+: |@if\d+|\bqdisc (\w+) [0-9a-f]+:|link-netns\S* \S+|valid_lft \S+|refcnt \d+|link/ether \S+.*", r"\1", line))
+        lines.append(
+            re.sub(r"^\d+: |@if\d+|\bqdisc (\w+) [0-9a-f]+:|link-netns\S* \S+|valid_lft \S+|refcnt \d+|link/ether \S+.*", r"\1", line)
+        )
     return "\n".join(sorted(lines))
 
 

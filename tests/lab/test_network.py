@@ -118,7 +118,9 @@ def test_rate_and_cpu_are_as_asked(tmp_path: Path) -> None:
 
         def megabytes_per_s() -> float:
             """From the first byte that is sent to the last that arrives: both read this machine's one clock, so buffers add nothing."""
-            receiver = subprocess.Popen([*lab.ssh_command("mini"), python(receive)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+            receiver = subprocess.Popen(
+                [*lab.ssh_command("mini"), python(receive)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+            )
             began = float(output(lab, "tower", python(send, lab.nodes[1].host)))
             return 20 / (float(receiver.communicate(timeout=30)[0]) - began)
 

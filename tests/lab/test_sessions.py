@@ -37,7 +37,7 @@ def test_quoting_reaches_the_command_unchanged(lab: Lab) -> None:
 def test_every_node_has_its_own_home(lab: Lab) -> None:
     homes = set()
     for node in lab.nodes:
-        home, here, tilde = output(lab, node.name, "echo \"$HOME\"; pwd; cd ~ && pwd").splitlines()
+        home, here, tilde = output(lab, node.name, 'echo "$HOME"; pwd; cd ~ && pwd').splitlines()
         assert home == here == tilde == node.home
         assert output(lab, node.name, "touch made-here; ls -d homelab") == "homelab"
         assert (Path(node.home) / "made-here").exists()
@@ -100,7 +100,14 @@ def test_files_are_copied_into_the_nodes_home(lab: Lab, tmp_path: Path) -> None:
     words = lab.ssh_command("node2")
     port = words.index("-p")
     options = [*words[1:port], "-P", words[port + 1], *words[port + 2 : -1]]
-    subprocess.run(["sftp", "-b", "-", *options, words[-1]], input=f'put "{tmp_path / "sent"}" received\n', text=True, check=True, timeout=30, capture_output=True)
+    subprocess.run(
+        ["sftp", "-b", "-", *options, words[-1]],
+        input=f'put "{tmp_path / "sent"}" received\n',
+        text=True,
+        check=True,
+        timeout=30,
+        capture_output=True,
+    )
     assert (Path(lab.nodes[1].home) / "received").read_bytes() == (tmp_path / "sent").read_bytes()
 
 

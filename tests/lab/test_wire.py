@@ -18,10 +18,7 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.namespaces]
 
 @needs_namespaces
 def test_the_rate_of_the_cables_is_measured(tmp_path: Path) -> None:
-    with (
-        Lab.up(tmp_path / "lab", nodes=3, backend="namespaces", rate="100mbit") as lab,
-        Fleet(load_cluster(lab.cluster_file)) as fleet,
-    ):
+    with Lab.up(tmp_path / "lab", nodes=3, backend="namespaces", rate="100mbit") as lab, Fleet(load_cluster(lab.cluster_file)) as fleet:
         started = time.monotonic()
         without = gather.evidence(fleet, recipe=None, material=[], port=29500, measure_wire=False)
         assert without.throughputs == {} and len(without.links) > 6

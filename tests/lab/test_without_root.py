@@ -70,8 +70,10 @@ def as_user(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_account_that_is_added_meanwhile_leaves_the_user_a_name(home: Path) -> None:
     """useradd and apt replace /etc/passwd by rename; another test does it, too."""
-    waiting = ["sh", "-c", 'echo here; read line; exec whoami']
-    with subprocess.Popen([*ordinary_user.enter(home, {"PATH": "/usr/bin:/bin"}), *waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+    waiting = ["sh", "-c", "echo here; read line; exec whoami"]
+    with subprocess.Popen(
+        [*ordinary_user.enter(home, {"PATH": "/usr/bin:/bin"}), *waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
         assert user.stdin is not None and user.stdout is not None and user.stdout.readline() == "here\n"
         copy = Path("/etc/passwd.homelab-user")
         try:
@@ -88,7 +90,11 @@ def test_the_whole_story_as_an_ordinary_user(home: Path) -> None:
     for name in ("unshare", "setpriv"):
         if shutil.which(name) is None:
             pytest.skip(f"not installed: {name}")
-    pythons = [python for python in (sys.executable, "/usr/bin/python3") if as_user(home, python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))").returncode == 0]
+    pythons = [
+        python
+        for python in (sys.executable, "/usr/bin/python3")
+        if as_user(home, python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))").returncode == 0
+    ]
     if not pythons:
         pytest.skip("an ordinary user finds no Python 3.11 or newer on this machine")
     done = as_user(home, pythons[0], "-c", STORY, str(home / "lab"))

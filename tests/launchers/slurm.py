@@ -59,7 +59,9 @@ wait
 
 def is_here() -> bool:
     """Whether it can be started: Slurm's programs, and root for the namespaces."""
-    return os.geteuid() == 0 and all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("slurmctld", "slurmd", "sbatch", "unshare"))
+    return os.geteuid() == 0 and all(
+        shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("slurmctld", "slurmd", "sbatch", "unshare")
+    )
 
 
 class Slurm:
@@ -75,7 +77,10 @@ class Slurm:
         (folder / "state").mkdir(parents=True)
         hosts = ["127.0.0.1 localhost head", *(f"127.0.0.1 {name}" for name in self.names)]
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
-        lines = [f"NodeName={name} NodeHostname=head NodeAddr=127.0.0.1 Port={17001 + number} CPUs=1 State=UNKNOWN" for number, name in enumerate(self.names)]
+        lines = [
+            f"NodeName={name} NodeHostname=head NodeAddr=127.0.0.1 Port={17001 + number} CPUs=1 State=UNKNOWN"
+            for number, name in enumerate(self.names)
+        ]
         (folder / "slurm.conf").write_text(_CONF.format(folder=folder, nodes="\n".join(lines), names=",".join(self.names)))
         script = _INIT.format(folder=folder, nodes=" ".join(self.names))
         command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]
@@ -102,7 +107,11 @@ class Slurm:
             return ""
         inside = ["nsenter", f"--target={child}", "--net", "--mount", "--uts", "--pid", f"--wdns={cwd or self.folder}", *command]
         done = subprocess.run(
-            inside, capture_output=True, text=True, timeout=60, env={**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), **(environment or {})}
+            inside,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), **(environment or {})},
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -113,7 +122,11 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def _why(self) -> str:
-        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.[ol]*")) if path.suffix in (".out", ".log"))
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
+            for path in sorted(self.folder.glob("*.[ol]*"))
+            if path.suffix in (".out", ".log")
+        )
 
 
 def until(condition: Callable[[], bool], limit_s: float, why: Callable[[], str]) -> None:

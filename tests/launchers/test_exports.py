@@ -32,16 +32,22 @@ IMAGE = ("--image", "registry.example/homelab:1")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     cards = ', gpus = [{ model = "RTX 3060", vram_gb = 12 }]'
-    nodes = "".join(f'  {{ name = "{name}", host = "192.168.1.{number}"{cards} }},\n' for number, name in enumerate(("tower", "laptop", "attic"), 10))
+    nodes = "".join(
+        f'  {{ name = "{name}", host = "192.168.1.{number}"{cards} }},\n' for number, name in enumerate(("tower", "laptop", "attic"), 10)
+    )
     (tmp_path / "cluster.toml").write_text(f"nodes = [\n{nodes}]\n")
     (tmp_path / "smol.toml").write_text(RECIPE)
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}) + "\n")
+    (tmp_path / "chats.jsonl").write_text(
+        json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}) + "\n"
+    )
     return tmp_path
 
 
 def export(folder: Path, to: str, *options: str, code: int = 0, recipe: str = "smol.toml") -> Path:
     job = folder / "job"
-    assert run(["export", str(folder / recipe), "--to", to, "--output", str(job), "--cluster", str(folder / "cluster.toml"), *options]) == code
+    assert (
+        run(["export", str(folder / recipe), "--to", to, "--output", str(job), "--cluster", str(folder / "cluster.toml"), *options]) == code
+    )
     return job
 
 
@@ -57,12 +63,18 @@ def test_the_folder_has_all_that_the_ranks_need_and_no_name_of_a_node(folder: Pa
     (run_dir,) = (job / "runs").iterdir()
     plan, described = (json.loads((run_dir / name).read_text()) for name in ("attempts/0/plan.json", "run.json"))
     assert plan["world_size"] == 3 and plan["balance"] == "measured" and plan["shared_folder"] is True
-    assert [rank["share"] for rank in plan["ranks"]] == [3, 3, 2] and [rank["node"] for rank in plan["ranks"]] == ["node-0", "node-1", "node-2"]
+    assert [rank["share"] for rank in plan["ranks"]] == [3, 3, 2] and [rank["node"] for rank in plan["ranks"]] == [
+        "node-0",
+        "node-1",
+        "node-2",
+    ]
     assert len({(rank["micro_batch"], rank["token_cap"]) for rank in plan["ranks"]}) == 1, "any rank may get the smallest card"
     assert Path(described["data"]["train"]["path"]).read_bytes() == (folder / "chats.jsonl").read_bytes()
     everything = "".join(path.read_text() for path in [job / "job.sbatch", *run_dir.rglob("*.json")])
     assert not [name for name in ("tower", "laptop", "attic", "192.168.1.", "198.18.") if name in everything]
-    assert not [line for line in (job / "job.sbatch").read_text().splitlines() if "NCCL_" in line], "InfiniBand is off at home, and not there"
+    assert not [line for line in (job / "job.sbatch").read_text().splitlines() if "NCCL_" in line], (
+        "InfiniBand is off at home, and not there"
+    )
     assert (job / "requirements.txt").read_text().startswith("torch>=")
 
 
@@ -87,7 +99,9 @@ def test_a_place_with_blanks_and_quotes_stays_one_word(folder: Path) -> None:
     place = "/shared/my job's $(touch pwned)"
     script = (export(folder, "slurm", "--at", place) / "job.sbatch").read_text()
     assigned = next(line for line in script.splitlines() if line.startswith("export HOMELAB_JOB="))
-    said = subprocess.run(["bash", "-c", f'{assigned}; printf %s "$HOMELAB_JOB"'], capture_output=True, text=True, check=True, cwd=folder).stdout
+    said = subprocess.run(
+        ["bash", "-c", f'{assigned}; printf %s "$HOMELAB_JOB"'], capture_output=True, text=True, check=True, cwd=folder
+    ).stdout
     assert said == place and not (folder / "pwned").exists()
     assert shlex.split(assigned)[1] == f"HOMELAB_JOB={place}"
 

@@ -24,7 +24,9 @@ from tests.worker import harness
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not slurm.is_here() or bool(namespaces_missing()), reason="needs root, namespaces and Slurm (scripts/setup with HOMELAB_FLAWS=1)"),
+    pytest.mark.skipif(
+        not slurm.is_here() or bool(namespaces_missing()), reason="needs root, namespaces and Slurm (scripts/setup with HOMELAB_FLAWS=1)"
+    ),
 ]
 STEPS = 24
 
@@ -61,13 +63,31 @@ def exported(folder: Path, name: str) -> tuple[Path, Path]:
     job = folder / name
     cluster_file = folder / "three.toml"
     cluster_file.write_text("".join(f'[[nodes]]\nname = "n{number}"\nhost = "127.0.0.{number}"\n' for number in (1, 2, 3)))
-    assert run(["export", str(folder / "law.toml"), "--to", "slurm", "--output", str(job), "--python", sys.executable, "--cluster", str(cluster_file)]) == 0
+    assert (
+        run(
+            [
+                "export",
+                str(folder / "law.toml"),
+                "--to",
+                "slurm",
+                "--output",
+                str(job),
+                "--python",
+                sys.executable,
+                "--cluster",
+                str(cluster_file),
+            ]
+        )
+        == 0
+    )
     (run_dir,) = (job / "runs").iterdir()
     return job, run_dir
 
 
 def submit(cluster: Slurm, job: Path) -> str:
-    return cluster.run("sbatch", "--parsable", "job.sbatch", cwd=job, environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}).strip()
+    return cluster.run(
+        "sbatch", "--parsable", "job.sbatch", cwd=job, environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ).strip()
 
 
 def said(job: Path) -> str:

@@ -25,7 +25,9 @@ class Batch(Launcher):
     def render(self, spec: LaunchSpec, placement: Placement) -> tuple[NodeCommand, ...]:
         return tuple(
             NodeCommand(
-                node=node.name, argv=("toy-run", f"--tasks={count}", "--head=$TOY_HEAD", *program_of(spec, node)), environment=environment_of(spec, node)
+                node=node.name,
+                argv=("toy-run", f"--tasks={count}", "--head=$TOY_HEAD", *program_of(spec, node)),
+                environment=environment_of(spec, node),
             )
             for node, count in zip(placement.nodes, spec.processes_per_node, strict=True)
         )
@@ -39,7 +41,9 @@ class BatchFile(Batch):
 
     def render_plan(self, spec: LaunchSpec, placement: Placement) -> LaunchDocument:
         lines = [f"#TOY --nodes={len(placement.nodes)}", *(f"export {key}={value}" for key, value in sorted(spec.environment.items()))]
-        return LaunchDocument(file_name="job.toy", text="\n".join([*lines, " ".join(("toy-run", *program_of(spec, placement.nodes[0])))]) + "\n")
+        return LaunchDocument(
+            file_name="job.toy", text="\n".join([*lines, " ".join(("toy-run", *program_of(spec, placement.nodes[0])))]) + "\n"
+        )
 
 
 @pytest.fixture
@@ -67,7 +71,9 @@ def test_plan_prints_its_commands(toy: Batch, tmp_path: Path, capsys: pytest.Cap
 LONG = "x" * 300
 
 
-def test_one_document_for_all_nodes_is_printed_in_place_of_the_commands(toy: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_document_for_all_nodes_is_printed_in_place_of_the_commands(
+    toy: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert planned(tmp_path, "--launcher", "toy-file") == 0
     shown = capsys.readouterr().out
     assert "job.toy, which starts it on all nodes" in shown and "#TOY --nodes=2\n" in shown

@@ -32,7 +32,9 @@ def named(call: ast.Call) -> str:
 @pytest.mark.parametrize("influence", INFLUENCES, ids=lambda influence: influence.name)
 def test_every_line_has_a_test(influence):
     file, _, function = influence.test.partition("::")
-    names = {node.name for node in ast.walk(ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)}
+    names = {
+        node.name for node in ast.walk(ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)
+    }
 
     assert function in names and influence.holds
 
@@ -43,10 +45,22 @@ def test_no_locale_decides_how_data_is_read():
         for call in calls(path):
             keywords = {keyword.arg for keyword in call.keywords}
             mode = next((str(argument.value) for argument in call.args if isinstance(argument, ast.Constant)), "r")
-            mode = next((str(keyword.value.value) for keyword in call.keywords if keyword.arg == "mode" and isinstance(keyword.value, ast.Constant)), mode)
+            mode = next(
+                (
+                    str(keyword.value.value)
+                    for keyword in call.keywords
+                    if keyword.arg == "mode" and isinstance(keyword.value, ast.Constant)
+                ),
+                mode,
+            )
             if named(call) == "setlocale" or (named(call) in ("read_text", "write_text") and "encoding" not in keywords):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
-            if named(call) == "open" and "b" not in mode and "encoding" not in keywords and not isinstance(getattr(call.func, "value", None), ast.Name):
+            if (
+                named(call) == "open"
+                and "b" not in mode
+                and "encoding" not in keywords
+                and not isinstance(getattr(call.func, "value", None), ast.Name)
+            ):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
     assert found == []
 
@@ -57,8 +71,17 @@ def test_no_listing_of_a_folder_decides_an_order():
     found = []
     for path in (path for path in SHIPPED if path.parent.name in ("data", "model", "law")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        sorted_ones = {id(inner) for call in ast.walk(tree) if isinstance(call, ast.Call) and named(call) in ("sorted", "set", "sum", "any") for inner in ast.walk(call)}
-        found += [f"{path.name}:{call.lineno}" for call in ast.walk(tree) if isinstance(call, ast.Call) and named(call) in listings and id(call) not in sorted_ones]
+        sorted_ones = {
+            id(inner)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and named(call) in ("sorted", "set", "sum", "any")
+            for inner in ast.walk(call)
+        }
+        found += [
+            f"{path.name}:{call.lineno}"
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and named(call) in listings and id(call) not in sorted_ones
+        ]
     assert [place for place in found if not place.startswith("quantised_cache.py")] == [], "that one removes what is too old"
 
 
@@ -69,7 +92,14 @@ def test_orders_do_not_depend_on_the_hash_seed():
         "print(order.permutation(3, 1, 50), packing.pack([5, 9, 2, 7, 7, 1], 12), random_seed(1, 2, [3, 4]))"
     )
     said = {
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=REPOSITORY,
+        ).stdout
         for seed in ("0", "1", "77")
     }
     assert len(said) == 1 and next(iter(said)).strip()
@@ -133,5 +163,9 @@ def test_places_memory_meeting_and_logs_are_kept(name: str):
 
 def test_nothing_that_a_plan_sets_is_dropped():
     """What the planner and torchrun give a rank reaches it."""
-    words = {word for path in sorted((ROOT / "planning").rglob("*.py")) for word in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', path.read_text(encoding="utf-8"))}
+    words = {
+        word
+        for path in sorted((ROOT / "planning").rglob("*.py"))
+        for word in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', path.read_text(encoding="utf-8"))
+    }
     assert "NCCL_SOCKET_IFNAME" in words and of_a_node(words) == []

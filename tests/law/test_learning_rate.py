@@ -20,12 +20,7 @@ def test_linear_root_or_not_at_all() -> None:
 def test_the_plan_says_what_it_comes_to() -> None:
     train = {"global_batch": 12, "steps": 10, "learning_rate": 1e-3}
     assert not [choice for choice in make(healthy.cpu()).choices if choice.subject == "learning rate"]
-    value, because = why(
-        make(healthy.cpu(), healthy.recipe(train={**train, "lr_scale": "linear", "reference_batch": 8})),
-        "learning rate",
-    )
+    value, because = why(make(healthy.cpu(), healthy.recipe(train={**train, "lr_scale": "linear", "reference_batch": 8})), "learning rate")
     assert value == "0.0015" and because.startswith("0.001 x 12 / 8") and "linear" in because
-    value, because = why(
-        make(healthy.cpu(), healthy.recipe(train={**train, "lr_scale": "sqrt", "reference_batch": 48})), "learning rate"
-    )
+    value, because = why(make(healthy.cpu(), healthy.recipe(train={**train, "lr_scale": "sqrt", "reference_batch": 48})), "learning rate")
     assert value == "0.0005" and because.startswith("0.001 x sqrt(12 / 48)")

@@ -18,7 +18,10 @@ def test_the_lists_are_those_of_the_installed_transformers() -> None:
     }  # fmt: skip
     assert set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES) | {"whisper"} >= model_kinds.WITH_ENCODER
     assert not model_kinds.WITH_IMAGES & set(causal)
-    assert set(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) | set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES) >= model_kinds.WITH_IMAGES
+    assert (
+        set(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) | set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+        >= model_kinds.WITH_IMAGES
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from homelab.law.speed import Speed
 pytestmark = pytest.mark.timeout(60)
 
 
-
 def test_padding_counts_in_what_a_row_costs() -> None:
     """Passes that cost a lot make short rows share a pass with long ones; passes that cost nothing keep every row alone."""
     lengths = [100, 60, 50, 10]

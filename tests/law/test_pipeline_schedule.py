@@ -22,7 +22,16 @@ def test_each_pass_once_and_no_more_in_flight(micro_batches: int, in_flight: int
 
 def test_the_last_stage_goes_back_at_once() -> None:
     assert [(kind[0], index) for kind, index in order(3, 1)] == [("f", 0), ("b", 0), ("f", 1), ("b", 1), ("f", 2), ("b", 2)]
-    assert [(kind[0], index) for kind, index in order(4, 3)] == [("f", 0), ("f", 1), ("f", 2), ("b", 0), ("f", 3), ("b", 1), ("b", 2), ("b", 3)]
+    assert [(kind[0], index) for kind, index in order(4, 3)] == [
+        ("f", 0),
+        ("f", 1),
+        ("f", 2),
+        ("b", 0),
+        ("f", 3),
+        ("b", 1),
+        ("b", 2),
+        ("b", 3),
+    ]
 
 
 def test_in_flight_grows_towards_the_first_stage() -> None:

@@ -17,8 +17,28 @@ QUANTISED = {
     usable.WIDENED: {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     usable.FOREIGN: {"quantization_config": {"quant_method": "gptq", "bits": 4}},
 }
-FOREIGN = ("gptq", "awq", "hqq", "compressed-tensors", "torchao", "bitnet", "eetq", "quanto", "fbgemm_fp8", "aqlm", "x" * 10_000, None, 7, ["fp8"])
-METHODS = {usable.FULL: ("full", "auto"), usable.LORA: ("lora", "auto"), usable.LORA_8BIT: ("lora", "8bit"), usable.QLORA: ("qlora", "auto")}
+FOREIGN = (
+    "gptq",
+    "awq",
+    "hqq",
+    "compressed-tensors",
+    "torchao",
+    "bitnet",
+    "eetq",
+    "quanto",
+    "fbgemm_fp8",
+    "aqlm",
+    "x" * 10_000,
+    None,
+    7,
+    ["fp8"],
+)
+METHODS = {
+    usable.FULL: ("full", "auto"),
+    usable.LORA: ("lora", "auto"),
+    usable.LORA_8BIT: ("lora", "8bit"),
+    usable.QLORA: ("qlora", "auto"),
+}
 CELLS = [(form, method) for form in QUANTISED for method in METHODS]
 
 
@@ -26,7 +46,9 @@ def edited(edit: str, kind: str, base: str) -> tuple[str, str]:
     """The method after the first edit that is offered."""
     first = edit.partition("; or")[0]
     named = re.search(r'kind = "(\w+)"', first)
-    return (named[1] if named else kind), ("auto" if "without base" in first or (named and named[1] != "lora") else "8bit" if 'base = "8bit"' in first else "auto")
+    return (named[1] if named else kind), (
+        "auto" if "without base" in first or (named and named[1] != "lora") else "8bit" if 'base = "8bit"' in first else "auto"
+    )
 
 
 def test_the_table_has_every_cell_and_no_contradiction() -> None:
@@ -78,5 +100,10 @@ def test_what_becomes_a_gguf_file() -> None:
     assert usable.gguf_refusal("LlamaForCausalLM") is None and usable.gguf_refusal("LlamaForCausalLM", is_untied=True) is None
     assert usable.gguf_refusal("Gemma2ForCausalLM") is None
     untied, unknown = usable.gguf_refusal("Gemma2ForCausalLM", is_untied=True), usable.gguf_refusal("OPTForCausalLM")
-    assert untied is not None and "no head of its own" in untied.reason and unknown is not None and "does not know OPTForCausalLM" in unknown.reason
+    assert (
+        untied is not None
+        and "no head of its own" in untied.reason
+        and unknown is not None
+        and "does not know OPTForCausalLM" in unknown.reason
+    )
     assert gguf_classes.WITHOUT_A_HEAD < gguf_classes.KNOWN

@@ -151,6 +151,4 @@ def learn(balance: Balance, measured: list[Speed | None]) -> None:
 def test_resuming_is_index_arithmetic(seed: int, count: int, batch: int, resume: int) -> None:
     """The steps from `resume` on are those of an undisturbed run, without a look at what came before."""
     undisturbed = [order.step_rows(step, seed=seed, count=count, global_batch=batch) for step in range(resume + 5)]
-    assert [
-        order.step_rows(step, seed=seed, count=count, global_batch=batch) for step in range(resume, resume + 5)
-    ] == undisturbed[resume:]
+    assert [order.step_rows(step, seed=seed, count=count, global_batch=batch) for step in range(resume, resume + 5)] == undisturbed[resume:]

@@ -15,7 +15,5 @@ def test_what_powersgd_sends_of_a_matrix() -> None:
 
 
 @pytest.mark.parametrize(("steps", "warmup", "resume", "first"), [(100, 5, 0, 10), (100, 30, 0, 30), (100, 30, 25, 5), (10, 0, 0, 2), (100, 5, 60, 2)])  # fmt: skip
-def test_powersgd_begins_after_a_tenth_and_the_warm_up_and_never_at_once(
-    steps: int, warmup: int, resume: int, first: int
-) -> None:
+def test_powersgd_begins_after_a_tenth_and_the_warm_up_and_never_at_once(steps: int, warmup: int, resume: int, first: int) -> None:
     assert wire_bytes.uncompressed_steps(steps, warmup, resume) == first

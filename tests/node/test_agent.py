@@ -43,7 +43,9 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0) -> None:
 
 def ask(verb: str, request: dict[str, Any], *, python: str = sys.executable) -> dict[str, Any]:
     """One question as the controller asks it: a JSON line in, a JSON line out."""
-    done = subprocess.run([python, "-m", "homelab.node", verb], input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=40, cwd=REPOSITORY)
+    done = subprocess.run(
+        [python, "-m", "homelab.node", verb], input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=40, cwd=REPOSITORY
+    )
     assert "Traceback" not in done.stderr, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (1 if "error" in answer else 0)
@@ -205,7 +207,11 @@ def test_a_rank_that_is_ending_is_waited_for_until_it_has_let_go_of_its_card(wor
 def test_a_stop_waits_while_a_card_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     used = [(8000, 8000), (8000, 5000), (8000, 300), (8000, 300), (8000, 0)]
     looks = iter(used)
-    monkeypatch.setattr(utilisation, "gpus", lambda timeout_s: ("ok", [{"index": index, "memory_used_bytes": byte} for index, byte in enumerate(next(looks))]))
+    monkeypatch.setattr(
+        utilisation,
+        "gpus",
+        lambda timeout_s: ("ok", [{"index": index, "memory_used_bytes": byte} for index, byte in enumerate(next(looks))]),
+    )
     utilisation.wait_for_cards(every_s=0.0)
     assert next(looks) == used[4], "it looked four times"
     for nothing in (("missing", []), ("ok", [{"index": 0, "memory_used_bytes": None}])):
@@ -241,7 +247,12 @@ def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path)
     assert ask("facts", renamed)["runs"]["alive"] == [RUN]
     reply = ask("poll", renamed | {"run": RUN})
     assert answers.fault("poll", reply) is None
-    assert reply["run"]["as_node"] == NODE and reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"] and list(reply["run"]["ranks"]) == ["0"]
+    assert (
+        reply["run"]["as_node"] == NODE
+        and reply["run"]["agent_alive"]
+        and reply["run"]["torchrun_alive"]
+        and list(reply["run"]["ranks"]) == ["0"]
+    )
     assert [run["alive"] for run in ask("runs", renamed)["runs"]] == [True]
     outcome = ask("stop", renamed | {"run": RUN})
     assert outcome["asked"] == 2 and outcome["left"] == [] and outcome["as_nodes"] == [NODE]
@@ -291,7 +302,9 @@ def test_names_that_could_climb(workdir: Path, name: Any) -> None:
 @pytest.mark.parametrize("line", ["", "garbage", "[]", '"x"', "{}", '{"workdir": 5}'])
 @pytest.mark.parametrize("verb", ["start", "poll", "describe", "receive-file", "nothing"])
 def test_a_question_that_cannot_be_is_refused_in_json(verb: str, line: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "homelab.node", verb], input=line + "\n", capture_output=True, text=True, timeout=30, cwd=REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-m", "homelab.node", verb], input=line + "\n", capture_output=True, text=True, timeout=30, cwd=REPOSITORY
+    )
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 1 and error["message"] and error["kind"] in ("refused", "internal") and not done.stderr
 
@@ -355,7 +368,11 @@ def test_facts_have_the_promised_shape(workdir: Path, tmp_path: Path) -> None:
         "data": {"train": str(tmp_path / "data"), "eval": "/nowhere"},
     })  # fmt: skip
     assert answers.fault("facts", answer) is None
-    assert answer["resources"]["workdir_writable"] and answer["python"]["executable"] == sys.executable and answer["python"]["packages"]["torch"]
+    assert (
+        answer["resources"]["workdir_writable"]
+        and answer["python"]["executable"] == sys.executable
+        and answer["python"]["packages"]["torch"]
+    )
     assert answer["data"]["train"]["found"] and answer["data"]["eval"]["problem"] == "No such file or directory"
     assert not answer["model"]["found"] and answer["network"]["routes"]["127.0.0.1"]["interface"] == "lo"
 
@@ -365,7 +382,11 @@ def test_every_probe_of_the_facts_stands_alone(workdir: Path, monkeypatch: pytes
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     monkeypatch.setenv("PATH", "/nowhere")
     answer = facts.collect({"node": NODE, "workdir": str(workdir)})
-    assert answer["resources"]["disk_free_bytes"] is None and answer["network"]["own_name_addresses"] == [] and answer["gpu"]["nvidia_smi"] == "missing"
+    assert (
+        answer["resources"]["disk_free_bytes"] is None
+        and answer["network"]["own_name_addresses"] == []
+        and answer["gpu"]["nvidia_smi"] == "missing"
+    )
 
 
 def test_ports_and_who_holds_them() -> None:
@@ -401,13 +422,22 @@ def test_rows_and_speeds_are_in_the_facts(tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text('{"schema": 1, "token_s": NaN}')
     answer = ask("facts", asked)
-    assert answers.fault("facts", answer) is None and answer["speed_profiles"]["found"] and answer["speed_profiles"]["content"]["schema"] == 1
+    assert (
+        answers.fault("facts", answer) is None and answer["speed_profiles"]["found"] and answer["speed_profiles"]["content"]["schema"] == 1
+    )
     assert ask("facts", {"node": NODE, "workdir": str(tmp_path)})["speed_profiles"] is None
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "not a JSON object"), (b"[" * 100_000, "not JSON"), (b" " * (1 << 20) + b"{}", "far too large")],
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"[" * 100_000, "not JSON"),
+        (b" " * (1 << 20) + b"{}", "far too large"),
+    ],
     ids=["empty", "half", "binary", "list", "deep", "large"],
 )
 def test_damaged_speeds_are_a_problem_and_no_crash(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -449,7 +479,12 @@ def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:
     file.write_text("{}")
     state = file.stat()
     mark = [state.st_size, state.st_mtime_ns, state.st_ino]
-    for damaged in ('{"x": 5}', json.dumps({str(file): {"mark": mark}}), json.dumps({str(file): {"mark": mark, "sha256": {}}}), "[" * 100_000):
+    for damaged in (
+        '{"x": 5}',
+        json.dumps({str(file): {"mark": mark}}),
+        json.dumps({str(file): {"mark": mark, "sha256": {}}}),
+        "[" * 100_000,
+    ):
         (tmp_path / "digests.json").write_text(damaged)
         assert digests.Kept(str(tmp_path)).of(str(file))["sha256"] == hashlib.sha256(b"{}").hexdigest()
 
@@ -484,7 +519,10 @@ def test_a_node_s_own_environment_is_that_of_all_it_is_asked_for(workdir: Path) 
 def test_a_question_to_the_model_goes_to_the_cards_of_the_run(workdir: Path) -> None:
     folder = paths.run_dir(str(workdir), RUN)
     assert worker_programs.cards_of(folder, NODE) == {}
-    for attempt, cards in ((1, {"CUDA_VISIBLE_DEVICES": "GPU-0a"}), (2, {"CUDA_VISIBLE_DEVICES": "GPU-0b,GPU-0a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})):
+    for attempt, cards in (
+        (1, {"CUDA_VISIBLE_DEVICES": "GPU-0a"}),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-0b,GPU-0a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    ):
         ask("start", request(workdir, attempt=attempt, environment={"NCCL_DEBUG": "WARN", **cards}))
         ended(workdir, attempt)
         assert worker_programs.cards_of(folder, NODE) == cards

@@ -29,10 +29,14 @@ def send(data: bytes, offset: int, sha256: str = SHA256, name: str = "wheels/a-1
 
 def test_a_file_goes_on_where_it_was_cut_off(home: Path) -> None:
     assert send(DATA[:1000], 0) == 1000
-    assert installed.look({"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}})["partial"] == {"wheels/a-1-py3-none-any.whl": 1000}
+    assert installed.look({"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}})["partial"] == {
+        "wheels/a-1-py3-none-any.whl": 1000
+    }
     assert send(DATA[5000:], 5000) == 1000  # bytes are missing between: go on at 1000
     assert send(DATA[900:], 900) == len(DATA)
-    assert (home / ".homelab/setup/wheels/a-1-py3-none-any.whl").read_bytes() == DATA and not list((home / ".homelab/setup/partial").iterdir())
+    assert (home / ".homelab/setup/wheels/a-1-py3-none-any.whl").read_bytes() == DATA and not list(
+        (home / ".homelab/setup/partial").iterdir()
+    )
 
 
 def test_a_damaged_file_is_refused_and_begins_anew(home: Path) -> None:

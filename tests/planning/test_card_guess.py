@@ -47,7 +47,9 @@ def test_one_unknown_card_leaves_the_time_of_the_others_known() -> None:
         ((8, 6), 2000, "RTX A6000"), (None, 8, None), ((6, 1), None, "GTX 1050"), ((3, 0), 4, "K80"),
     ],
 )  # fmt: skip
-def test_the_slowest_of_its_generation_and_memory_stands_in_its_place(capability: tuple[int, int] | None, gib: float | None, like: str | None) -> None:
+def test_the_slowest_of_its_generation_and_memory_stands_in_its_place(
+    capability: tuple[int, int] | None, gib: float | None, like: str | None
+) -> None:
     found = card_guess.slowest_like(capability, None if gib is None else int(gib * GIB))
     assert found in CARDS
     if capability is not None:
@@ -81,7 +83,12 @@ def test_an_owner_who_writes_an_impossible_memory_is_told() -> None:
 
 def test_two_cards_of_one_name_and_unlike_memory_are_two_cards() -> None:
     seen = healthy.gpu(healthy.recipe(), names=("tower",))
-    first = seen.facts["tower"].gpu.cards[0].model_dump() | {"name": "NVIDIA GeForce RTX 3060", "uuid": None, "power_limit_w": None, "memory_used_bytes": 0}
+    first = seen.facts["tower"].gpu.cards[0].model_dump() | {
+        "name": "NVIDIA GeForce RTX 3060",
+        "uuid": None,
+        "power_limit_w": None,
+        "memory_used_bytes": 0,
+    }
     cards = [{**first, "index": index, "memory_total_bytes": size * GIB} for index, size in enumerate((12, 8))]
     made = make(healthy.with_node(healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=()), healthy.recipe())
     assert [rank.memory.available_bytes for rank in made.ranks if rank.memory] == [12 * GIB, 8 * GIB]
@@ -104,6 +111,8 @@ def test_of_two_cards_of_one_name_the_one_with_the_named_memory_is_taken(wanted:
     seen = healthy.gpu(healthy.recipe(), names=("tower",))
     first = seen.facts["tower"].gpu.cards[0].model_dump() | {"name": "NVIDIA GeForce RTX 3060", "memory_used_bytes": 0}
     cards = [{**first, "index": number, "uuid": f"GPU-{number}", "memory_total_bytes": size * GIB} for number, size in enumerate((12, 8))]
-    seen = healthy.with_node(healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=({"model": "RTX 3060", "vram_gb": wanted},))
+    seen = healthy.with_node(
+        healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=({"model": "RTX 3060", "vram_gb": wanted},)
+    )
     (rank,) = make(seen, healthy.recipe()).ranks
     assert rank.card == f"GPU-{index}"

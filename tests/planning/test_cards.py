@@ -21,7 +21,9 @@ FIRST, SECOND = "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa", "GPU-bbbbbbbb-bbbb-b
 RTX = {"model": "RTX 4090", "vram_gb": 24}
 
 
-def two_cards(first: str = "NVIDIA GeForce GT 1030", second: str = "NVIDIA GeForce RTX 4090", *, gpus: tuple[dict[str, Any], ...] = (RTX,)) -> Evidence:
+def two_cards(
+    first: str = "NVIDIA GeForce GT 1030", second: str = "NVIDIA GeForce RTX 4090", *, gpus: tuple[dict[str, Any], ...] = (RTX,)
+) -> Evidence:
     """Tower has two cards, as a driver said it of two RTX 4090; cluster.toml names `gpus`. Torch has no kernels for a GT 1030."""
     text = reply("nvidia-smi-550-two-rtx4090.xml").replace("NVIDIA GeForce RTX 4090", first, 1)
     position = text.rindex("NVIDIA GeForce RTX 4090")
@@ -146,6 +148,8 @@ def test_cards_without_uuids_go_by_number() -> None:
     seen = two_cards()
     entries = [{**card.model_dump(), "uuid": None} for card in seen.facts["tower"].gpu.cards]
     probe = dict(seen.facts["tower"].gpu.torch or {})
-    bare = healthy.with_facts(seen, "tower", gpu={"cards": entries, "torch": {**probe, "devices": [{**device, "uuid": None} for device in probe["devices"]]}})
+    bare = healthy.with_facts(
+        seen, "tower", gpu={"cards": entries, "torch": {**probe, "devices": [{**device, "uuid": None} for device in probe["devices"]]}}
+    )
     assert make(bare).node("tower").environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert not [finding for finding in findings(gathered(bare)) if finding.level == "fail"]

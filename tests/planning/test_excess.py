@@ -51,10 +51,15 @@ def test_what_a_config_says_of_its_positions(keys: dict[str, Any], expected: int
 def test_more_rows_at_once_than_a_step_has_are_said_and_change_nothing(asked: Any, is_said: bool) -> None:
     train = {"global_batch": 8, "steps": 10, "learning_rate": 1e-3}
     lines = said("micro_batch", healthy.LLAMA, train=train, parallel={"micro_batch": asked})
-    assert [f"micro_batch = {asked} is more rows than a step has (global_batch = 8)" in line and "micro_batch = 8 or less" in line for line in lines] == [True] * is_said
+    assert [
+        f"micro_batch = {asked} is more rows than a step has (global_batch = 8)" in line and "micro_batch = 8 or less" in line
+        for line in lines
+    ] == [True] * is_said
 
 
 @pytest.mark.parametrize(("rank", "is_said"), [(1024, True), (577, True), (576, False)])
 def test_adapters_wider_than_the_model_are_said(rank: int, is_said: bool) -> None:
     lines = said("hidden_size", healthy.LLAMA, method={"kind": "lora", "rank": rank})
-    assert [f"rank = {rank} is more than the model's hidden_size of 576" in line and "rank = 144 or less" in line for line in lines] == [True] * is_said
+    assert [f"rank = {rank} is more than the model's hidden_size of 576" in line and "rank = 144 or less" in line for line in lines] == [
+        True
+    ] * is_said

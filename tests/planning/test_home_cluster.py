@@ -29,9 +29,7 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     assert network_cost.all_reduce_s(network_cost.gradient_bytes(shape, recipe.method), 3) == pytest.approx(0.380, abs=0.001)
     assert rank_memory.optimizer_bytes(shape, recipe.method, recipe.train, "cuda") == 67_108_864
     gpu = cluster.nodes[0].gpus[0].model_copy(update={"model": "RTX 5070 Ti Laptop", "vram_gb": 12})
-    seed = cluster.model_copy(
-        update={"nodes": (cluster.nodes[0].model_copy(update={"gpus": (gpu,)}), *cluster.nodes[1:])}
-    )
+    seed = cluster.model_copy(update={"nodes": (cluster.nodes[0].model_copy(update={"gpus": (gpu,)}), *cluster.nodes[1:])})
     made = make(replace(healthy.gpu(), cluster=seed, facts={}), recipe)
     assert made.fits is True
     for rank in made.ranks:
@@ -55,7 +53,9 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     assert found.efficiency == pytest.approx(0.93, abs=0.02) and found.equal_efficiency == pytest.approx(0.81, abs=0.02)
 
 
-@pytest.mark.parametrize(("name", "strategy", "short"), [("quick-test", "ddp", []), ("standard-7b", "ddp", []), ("larger-13b", "pipeline", [])])
+@pytest.mark.parametrize(
+    ("name", "strategy", "short"), [("quick-test", "ddp", []), ("standard-7b", "ddp", []), ("larger-13b", "pipeline", [])]
+)
 def test_the_three_scenarios_on_the_example_cluster(name: str, strategy: str, short: list[str]) -> None:
     """What fits on each card is trained by ddp; the 13B is cut, because cards of 8 GB do not hold it."""
     folder = ROOT.parent

@@ -24,7 +24,13 @@ GB = 10**9
     ],
 )
 def test_what_leaves_less(system: dict[str, Any], memory: tuple[int | None, int]) -> None:
-    whole = {"memory_total_bytes": 32 * GB, "memory_available_bytes": 20 * GB, "memory_limit_bytes": None, "memory_limit_used_bytes": None, **system}
+    whole = {
+        "memory_total_bytes": 32 * GB,
+        "memory_available_bytes": 20 * GB,
+        "memory_limit_bytes": None,
+        "memory_limit_used_bytes": None,
+        **system,
+    }
     facts = builders.facts(NAMES[0])
     facts = facts.model_copy(update={"system": facts.system.model_copy(update=whole)})
     node = builders.cluster(NAMES[:1]).nodes[0]

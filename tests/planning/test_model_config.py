@@ -61,8 +61,17 @@ def nested(levels: int) -> Any:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"text_config": nested(300)}, {"rope_scaling": nested(300)}, {"quantization_config": [1]}, {"text_config": "x"}, {"architectures": {}},
-        {"tie_word_embeddings": "no"}, {"rope_scaling": {"factor": HUGE}}, {"num_experts": HUGE}, {"sliding_window": HUGE}, {"logits_scaling": HUGE}, {"layer_types": [[]] * 9},
+        {"text_config": nested(300)},
+        {"rope_scaling": nested(300)},
+        {"quantization_config": [1]},
+        {"text_config": "x"},
+        {"architectures": {}},
+        {"tie_word_embeddings": "no"},
+        {"rope_scaling": {"factor": HUGE}},
+        {"num_experts": HUGE},
+        {"sliding_window": HUGE},
+        {"logits_scaling": HUGE},
+        {"layer_types": [[]] * 9},
     ],
     ids=lambda keys: f"{next(iter(keys))}",
 )

@@ -52,10 +52,16 @@ def test_every_strategy_is_planned_in_fp16(strategy: str) -> None:
 
 
 def test_an_old_card_that_makes_it_slower_stays_out_and_that_is_said() -> None:
-    made, alone, asked = (plan(*machines, model=SMALL, parallel={"strategy": how}) for machines, how in (((*NEW, SLOW), "auto"), (NEW, "auto"), ((*NEW, SLOW), "ddp")))
+    made, alone, asked = (
+        plan(*machines, model=SMALL, parallel={"strategy": how})
+        for machines, how in (((*NEW, SLOW), "auto"), (NEW, "auto"), ((*NEW, SLOW), "ddp"))
+    )
     assert made.time and asked.time and (made.precision, made.left_out, made.ranks) == ("bf16", ("old",), alone.ranks)
     (line,) = left_out(made)
-    assert "the Some Card of old stays out: with it precision is fp16, and ddp does " in line and f"ddp in bf16 does {made.time.tokens_per_s:.0f} tokens/s" in line
+    assert (
+        "the Some Card of old stays out: with it precision is fp16, and ddp does " in line
+        and f"ddp in bf16 does {made.time.tokens_per_s:.0f} tokens/s" in line
+    )
     assert made.choices[0].subject == "node old" and '[parallel] strategy = "ddp"' in made.choices[0].because
     assert (left_out(asked), asked.left_out, asked.precision) == ([], (), "fp16"), "the edit that the plan names"
     loss = asked.time.tokens_per_s / made.time.tokens_per_s - 1
@@ -91,7 +97,9 @@ def test_one_way_that_fp16_rules_out_is_planned_without_the_old_card() -> None:
 
 
 def test_the_same_where_the_nodes_were_asked() -> None:
-    seen = healthy.card(healthy.gpu(healthy.recipe()), "oldtower", name="NVIDIA Some Card", compute_capability="7.5", memory_total_bytes=8 * healthy.GIB)
+    seen = healthy.card(
+        healthy.gpu(healthy.recipe()), "oldtower", name="NVIDIA Some Card", compute_capability="7.5", memory_total_bytes=8 * healthy.GIB
+    )
     recipe = healthy.recipe(train=TRAIN, parallel={"strategy": "pipeline"})
     made = builders.make_plan(seen.cluster, recipe, seen.facts)
     assert (made.precision, made.left_out, [node.name for node in made.nodes]) == ("bf16", ("oldtower",), ["tower", "laptop"])

@@ -26,9 +26,7 @@ NAMES = healthy.NAMES
 
 
 def make(seen: Evidence, recipe: Recipe | None = None, *, offline: bool = False, cluster: Cluster | None = None, **more: Any) -> Plan:
-    return builders.make_plan(
-        cluster or seen.cluster, recipe or healthy.recipe(), {} if offline else seen.facts, **more
-    )
+    return builders.make_plan(cluster or seen.cluster, recipe or healthy.recipe(), {} if offline else seen.facts, **more)
 
 
 def why(made: Plan, subject: str) -> tuple[str, str]:
@@ -121,7 +119,13 @@ def test_more_ranks_than_samples_and_fewer_nodes_than_wanted() -> None:
 def test_a_node_whose_address_is_not_clear() -> None:
     seen = healthy.cpu()
     seen = healthy.with_facts(seen, NAMES[1], network={"interfaces": [], "routes": {}})
-    cluster = seen.cluster.model_copy(update={"nodes": tuple(node.model_copy(update={"lan_address": None, "interface": None, "host": "some-name"}) for node in seen.cluster.nodes)})
+    cluster = seen.cluster.model_copy(
+        update={
+            "nodes": tuple(
+                node.model_copy(update={"lan_address": None, "interface": None, "host": "some-name"}) for node in seen.cluster.nodes
+            )
+        }
+    )
     with pytest.raises(InputError, match=f"which address of {NAMES[1]} is on the LAN is not clear") as caught:
         make(seen, cluster=cluster)
     assert "lan_address" in caught.value.hint
@@ -157,7 +161,9 @@ def test_the_recipe_decides_the_training_and_the_cluster_does_not() -> None:
     assert sum(rank.share for rank in one.ranks) == sum(rank.share for rank in three.ranks) == 12
     assert one.precision == three.precision
     warned = make(seen, healthy.recipe(method={"kind": "lora", "dropout": 0.1})).warnings
-    assert any(warning.startswith("law: dropout") for warning in warned) and not any("law" in warning for warning in three.warnings if "precision" not in warning)
+    assert any(warning.startswith("law: dropout") for warning in warned) and not any(
+        "law" in warning for warning in three.warnings if "precision" not in warning
+    )
 
 
 def test_a_plan_is_the_same_after_a_trip_through_json() -> None:
@@ -183,7 +189,29 @@ def _printed(made: Plan, *, why: bool) -> str:
     return console.export_text()
 
 
-ODD = ["", " ", "a b", "it's", '"', "$(touch pwned)", "`touch pwned`", "a\nb", "\\", "\\\\n", "!", "a!b", "*", "~", "~/x", "#", "ä 中", ";&|<>()", "-n", "%s%b\\0101", "\\0101"]
+ODD = [
+    "",
+    " ",
+    "a b",
+    "it's",
+    '"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\nb",
+    "\\",
+    "\\\\n",
+    "!",
+    "a!b",
+    "*",
+    "~",
+    "~/x",
+    "#",
+    "ä 中",
+    ";&|<>()",
+    "-n",
+    "%s%b\\0101",
+    "\\0101",
+]
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "bash", "fish", "tcsh"])
@@ -201,7 +229,14 @@ def test_words_go_through_a_shell_as_they_are(shell: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["~", "~/a b", "~/$(touch pwned)", "/a b/it's", "~x/y", "/~/x"])
 def test_only_the_home_of_a_path_is_expanded(path: str, tmp_path: Path) -> None:
-    done = subprocess.run(["/bin/sh", "-c", f"printf %s {quote_path(path)}"], capture_output=True, text=True, env={"HOME": "/home/me too"}, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"printf %s {quote_path(path)}"],
+        capture_output=True,
+        text=True,
+        env={"HOME": "/home/me too"},
+        cwd=tmp_path,
+        check=True,
+    )
     expected = path.replace("~", "/home/me too", 1) if path == "~" or path.startswith("~/") else path
     assert done.stdout == expected and not list(tmp_path.iterdir())
 
@@ -236,7 +271,14 @@ def test_the_command_of_a_plan_without_machines_runs_in_the_home_of_whoever_type
     (home / "homelab/runs/a").mkdir(parents=True)
     said = ["-m", "torch.distributed.run", f"--log-dir={home}/homelab/runs/a b/logs", "--rdzv-conf=timeout=60", "x=~/y", "~user/z"]
     for text in (torchrun_ssh.by_hand(node, "me@host"), quote_torchrun(node.command)):
-        done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, cwd=tmp_path, check=True)
+        done = subprocess.run(
+            ["/bin/sh", "-c", text],
+            capture_output=True,
+            text=True,
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+            cwd=tmp_path,
+            check=True,
+        )
         assert done.stdout.splitlines() == said
 
 

@@ -57,9 +57,14 @@ def limits(plan: Plan) -> list[Choice]:
 
 def test_a_laptop_with_half_of_its_power_gets_fewer_rows_and_the_plan_says_why() -> None:
     whole, half, silent = (
-        make(healthy.card(healthy.gpu(), "laptop", power_limit_w=watts, power_limit_default_w=55.0), healthy.recipe(**ROWS)) for watts in (115.0, 60.0, None)
+        make(healthy.card(healthy.gpu(), "laptop", power_limit_w=watts, power_limit_default_w=55.0), healthy.recipe(**ROWS))
+        for watts in (115.0, 60.0, None)
     )
     (found,) = limits(half)
-    assert found.subject == "power limit, RTX 4070 Laptop of laptop" and found.value == "60 of 115 W" and "72% of its data sheet's speed" in found.because
+    assert (
+        found.subject == "power limit, RTX 4070 Laptop of laptop"
+        and found.value == "60 of 115 W"
+        and "72% of its data sheet's speed" in found.because
+    )
     assert half.ranks[1].share < whole.ranks[1].share and not limits(whole)
     assert silent.ranks == whole.ranks and not limits(silent)

@@ -23,12 +23,16 @@ MEASURED = all_measured(healthy.cpu(healthy.recipe()), (4e-3, 1e-3, 2e-3))
 ROWS = {"global_batch": 36, "steps": 10, "learning_rate": 1e-3}
 
 
-def curve(seen: Evidence, counts: str, recipe: Recipe | None = None, *, like: str | None = None, rates: Any = None, assumed: bool = False) -> ScalingCurve:
+def curve(
+    seen: Evidence, counts: str, recipe: Recipe | None = None, *, like: str | None = None, rates: Any = None, assumed: bool = False
+) -> ScalingCurve:
     inputs = builders.plan_inputs(seen.cluster, recipe or healthy.recipe(train=ROWS), seen.facts, throughputs=rates or {})
     return scaling.curve(inputs, scaling.parse_counts(counts), lambda of: builders.planning.make(of), like=like, is_wire_assumed=assumed)
 
 
-@pytest.mark.parametrize(("text", "counts"), [("1..4", (1, 2, 3, 4)), ("2,4,8", (2, 4, 8)), ("8, 2,2", (2, 8)), ("3", (3,)), ("5..5", (5,))])
+@pytest.mark.parametrize(
+    ("text", "counts"), [("1..4", (1, 2, 3, 4)), ("2,4,8", (2, 4, 8)), ("8, 2,2", (2, 8)), ("3", (3,)), ("5..5", (5,))]
+)
 def test_numbers_of_machines(text: str, counts: tuple[int, ...]) -> None:
     assert scaling.parse_counts(text) == counts
 
@@ -58,9 +62,17 @@ def test_numbers_that_cannot_be(text: str, words: str, edit: str) -> None:
 
 def test_those_that_are_there_come_first_and_the_plan_is_theirs() -> None:
     found = curve(MEASURED, "1..5")
-    assert [point.nodes for point in found.points[:3]] == [("laptop",), ("laptop", "oldtower"), ("laptop", "oldtower", "tower")], "fastest first"
+    assert [point.nodes for point in found.points[:3]] == [("laptop",), ("laptop", "oldtower"), ("laptop", "oldtower", "tower")], (
+        "fastest first"
+    )
     assert found.like == "oldtower" and "middle one of 3" in found.like_because
-    assert found.points[4].nodes[3:] == ("oldtower-copy-1", "oldtower-copy-2") and [point.copies for point in found.points] == [0, 0, 0, 1, 2]
+    assert found.points[4].nodes[3:] == ("oldtower-copy-1", "oldtower-copy-2") and [point.copies for point in found.points] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+    ]
     plan = builders.make_plan(MEASURED.cluster, healthy.recipe(train=ROWS), MEASURED.facts)
     assert plan.time and found.points[2].step_s == plan.time.step_s and found.points[2].hours == plan.time.hours
     rates = [point.tokens_per_s or 0 for point in found.points]
@@ -85,7 +97,9 @@ def test_what_is_measured_and_what_is_not() -> None:
     slow = curve(alone, "1..4", rates=pairs)
     assert [point.basis for point in slow.points] == ["measured", "scaled", "scaled", "scaled"], "reckoned from measured bytes per second"
     slow_wire, assumed_wire = slow.points[3].wire_s, curve(alone, "4").points[0].wire_s
-    assert slow_wire and assumed_wire and slow_wire == pytest.approx(assumed_wire * 117.6 / 50), "a copy's wire is as slow as its original's"
+    assert slow_wire and assumed_wire and slow_wire == pytest.approx(assumed_wire * 117.6 / 50), (
+        "a copy's wire is as slow as its original's"
+    )
     fast_wire = curve(alone, "4", rates=dict.fromkeys(pairs, 294e6)).points[0].wire_s
     assert fast_wire and fast_wire == pytest.approx(assumed_wire * 117.6 / 294), "or as fast"
     of_four = curve(with_sync(0.05, world_size=4), "4").points[0]
@@ -96,7 +110,11 @@ def test_what_is_measured_and_what_is_not() -> None:
 
 def test_where_it_turns_and_what_limits_it() -> None:
     by_wire = curve(with_sync(2.0), "1..8")
-    assert by_wire.turn is not None and f"after {by_wire.turn} a machine more brings less than 5%" in by_wire.because and "the wire" in by_wire.because
+    assert (
+        by_wire.turn is not None
+        and f"after {by_wire.turn} a machine more brings less than 5%" in by_wire.because
+        and "the wire" in by_wire.because
+    )
     by_rows = curve(with_sync(0.001), "1..12", healthy.recipe())
     assert by_rows.turn is not None and by_rows.turn < 12 and "rows per batch: 12 rows" in by_rows.because
     fixed = curve(MEASURED, "1..3", healthy.recipe(train=ROWS, parallel={"shares": "equal"}))
@@ -116,8 +134,14 @@ def with_sync(sync_s: float, world_size: int = 3, wait_s: float = 0.0) -> Eviden
 def test_a_pause_in_the_curve_is_no_turn() -> None:
     # Twelve rows: four and five ranks take as long, six do not.
     rates = {3: 300.0, 4: 400.0, 5: 400.0, 6: 600.0, 7: 605.0, 8: 610.0}
-    points = [ScalingPoint(machines=count, nodes=(), copies=0, tokens_per_s=rate, limit="the wire (30% of the step)") for count, rate in rates.items()]
-    assert scaling._turn(points[:4]) == (None, "up to 6 every machine pays (5% or more for each); what costs most there: the wire (30% of the step)")
+    points = [
+        ScalingPoint(machines=count, nodes=(), copies=0, tokens_per_s=rate, limit="the wire (30% of the step)")
+        for count, rate in rates.items()
+    ]
+    assert scaling._turn(points[:4]) == (
+        None,
+        "up to 6 every machine pays (5% or more for each); what costs most there: the wire (30% of the step)",
+    )
     assert scaling._turn(points)[0] == 6
     many = [ScalingPoint(machines=count, nodes=(), copies=0, tokens_per_s=100.0 * count, limit="nothing") for count in range(15, 30)]
     assert scaling._turn(many) == (21, "after 21 a machine more brings less than 5%, because so many are there already")
@@ -151,7 +175,11 @@ def test_the_table_fits_a_terminal_and_its_bars_grow() -> None:
 
 
 def test_a_recipe_that_names_machines_is_freed_of_them() -> None:
-    found = curve(MEASURED, "1..4", healthy.recipe(train=ROWS, parallel={"shares": {"tower": 6, "laptop": 4, "oldtower": 2}}, recovery={"min_nodes": 3}))
+    found = curve(
+        MEASURED,
+        "1..4",
+        healthy.recipe(train=ROWS, parallel={"shares": {"tower": 6, "laptop": 4, "oldtower": 2}}, recovery={"min_nodes": 3}),
+    )
     assert not [point for point in found.points if point.error] and "shares by speed" in found.notes[0]
 
 

@@ -35,9 +35,7 @@ def changed(seen: Evidence, *texts: str, recipe: Recipe | None = None, device: s
 
 @pytest.mark.parametrize("text", ["+RTX3090", "+rtx 3090", "+1xRTX3090", "+1x RTX 3090", "+NVIDIA GeForce RTX 3090"])
 def test_one_more_machine(text: str) -> None:
-    large = healthy.recipe(
-        train={"global_batch": 600, "steps": 10, "learning_rate": 1e-3}
-    )  # with few rows a step is mostly wire
+    large = healthy.recipe(train={"global_batch": 600, "steps": 10, "learning_rate": 1e-3})  # with few rows a step is mostly wire
     before, after = changed(GPUS, text, recipe=large)
     assert [rank.device_name for rank in after.ranks][3:] == ["RTX 3090"] and after.world_size == 4
     new = after.ranks[3]
@@ -77,9 +75,7 @@ def test_without_a_node() -> None:
     assert [rank.node for rank in after.ranks] == ["tower", "laptop"] and after.left_out == ()
     assert before.time and after.time
     gain = next(gain.gain for gain in before.time.gains if gain.node == "oldtower")
-    assert before.time.tokens_per_s / after.time.tokens_per_s - 1 == pytest.approx(gain, abs=0.01), (
-        "what the plan said it adds"
-    )
+    assert before.time.tokens_per_s / after.time.tokens_per_s - 1 == pytest.approx(gain, abs=0.01), "what the plan said it adds"
 
 
 def test_a_table_of_shares_gives_way_to_speeds() -> None:
@@ -112,17 +108,17 @@ def test_a_table_of_shares_gives_way_to_speeds() -> None:
 def test_what_cannot_be(text: str, device: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         what_if.parse([text], healthy.gpu().cluster, device=device)
-    assert (
-        words in f"{caught.value.message} {caught.value.hint}"
-        and "--what-if" in caught.value.where
-        and caught.value.hint
-    )
+    assert words in f"{caught.value.message} {caught.value.hint}" and "--what-if" in caught.value.where and caught.value.hint
 
 
 @pytest.mark.parametrize(("text", "times"), [("wire=2.5gbit", 2.5), ("wire=100mbit", 0.1), ("WIRE=10 Gbit/s", 10.0), ("wire=1gbit", 1.0)])
 def test_another_wire(text: str, times: float) -> None:
     before, after = changed(GPUS, text)
-    assert before.time and after.time and (before.time.wire_s + before.time.wire_hidden_s) == pytest.approx(times * (after.time.wire_s + after.time.wire_hidden_s))
+    assert (
+        before.time
+        and after.time
+        and (before.time.wire_s + before.time.wire_hidden_s) == pytest.approx(times * (after.time.wire_s + after.time.wire_hidden_s))
+    )
     assert (after.time.tokens_per_s > before.time.tokens_per_s) == (times > 1) or times == 1
 
 
@@ -144,7 +140,9 @@ def test_so_do_those_of_each_strategy_and_number_of_ranks() -> None:
 def test_an_assumed_wire_is_said() -> None:
     cluster = GPUS.cluster
     changes = what_if.parse(["wire=2.5gbit"], cluster, device="cuda")
-    assert what_if.assumed(changes, cluster, {}) == ["wire=2.5gbit is assumed between all nodes, 294.0 MB/s; what is there now was not measured: 1 Gbit/s is assumed"]
+    assert what_if.assumed(changes, cluster, {}) == [
+        "wire=2.5gbit is assumed between all nodes, 294.0 MB/s; what is there now was not measured: 1 Gbit/s is assumed"
+    ]
     rates = {(source, target): 80e6 for source in NAMES for target in NAMES if source != target}
     assert what_if.assumed(changes, cluster, rates)[0].endswith("measured now: 80.0 MB/s on the slowest pair")
     assert what_if.assumed(what_if.parse(["-laptop"], cluster, device="cuda"), cluster, {}) == []

@@ -96,7 +96,9 @@ def test_missing() -> None:
         (["a", "b"], ["a", "b"], True, []),
     ],
 )
-def test_of_a_replicated_one_the_first_that_lacks_it_receives_it(holders: list[str], team: list[str], to_all: bool, moves: list[tuple[str, str]]) -> None:
+def test_of_a_replicated_one_the_first_that_lacks_it_receives_it(
+    holders: list[str], team: list[str], to_all: bool, moves: list[tuple[str, str]]
+) -> None:
     assert [(copy.source, copy.target) for copy in copies(dict.fromkeys(holders, WHOLE), team, to_all=to_all)] == moves
 
 

@@ -35,7 +35,9 @@ def test_files_that_belong_together_share_a_folder() -> None:
     assert layout.data_file({"sha256": SHA, "name": "y", "folder": GROUP, "inside": "lib/y.py"}) == f"data/{GROUP[:16]}/lib/y.py"
 
 
-@pytest.mark.parametrize("entry", [{"sha256": "../../x"}, {"folder": GROUP[:16]}, {"folder": GROUP, "inside": "../y"}, {"folder": GROUP, "inside": "/y"}])
+@pytest.mark.parametrize(
+    "entry", [{"sha256": "../../x"}, {"folder": GROUP[:16]}, {"folder": GROUP, "inside": "../y"}, {"folder": GROUP, "inside": "/y"}]
+)
 def test_an_entry_that_leads_elsewhere_is_refused(entry: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="not a "):
         layout.data_file({"sha256": SHA, "name": "y", **entry})

@@ -48,7 +48,9 @@ def test_every_field_that_is_read_is_declared(model: type[BaseModel], message: A
 
 def test_every_answer_of_the_node_program_is_declared() -> None:
     read = {model for model, _ in READ_AS}
-    assert [verb for verb, model in answers.SHAPES.items() if model not in read] == [verb for verb in answers.SHAPES if verb in OF_THE_WORKER]
+    assert [verb for verb, model in answers.SHAPES.items() if model not in read] == [
+        verb for verb in answers.SHAPES if verb in OF_THE_WORKER
+    ]
 
 
 def test_the_facts_have_one_key_for_each_probe() -> None:

@@ -14,8 +14,15 @@ from homelab.provision.requirements import Lock, Package, joined, lock_of_report
 from homelab.provision.setup_plan import Part
 
 WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
-LOCK = Lock(packages=tuple(Package(name=name, version="1.0", sha256="ab" * 32, wheel=wheel, url=f"https://x/{wheel}") for name, wheel in WHEELS.items()))
-PARTS = [Part(name="uv.whl", sha256="01" * 32, size_bytes=100), Part(name="wheels/a.whl", sha256="02" * 32, size_bytes=50, unpacked_bytes=500)]
+LOCK = Lock(
+    packages=tuple(
+        Package(name=name, version="1.0", sha256="ab" * 32, wheel=wheel, url=f"https://x/{wheel}") for name, wheel in WHEELS.items()
+    )
+)
+PARTS = [
+    Part(name="uv.whl", sha256="01" * 32, size_bytes=100),
+    Part(name="wheels/a.whl", sha256="02" * 32, size_bytes=50, unpacked_bytes=500),
+]
 
 
 def state(**changes: Any) -> NodeState:
@@ -96,7 +103,10 @@ def test_a_node_that_setup_can_do_nothing_for(changes: dict[str, Any]) -> None:
 
 
 def test_the_lock_is_what_pip_has_resolved() -> None:
-    entry = {"metadata": {"name": "Foo_Bar", "version": "1.0+cpu"}, "download_info": {"url": "https://x/Foo_Bar-1.0%2Bcpu-py3-none-any.whl#sha256=1"}}
+    entry = {
+        "metadata": {"name": "Foo_Bar", "version": "1.0+cpu"},
+        "download_info": {"url": "https://x/Foo_Bar-1.0%2Bcpu-py3-none-any.whl#sha256=1"},
+    }
     entry["download_info"]["archive_info"] = {"hashes": {"sha256": "ab" * 32}}  # type: ignore[assignment]
     lock = lock_of_report({"install": [entry]})
     assert lock.text == f"foo-bar==1.0+cpu --hash=sha256:{'ab' * 32}\n" and lock.packages[0].wheel == "Foo_Bar-1.0+cpu-py3-none-any.whl"

@@ -33,7 +33,14 @@ def write_runs(desk: Path, workdirs: Mapping[str, Path]) -> str:
     data = {"train": {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "ab" * 32}, "eval": None}
     profile = {"first_step": 8, "last_step": 9, "ranks": [0, 1]}
     for run in (builders.RUN, OTHER, DONE):
-        paths = builders.run_folder(desk / "runs", run, recipe=builders.recipe(), plan=builders.plan(ranks, run=run), data=data, profile=profile if run == DONE else None)
+        paths = builders.run_folder(
+            desk / "runs",
+            run,
+            recipe=builders.recipe(),
+            plan=builders.plan(ranks, run=run),
+            data=data,
+            profile=profile if run == DONE else None,
+        )
         described = json.loads(paths.run_json.read_text())
         recipe_hash = str(fingerprint.fingerprint(described))
         paths.run_json.write_text(json.dumps({**described, "recipe_hash": recipe_hash}))

@@ -60,7 +60,9 @@ class Places:
 
     def block(self, host: str, name: str, more: str = "") -> str:
         """Lines of ssh_config for an alias."""
-        return f"Host {host}\n  Hostname 127.0.0.1\n  Port {self.ports[name]}\n  IdentityFile {self.key(name)}\n  IdentitiesOnly yes\n{more}"
+        return (
+            f"Host {host}\n  Hostname 127.0.0.1\n  Port {self.ports[name]}\n  IdentityFile {self.key(name)}\n  IdentitiesOnly yes\n{more}"
+        )
 
     def cluster(self, host: str, **keys: object) -> Cluster:
         """One node, `end`, as a cluster.toml has it."""

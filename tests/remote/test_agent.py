@@ -65,7 +65,7 @@ def ask_everything(agent: Agent) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "sh", "fish", "tcsh", "csh"])
 def test_any_login_shell(cluster: Cluster, shell_of: ShellOf, remote_lab: Lab, shell: str) -> None:
-    workdir = home(remote_lab, "node1") / f"{shell}! it's \\ \"$(touch pwned)\" `x` ä #~ *"
+    workdir = home(remote_lab, "node1") / f'{shell}! it\'s \\ "$(touch pwned)" `x` ä #~ *'
     with shell_of("node1", shell), agent_of(cluster, workdir=str(workdir)) as agent:
         ask_everything(agent)
     assert (workdir / "code").is_dir()
@@ -89,9 +89,7 @@ def test_a_python_that_prints_on_start(cluster: Cluster, remote_lab: Lab) -> Non
     site = home(remote_lab, "node1") / "greets"
     site.mkdir()
     (site / "sitecustomize.py").write_text('print("Welcome to", __name__)\nprint("no end of line", end="")\n')
-    python = python_at(
-        home(remote_lab, "node1"), f'#!/bin/sh\nPYTHONPATH={site}:$PYTHONPATH exec {shlex.quote(sys.executable)} "$@"\n'
-    )
+    python = python_at(home(remote_lab, "node1"), f'#!/bin/sh\nPYTHONPATH={site}:$PYTHONPATH exec {shlex.quote(sys.executable)} "$@"\n')
     with agent_of(cluster, python=python) as agent:
         assert b"Welcome" in agent.session.run(f"{shlex.quote(python)} -c ''", timeout_s=10).stdout, "the greeting is really there"
         ask_everything(agent)
@@ -171,7 +169,9 @@ def test_where_python_is_missing_another_one_answers(cluster: Cluster) -> None:
         assert agent.ask("facts", {"peers": []})["python"]["version"], "a folder is no Python either"
 
 
-@pytest.mark.parametrize("text", ["#!/nowhere/interpreter\n", "#!/bin/sh\necho 'Segmentation fault' >&2; exit 139\n", "#!/bin/sh\nkill -9 $$\n"])
+@pytest.mark.parametrize(
+    "text", ["#!/nowhere/interpreter\n", "#!/bin/sh\necho 'Segmentation fault' >&2; exit 139\n", "#!/bin/sh\nkill -9 $$\n"]
+)
 def test_a_python_that_does_not_start(cluster: Cluster, remote_lab: Lab, text: str) -> None:
     error = error_of(cluster, python=python_at(home(remote_lab, "node1"), text), workdir=str(home(remote_lab, "node1") / "unstarted"))
     assert error.message
@@ -218,7 +218,10 @@ def test_a_node_that_answers_garbage(cluster: Cluster, remote_lab: Lab, answer: 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/b", "..", "", "a\n", "a b", "$(touch pwned)", "x" * 300, 5, None])
 def test_a_run_name_from_a_hostile_node_is_refused(cluster: Cluster, remote_lab: Lab, name: Any) -> None:
     answer = json.dumps({"runs": [{"name": name, "created_at": 1.0, "attempt": 1, "alive": True, "exit": None, "final": False}]})
-    with agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent, pytest.raises(HomelabError, match="does not say") as caught:
+    with (
+        agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent,
+        pytest.raises(HomelabError, match="does not say") as caught,
+    ):
         agent.ask("runs")
     assert "runs.0.name" in caught.value.message
 
@@ -230,13 +233,19 @@ def test_names_of_runs_that_are_fine() -> None:
 @pytest.mark.parametrize("plans", [{"../x": {}}, {"0": {}}, {"1": []}, []])
 def test_a_plan_under_a_number_that_is_none(cluster: Cluster, remote_lab: Lab, plans: Any) -> None:
     answer = json.dumps({"run_json": {}, "plans": plans})
-    with agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent, pytest.raises(HomelabError, match="does not say"):
+    with (
+        agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent,
+        pytest.raises(HomelabError, match="does not say"),
+    ):
         agent.ask("describe", {"run": "x"})
 
 
 def test_the_words_of_a_refusal_are_made_harmless(cluster: Cluster, remote_lab: Lab) -> None:
     answer = json.dumps({"error": {"kind": "refused", "message": "bad \x1b[2J\x07 thing"}})
-    with agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent, pytest.raises(HomelabError, match="bad  thing"):
+    with (
+        agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent,
+        pytest.raises(HomelabError, match="bad  thing"),
+    ):
         agent.ask("runs")
 
 

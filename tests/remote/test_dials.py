@@ -117,9 +117,7 @@ def test_an_error_of_the_system_without_a_file_names_none() -> None:
 @pytest.mark.parametrize("names", [NAMES, ("tower", "laptop")])
 def test_a_node_that_cannot_listen_is_a_finding_on_that_node(names: tuple[str, ...]) -> None:
     refused = {"ports": [], "rendezvous": None, "udp": None, "error": "Cannot assign requested address"}
-    evidence = dialled(
-        lambda name, request: refused if name == "laptop" and "address" in request else well(name, request), names
-    )
+    evidence = dialled(lambda name, request: refused if name == "laptop" and "address" in request else well(name, request), names)
     ((node, problem),) = connectivity.reach(evidence)
     assert node == "laptop" and "could not listen on 192.168.1.101: Cannot assign requested address" in problem.message
 
@@ -192,10 +190,6 @@ class _Link:
 
 def _again(rate: float) -> Any:
     def measure(meeting: Any, in_turn: dict[str, list[Any]], *, at_once: int) -> dict[Any, Any]:
-        return {
-            (source, link.target): {"throughput_bytes_per_s": rate}
-            for source, entries in in_turn.items()
-            for link in entries
-        }
+        return {(source, link.target): {"throughput_bytes_per_s": rate} for source, entries in in_turn.items() for link in entries}
 
     return measure

@@ -24,7 +24,10 @@ from tests.remote import desks
 from tests.remote.places import Places, of_this_test
 from tests.remote.test_hostile_node import COMMANDS
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd"),
+]
 LIMIT_S, MOST_KILOBYTES = 5.0, 500_000
 TAKEN_S = 3.0  # so long a command may take of what never ends
 # How an agent answers; tower one long line, laptop line by line. "$mark" begins an answer.
@@ -52,7 +55,7 @@ class Desk:
         workdirs = {name: folder / "nodes" / name for name in desks.NAMES}
         desks.write_runs(self.folder, workdirs)
         places.config.write_text(places.block("tower", "tower"))
-        hosts = {"tower": f"tower\"\nuser = \"{getpass.getuser()}", "laptop": "local"}
+        hosts = {"tower": f'tower"\nuser = "{getpass.getuser()}', "laptop": "local"}
         desks.write(self.folder, workdirs, {name: f'host = "{hosts[name]}"\npython = "{folder / name}"\n' for name in desks.NAMES})
         file = self.folder / "cluster.toml"
         file.write_text(f'[cluster]\nknown_hosts = "{places.known_hosts}"\n{file.read_text()}')
@@ -73,7 +76,13 @@ class Desk:
         }  # fmt: skip
         with (self.folder / "said").open("wb") as said:
             return subprocess.Popen(
-                [sys.executable, "-m", "homelab", *command], cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=_heed
+                [sys.executable, "-m", "homelab", *command],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                preexec_fn=_heed,
             )
 
     def left(self) -> list[psutil.Process]:
@@ -82,7 +91,11 @@ class Desk:
 
     def kill(self) -> None:
         """End what is left, the agents with it."""
-        agents = [psutil.Process(int(pid)) for pid in self.asked.read_text().split() if psutil.pid_exists(int(pid))] if self.asked.exists() else []
+        agents = (
+            [psutil.Process(int(pid)) for pid in self.asked.read_text().split() if psutil.pid_exists(int(pid))]
+            if self.asked.exists()
+            else []
+        )
         for process in [*self.left(), *agents]:
             with contextlib.suppress(psutil.Error):
                 for one in [*process.children(recursive=True), process]:

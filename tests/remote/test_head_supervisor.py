@@ -80,7 +80,11 @@ def test_what_the_head_is_told_of_the_others(own_hosts: Cluster, tmp_path: Path)
     assert [node.model_dump() for node in read.nodes] == [node.model_dump() for node in there.nodes]
     assert read.known_hosts == str(tmp_path / "known_hosts")
     assert not [node.identity_file for node in read.nodes if node.identity_file]
-    assert (read.node("node1").host, read.node("node2").host, read.node("desk").host) == ("local", node2.lan_address or "127.0.0.9", "10.9.8.7")
+    assert (read.node("node1").host, read.node("node2").host, read.node("desk").host) == (
+        "local",
+        node2.lan_address or "127.0.0.9",
+        "10.9.8.7",
+    )
     assert read.node("node2").user == node2.user and read.node("node2").port == node2.port and read.node("desk").user
 
     alone = remote_supervisor.seen_from(own_hosts, "node1", {})
@@ -96,13 +100,22 @@ def test_what_the_head_is_told_of_the_others(own_hosts: Cluster, tmp_path: Path)
 
 def test_the_head_needs_what_the_controller_needs() -> None:
     project = tomllib.loads((Path(homelab.__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert [*remote_supervisor.PACKAGES, "tomlkit>=0.13,<0.16", "pyyaml>=6.0"] == project["dependencies"], "a supervisor writes no TOML and no YAML"
+    assert [*remote_supervisor.PACKAGES, "tomlkit>=0.13,<0.16", "pyyaml>=6.0"] == project["dependencies"], (
+        "a supervisor writes no TOML and no YAML"
+    )
     assert ">=" + ".".join(map(str, remote_supervisor.OLDEST_PYTHON)) == project["requires-python"]
 
 
 @pytest.mark.parametrize(
     ("version", "lacks"),
-    [("2.14.3", ""), ("2.14", ""), ("3.0", ""), ("2.9.1", "pydantic is 2.9.1"), ("2.13.4", "pydantic is 2.13.4"), (None, "pydantic is not installed")],
+    [
+        ("2.14.3", ""),
+        ("2.14", ""),
+        ("3.0", ""),
+        ("2.9.1", "pydantic is 2.9.1"),
+        ("2.13.4", "pydantic is 2.13.4"),
+        (None, "pydantic is not installed"),
+    ],
 )
 def test_a_package_of_the_head_that_is_too_old(version: str | None, lacks: str) -> None:
     assert remote_supervisor._what_lacks("pydantic>=2.14", {"pydantic": version} if version else {}) == lacks

@@ -202,15 +202,30 @@ def _answer_for_others(fleet: FakeFleet, recipe_hash: str) -> None:
     fleet.answer("manifest", {"recipe_hash": recipe_hash, "path": "/c", "files": {"trainer.pt": "a" * 64}, "sizes": {"trainer.pt": 1}})
     fleet.answer("start", {"agent_pid": 1, "torchrun_pid": 2, "run_dir": "runs"}, ["laptop"])
     fleet.answer("start", NoRoomError("the disk is full", where="here", hint="make room"), ["tower"])  # so nothing is begun
-    fleet.answer("build-model", {"built": {"trained": 7, "total": 9, "adapted": {"q_proj": 2}, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}})
+    fleet.answer(
+        "build-model",
+        {"built": {"trained": 7, "total": 9, "adapted": {"q_proj": 2}, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}},
+    )
     fleet.answer("run-remove", {})
     sampled = {"whole": True, "rows_read": 20, "form": "text", "tokens_sampled": 60, "rows_bad": [{"where": "a:1", "message": "no text"}]}
     fleet.answer("sample-data", {"sample": {"node": "laptop", "files": {"train": sampled}}})
-    environment = {"environment_exists": True, "environment_is_ours": True, "environment_python": "3.11.7", "packages": {"torch": "2.9.0"}, "lock": "a" * 64}
+    environment = {
+        "environment_exists": True,
+        "environment_is_ours": True,
+        "environment_python": "3.11.7",
+        "packages": {"torch": "2.9.0"},
+        "lock": "a" * 64,
+    }
     found = {"good": ["uv.whl"], "partial": {"python.tar.gz": 5}, "disk_free": 10**11, "folders": ["/home/me/.homelab"]}
-    fleet.answer("setup-look", {"machine": "x86_64", "libc": "glibc 2.36", "pythons": {"3.11": "/usr/bin/python3.11"}, **environment, **found})
+    fleet.answer(
+        "setup-look", {"machine": "x86_64", "libc": "glibc 2.36", "pythons": {"3.11": "/usr/bin/python3.11"}, **environment, **found}
+    )
     fleet.answer("setup-remove", {"removed": ["/home/me/.homelab"], "left": []})
-    fleet.nodes["laptop"].streams["result-make"] = [{"say": "loading"}, {"made": {"folder": "final", "notes": ["as trained"], "figures": {"adapter": 1.0}}}, b""]
+    fleet.nodes["laptop"].streams["result-make"] = [
+        {"say": "loading"},
+        {"made": {"folder": "final", "notes": ["as trained"], "figures": {"adapter": 1.0}}},
+        b"",
+    ]
 
 
 def _facts(name: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +264,14 @@ def sweep(node: LyingNode, command: list[str], tmp_path: Path, values: list[Any]
 
 
 def _sweep(
-    node: LyingNode, command: list[str], tmp_path: Path, values: list[Any], most: int, kept: dict[Path, Path], first: int, refusals: set[tuple[str, str]]
+    node: LyingNode,
+    command: list[str],
+    tmp_path: Path,
+    values: list[Any],
+    most: int,
+    kept: dict[Path, Path],
+    first: int,
+    refusals: set[tuple[str, str]],
 ) -> tuple[int, int, int, set[tuple[str, str]]]:
     """(lies told, lies alike, the first case that is left or -1, refusals) of some cases from number `first` on."""
     node.lie = None
@@ -308,7 +330,9 @@ def test_every_command_hears_lies_or_has_a_reason() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_each_key_of_each_answer_lies_in_every_way(lying: LyingNode, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_key_of_each_answer_lies_in_every_way(
+    lying: LyingNode, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     swept = sweep(lying, command, tmp_path, hostile(tmp_path / "outside", 100_000))
     with capsys.disabled():
         print(f"\n{' '.join(command)}: {swept.result[0]} lies, {swept.result[1]} refused alike, peak {swept.peak_mb} MB")

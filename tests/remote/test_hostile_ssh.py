@@ -20,7 +20,10 @@ from tests.remote import desks
 from tests.remote import test_hostile_node as lies
 from tests.remote.places import Places, of_this_test
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd")]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd"),
+]
 COMMANDS = ("status", "why", "fetch", "recover")
 # A Python whose agent says a file of the folder `says` where there is one for the verb, and else what the real agent says, which is kept in `seen`.
 _PROGRAM = """#!/bin/sh
@@ -95,7 +98,12 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
         workdirs = {name: tmp_path / "nodes" / name for name in desks.NAMES}
         recipe_hash = desks.write_runs(desk, workdirs)
         for node in nodes.values():
-            node.answers["manifest"] = {"recipe_hash": recipe_hash, "path": "/c", "files": {"trainer.pt": "a" * 64}, "sizes": {"trainer.pt": 1}}
+            node.answers["manifest"] = {
+                "recipe_hash": recipe_hash,
+                "path": "/c",
+                "files": {"trainer.pt": "a" * 64},
+                "sizes": {"trainer.pt": 1},
+            }
             node.lie = None
         user = getpass.getuser()
         desks.write(desk, workdirs, {name: f'host = "{name}"\nuser = "{user}"\npython = "{node.python}"\n' for name, node in nodes.items()})
@@ -115,7 +123,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 def test_an_agent_that_sshd_starts_lies(lying: Node, tmp_path: Path, name: str) -> None:
     assert fanout.connect is status_streams.connect and SshSession.__module__ == "homelab.remote.ssh", "nothing is replaced"
     values = lies.hostile(tmp_path / "outside", 1000)
-    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, values[: 0 : -1], most=4).result[0] > 0
+    assert lies.sweep(cast(Any, lying), lies.COMMANDS[name], tmp_path, values[:0:-1], most=4).result[0] > 0
     assert set(lying.seen) > {"facts", "checkpoints", "start", "manifest"}, "real answers were heard, too"
 
 

@@ -101,7 +101,9 @@ def test_a_last_line_without_an_end_is_not_damaged(own_hosts: Cluster) -> None:
     login(own_hosts, "node2")
 
 
-@pytest.mark.parametrize("line", [b"10.0.0.1 ssh-ed25519 not*base64", b"10.0.0.1 ssh-ed25519 AAAA", b"\xff\xfe", b"x", b"@cert-authority * ssh-rsa AAAA"])
+@pytest.mark.parametrize(
+    "line", [b"10.0.0.1 ssh-ed25519 not*base64", b"10.0.0.1 ssh-ed25519 AAAA", b"\xff\xfe", b"x", b"@cert-authority * ssh-rsa AAAA"]
+)
 def test_a_line_that_cannot_be_read_hides_no_other(own_hosts: Cluster, line: bytes) -> None:
     file = known_hosts(own_hosts)
     file.write_bytes(line + b"\n" + file.read_bytes())

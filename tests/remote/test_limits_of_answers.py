@@ -149,7 +149,9 @@ LARGEST = {
 @pytest.mark.parametrize(("verb", "blocks"), LARGEST.values(), ids=LARGEST)
 def test_the_largest_answers_take_less_than_half_a_gigabyte(verb: str, blocks: str) -> None:
     root = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(root=root, blocks=blocks, verb=verb)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(root=root, blocks=blocks, verb=verb)], capture_output=True, text=True, timeout=60, check=True
+    )
     said, kilobytes = done.stdout.rsplit("\n", 2)[-3:-1] if done.stdout.count("\n") > 1 else ("", done.stdout.strip())
     assert int(kilobytes) < 500_000, (said, kilobytes)
     assert "HomelabError" in said or verb == "poll", done.stdout

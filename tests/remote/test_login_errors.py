@@ -23,10 +23,20 @@ def of_kernel(number: int) -> OSError:
 
 ROWS = [
     (paramiko.PasswordRequiredException("encrypted"), "the key has a passphrase", "ssh-add /home/me/.ssh/mini", False),
-    (paramiko.AuthenticationException("Authentication failed."), "the login was refused (Authentication failed.)", "ssh-copy-id -i /home/me/.ssh/mini -p 2222 me@192.0.2.7", False),
+    (
+        paramiko.AuthenticationException("Authentication failed."),
+        "the login was refused (Authentication failed.)",
+        "ssh-copy-id -i /home/me/.ssh/mini -p 2222 me@192.0.2.7",
+        False,
+    ),
     (paramiko.SSHException("Server '192.0.2.7' not found in known_hosts"), "is not known yet", "homelab trust mini", False),
     (paramiko.SSHException("Error reading SSH protocol banner"), "port 2222 is open, and no SSH server has greeted", "ssh -v", False),
-    (paramiko.SSHException("not a valid OPENSSH private key file"), "the identity file cannot be used", "ssh-keygen -l -f /home/me/.ssh/mini", False),
+    (
+        paramiko.SSHException("not a valid OPENSSH private key file"),
+        "the identity file cannot be used",
+        "ssh-keygen -l -f /home/me/.ssh/mini",
+        False,
+    ),
     (ValueError("q must be exactly 160 bits"), "the identity file cannot be used", "ssh-keygen -l -f /home/me/.ssh/mini", False),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "the identity file cannot be used", "must print the key", False),
     (paramiko.SSHException("Incompatible ssh peer"), "no SSH session: Incompatible ssh peer", "ssh -v", False),

@@ -53,22 +53,14 @@ def findings(cluster: Cluster, *, timeout_s: float = 20.0) -> dict[str, list[Fin
         answers, unreachable = fleet.ask("facts", {"peers": []}, timeout_s=timeout_s)
     facts = {name: Facts.model_validate(answer) for name, answer in answers.items()}
     assert not any(seen.broken for seen in facts.values()), facts
-    evidence = Evidence(
-        cluster=cluster,
-        head="node1",
-        master_port=29500,
-        facts=facts,
-        unreachable=unreachable,
-        code_hash=ship.archive()[0],
-    )
+    evidence = Evidence(cluster=cluster, head="node1", master_port=29500, facts=facts, unreachable=unreachable, code_hash=ship.archive()[0])
     found = [
         finding
         for finding in registry.judge_all(evidence, skip=[s.id for s in registry.SUBJECTS if s.id not in SUBJECTS])
         if finding.level != "ok"
     ]
     assert not any(
-        "broke" in finding.message or "Traceback" in finding.message + finding.hint or "\x1b" in finding.message
-        for finding in found
+        "broke" in finding.message or "Traceback" in finding.message + finding.hint or "\x1b" in finding.message for finding in found
     ), found
     return {node.name: [finding for finding in found if finding.node == node.name] for node in cluster.nodes}
 
@@ -201,19 +193,13 @@ def broken_after(text: str) -> str:
 
 
 HALVES = {
-    "killed in the middle of its answer": (
-        'printf \'{"node": "node1", "hostn\'; kill -9 $$',
-        "killed while it answered",
-    ),
+    "killed in the middle of its answer": ('printf \'{"node": "node1", "hostn\'; kill -9 $$', "killed while it answered"),
     "half an answer": ('printf \'{"node": "node1", "hostn\'', "gave no answer to 'facts'"),
     "an answer and then more": ('echo \'{"node": "node1"}\'; echo bye', "gave no answer to 'facts'"),
     "an answer without end": ("cat /dev/zero", "more than 4 MiB"),
     "no text at all": ("printf '\\377\\376\\000'", "gave no answer to 'facts'"),
     "nothing, and a crash": ("echo 'Illegal instruction' >&2; exit 132", "Illegal instruction"),
-    "errors without end, then nothing": (
-        "head -c 8000000 /dev/zero | tr '\\0' e >&2; exit 1",
-        "gave no answer to 'facts'",
-    ),
+    "errors without end, then nothing": ("head -c 8000000 /dev/zero | tr '\\0' e >&2; exit 1", "gave no answer to 'facts'"),
     "values of other types": (
         'echo \'{"node": "node1", "system": {"cpu_count": "many"}, "python": {"packages": 5}, "gpu": {"cards": {}}}\'',
         "does not say",
@@ -223,9 +209,7 @@ HALVES = {
 
 
 @pytest.mark.parametrize(("text", "words"), HALVES.values(), ids=HALVES)
-def test_half_an_answer(
-    cluster: Cluster, remote_lab: Lab, monkeypatch: pytest.MonkeyPatch, text: str, words: str
-) -> None:
+def test_half_an_answer(cluster: Cluster, remote_lab: Lab, monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     monkeypatch.setattr(agents, "_MOST_ANSWER_BYTES", 4 << 20)
     node = cluster.node("node1").model_copy(update={"python": python_at(home(remote_lab, "node1"), broken_after(text))})
     found = the_only_finding(cluster.model_copy(update={"nodes": (node, *cluster.nodes[1:])}))
@@ -245,9 +229,7 @@ def test_words_that_a_terminal_would_obey_are_made_harmless(cluster: Cluster, re
     assert (answer["system"]["hostname"], answer["resources"]["workdir_problem"], answer["python"]["packages"]) == ("x?", "no", {"x": "1"})
     node = cluster.node("node1").model_copy(update={"python": python})
     found = findings(cluster.model_copy(update={"nodes": (node, *cluster.nodes[1:])}))
-    assert "fail" in {finding.level for finding in found["node1"]} and found["node2"] == [], (
-        "who says next to nothing is not well"
-    )
+    assert "fail" in {finding.level for finding in found["node1"]} and found["node2"] == [], "who says next to nothing is not well"
 
 
 def test_code_of_ours_that_was_changed_or_is_damaged(cluster: Cluster, remote_lab: Lab) -> None:
@@ -260,10 +242,7 @@ def test_code_of_ours_that_was_changed_or_is_damaged(cluster: Cluster, remote_la
     with (code / "worker" / "training" / "train.py").open("a") as stream:
         stream.write("# edited on the node\n")
     (found,) = findings(changed)["node1"]
-    assert (found.check, found.level) == (
-        "python.code",
-        "fail",
-    ) and f"rm -r {shlex.quote(str(code.parent))}" in found.fix
+    assert (found.check, found.level) == ("python.code", "fail") and f"rm -r {shlex.quote(str(code.parent))}" in found.fix
     for damage in (
         lambda: (code / "node" / "facts.py").write_text("import ("),
         lambda: (code / "node" / "facts.py").unlink(),

@@ -137,6 +137,7 @@ def test_nothing_listens(cluster: Cluster) -> None:
 def test_something_else_listens(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
+
         def greet() -> None:
             connection, _ = server.accept()
             with connection:
@@ -168,7 +169,9 @@ def test_an_identity_file_that_is_not_there(cluster: Cluster, tmp_path: Path) ->
     assert f"'{tmp_path}/nowhere $(x)'" in error.hint
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage\n", b"\xff\xfe\x00" * 50, b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage\n", b"\xff\xfe\x00" * 50, b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"]
+)
 def test_an_identity_file_that_is_no_key(cluster: Cluster, tmp_path: Path, content: bytes) -> None:
     key = tmp_path / "id"
     key.write_bytes(content)

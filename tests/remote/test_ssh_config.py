@@ -23,7 +23,10 @@ from homelab.remote import openssh, ssh_login, ssh_route, ssh_settings, ssh_tran
 from homelab.remote.ssh import SshSession
 from tests.remote.places import SSH, Places, of_this_test
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd")]
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(shutil.which("sshd") is None and not os.path.exists("/usr/sbin/sshd"), reason="no sshd"),
+]
 USER = getpass.getuser()
 
 
@@ -70,7 +73,7 @@ def place_of(cluster: Cluster) -> str:
     """What the server at the end of the way says of itself."""
     session = SshSession(cluster, cluster.nodes[0])
     try:
-        done = session.run("printf %s \"$PLACE\"; cat; exit 7", stdin=b" in", timeout_s=20)
+        done = session.run('printf %s "$PLACE"; cat; exit 7', stdin=b" in", timeout_s=20)
         assert done.returncode == 7 and done.stdout.endswith(b" in")
         return done.stdout.decode().removesuffix(" in")
     finally:
@@ -116,7 +119,7 @@ while block := os.read(0, 65536):
         "{ssh} -F {config} -W %h:%p through",
         "{python} {netcat} %h %p",
         "sh -c \"test %r = {user} && test %n = behind && {python} {netcat} 127.0.0.1 '%p'\"",  # tokens, and the shell's words
-        "sh -c 'exec {python} {netcat} \"$1\" \"$2\"' x %h %p 2>/dev/null",
+        'sh -c \'exec {python} {netcat} "$1" "$2"\' x %h %p 2>/dev/null',
     ],
 )
 def test_a_proxy_command_is_obeyed_with_its_tokens_and_its_shell(places: Places, command: str) -> None:
@@ -126,7 +129,9 @@ def test_a_proxy_command_is_obeyed_with_its_tokens_and_its_shell(places: Places,
     command = command.format(ssh=SSH, config=places.config, python="python3", netcat=netcat, user=USER)
     trust = f"  UserKnownHostsFile {places.known_hosts}\n"
     alias = f"  HostKeyAlias [127.0.0.1]:{places.ports['end']}\n"
-    places.config.write_text(places.block("through", "through", trust) + places.block("behind", "end", f"{alias}  ProxyCommand {command}\n"))
+    places.config.write_text(
+        places.block("through", "through", trust) + places.block("behind", "end", f"{alias}  ProxyCommand {command}\n")
+    )
     assert place_of(places.cluster("behind")) == "end"
     has_passed = "Accepted publickey" in (places.folder / "through" / "log").read_text() or Path(f"{netcat}.passed").exists()
     assert has_passed, "the server is reached without it, too"
@@ -207,7 +212,9 @@ def test_the_host_key_of_every_hop_is_verified(places: Places, name: str, unknow
     """Whatever the person's own files say of it: StrictHostKeyChecking no lets nobody in."""
     hops(places)
     jump = unknown.format(second=places.ports["second"])
-    places.config.write_text(places.config.read_text() + places.block("behind", "end", f"  ProxyJump {jump}\n") + "Host *\n  StrictHostKeyChecking no\n")
+    places.config.write_text(
+        places.config.read_text() + places.block("behind", "end", f"  ProxyJump {jump}\n") + "Host *\n  StrictHostKeyChecking no\n"
+    )
     lines = places.known_hosts.read_text().splitlines(keepends=True)
     before = [line for line in lines if f":{places.ports[name]} " in line]
     places.known_hosts.write_text("".join(line for line in lines if line not in before))
@@ -225,7 +232,9 @@ def test_the_host_key_of_every_hop_is_verified(places: Places, name: str, unknow
         assert "a machine on the way" in error.message and "compare the fingerprint" in error.hint
         by_hand = error.hint.partition(": ")[2]
         assert by_hand.startswith("ssh -o UserKnownHostsFile=")
-        subprocess.run(by_hand.replace("ssh ", "ssh -o StrictHostKeyChecking=accept-new ", 1), shell=True, check=True, capture_output=True, timeout=20)
+        subprocess.run(
+            by_hand.replace("ssh ", "ssh -o StrictHostKeyChecking=accept-new ", 1), shell=True, check=True, capture_output=True, timeout=20
+        )
         assert place_of(places.cluster("behind")) == "end"
 
 
@@ -254,7 +263,9 @@ def test_who_refuses_the_login_is_said(places: Places, broken: str) -> None:
 # Agents and keys
 
 
-@pytest.mark.parametrize("form", ["{socket}", '"{socket}"', "~/{relative}", "%d/{relative}", "$THE_AGENT", "${{THE_AGENT}}", "SSH_AUTH_SOCK", None])
+@pytest.mark.parametrize(
+    "form", ["{socket}", '"{socket}"', "~/{relative}", "%d/{relative}", "$THE_AGENT", "${{THE_AGENT}}", "SSH_AUTH_SOCK", None]
+)
 def test_an_agent_is_asked_wherever_it_listens(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch, form: str | None) -> None:  # type: ignore[no-untyped-def]
     key = places.key("end")
     path = agent_of("the agent" if form == '"{socket}"' else "agent", key)
@@ -289,7 +300,9 @@ def test_a_key_with_a_passphrase_that_an_agent_holds(places: Places, agent_of, m
     assert place_of(cluster) == "end"
 
 
-def test_of_several_keys_the_right_one_is_found_before_the_server_gives_up(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_of_several_keys_the_right_one_is_found_before_the_server_gives_up(
+    places: Places, agent_of, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     others = [places.folder / f"other{number}" for number in range(8)]
     for other in others:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
@@ -393,7 +406,9 @@ def test_the_persons_own_known_hosts_file(places: Places) -> None:
 
 def test_include_and_match_decide(places: Places) -> None:
     inner = places.folder / "inner.conf"
-    inner.write_text(f"Match host the-end exec \"test -e {places.config}\"\n  Hostname 127.0.0.1\n  Port {places.ports['end']}\n  IdentityFile {places.key('end')}\n")
+    inner.write_text(
+        f'Match host the-end exec "test -e {places.config}"\n  Hostname 127.0.0.1\n  Port {places.ports["end"]}\n  IdentityFile {places.key("end")}\n'
+    )
     places.config.write_text(f"Match originalhost alias\n  Hostname the-end\n  User {USER}\nMatch all\nInclude {inner}\nHost *\n  Port 1\n")
     places.config.write_text(f"Host alias\n  User {USER}\n  HostName 127.0.0.1\nInclude {inner}\n" + places.config.read_text())
     inner.write_text(inner.read_text().replace("Match host the-end", "Match originalhost alias"))
@@ -437,7 +452,9 @@ def test_without_openssh_the_words_of_cluster_toml_do(places: Places, monkeypatc
 @pytest.fixture
 def session(places: Places) -> Iterator[SshSession]:
     """Over OpenSSH, with keys beside it that would spoil a command."""
-    places.config.write_text(places.block("behind", "end", "  Compression yes\n  RemoteCommand echo no\n  RequestTTY force\n  LocalForward 1 localhost:1\n"))
+    places.config.write_text(
+        places.block("behind", "end", "  Compression yes\n  RemoteCommand echo no\n  RequestTTY force\n  LocalForward 1 localhost:1\n")
+    )
     cluster = places.cluster("behind")
     opened = SshSession(cluster, cluster.nodes[0])
     assert isinstance(opened._connection, openssh.Transport)
@@ -515,5 +532,7 @@ def test_a_name_for_two_addresses_is_no_proxy(places: Places) -> None:
     assert place_of(places.cluster("behind")) == "end"
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        places.config.write_text(places.block("behind", "end", "  AddressFamily inet\n").replace(str(places.ports["end"]), str(unused.getsockname()[1])))
+        places.config.write_text(
+            places.block("behind", "end", "  AddressFamily inet\n").replace(str(places.ports["end"]), str(unused.getsockname()[1]))
+        )
         assert "nothing answers on port" in refused(places.cluster("behind")).message

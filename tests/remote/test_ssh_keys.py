@@ -20,7 +20,9 @@ MANUAL = Path("/usr/share/man/man5/ssh_config.5.gz")
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
 def test_every_key_of_the_installed_openssh_is_in_the_table() -> None:
-    said = subprocess.run(["ssh", "-F", "/dev/null", "-G", "host"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    said = subprocess.run(
+        ["ssh", "-F", "/dev/null", "-G", "host"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    ).stdout
     keys = {line.split()[0].lower() for line in said.splitlines()}
     assert len(keys) > 60 and sorted(keys - set(USES)) == []
 
@@ -51,10 +53,15 @@ def test_what_was_set_for_the_node_and_is_left_out_is_told(tmp_path: Path) -> No
     def told(lines: str) -> str:
         (tmp_path / "config").write_text(f"Host a\n{lines}")
         found = [
-            subprocess.run(["ssh", "-F", str(file), "-G", "a"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.splitlines()
+            subprocess.run(
+                ["ssh", "-F", str(file), "-G", "a"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+            ).stdout.splitlines()
             for file in ("/dev/null", tmp_path / "config")
         ]
-        defaults, settings = ({line.split()[0]: [other.partition(" ")[2] for other in lines if other.split()[0] == line.split()[0]] for line in lines} for lines in found)
+        defaults, settings = (
+            {line.split()[0]: [other.partition(" ")[2] for other in lines if other.split()[0] == line.split()[0]] for line in lines}
+            for lines in found
+        )
         return "; ".join(ssh_keys.without_effect(settings, defaults))
 
     set_for_the_node = {
@@ -126,7 +133,12 @@ def test_known_hosts_that_hold_nothing_are_replaced_and_a_clusters_own_file_stan
     assert ssh_route._known_hosts(cluster, {"userknownhostsfile": ["/dev/null"]}) == {"UserKnownHostsFile": "~/.ssh/known_hosts"}
     assert ssh_route._known_hosts(cluster, {"userknownhostsfile": ["/a"]}) == {}
     own = ssh_route._known_hosts(cluster.model_copy(update={"known_hosts": "/my hosts/%h"}), {"knownhostscommand": ["/x"]})
-    assert own == {"UserKnownHostsFile": '"/my hosts/%%h"', "GlobalKnownHostsFile": "/dev/null", "VerifyHostKeyDNS": "no", "KnownHostsCommand": "none"}
+    assert own == {
+        "UserKnownHostsFile": '"/my hosts/%%h"',
+        "GlobalKnownHostsFile": "/dev/null",
+        "VerifyHostKeyDNS": "no",
+        "KnownHostsCommand": "none",
+    }
 
 
 @pytest.mark.parametrize(("value", "limit"), [("none", 10.0), ("0", 10.0), ("30", 30.0), ("100000", 120.0), ("x", 10.0)])
@@ -135,10 +147,18 @@ def test_the_persons_connect_timeout(value: str, limit: float) -> None:
 
 
 ROWS = [
-    ("No ED25519 host key is known for [::1]:22 and you have requested strict checking.\r\nHost key verification failed.", "SSHException", "not found in known_hosts"),
+    (
+        "No ED25519 host key is known for [::1]:22 and you have requested strict checking.\r\nHost key verification failed.",
+        "SSHException",
+        "not found in known_hosts",
+    ),
     ("me@a: Permission denied (publickey).\r\nConnection closed by UNKNOWN port 65535", "AuthenticationException", "me@a"),
     ("ssh: Could not resolve hostname x: Name or service not known", "gaierror", "x"),
-    ("ssh: connect to host 127.0.0.1 port 1: Connection refused\r\nConnection closed by UNKNOWN port 65535", "ConnectionRefusedError", "refused"),
+    (
+        "ssh: connect to host 127.0.0.1 port 1: Connection refused\r\nConnection closed by UNKNOWN port 65535",
+        "ConnectionRefusedError",
+        "refused",
+    ),
     ("ssh: connect to host 10.0.0.1 port 22: No route to host", "OSError", "No route"),
     ("ssh: connect to host 10.0.0.1 port 22: Operation timed out", "TimeoutError", "10.0.0.1"),
     ("sh: nc: not found\nConnection closed by UNKNOWN port 65535", "SSHException", "nc: not found"),

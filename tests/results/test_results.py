@@ -16,7 +16,17 @@ SHA = "a" * 64
 
 
 def result(**changes: Any) -> Results:
-    empty = {"run_known": True, "final": False, "merged": "", "machine": "x86_64", "gguf": (), "steps": (), "exported": (), "memory_bytes": 10, "disk_bytes": 10}
+    empty = {
+        "run_known": True,
+        "final": False,
+        "merged": "",
+        "machine": "x86_64",
+        "gguf": (),
+        "steps": (),
+        "exported": (),
+        "memory_bytes": 10,
+        "disk_bytes": 10,
+    }
     return Results(**{**empty, **changes})
 
 
@@ -42,16 +52,28 @@ def test_nothing_is_trained_yet_or_the_node_that_has_it_is_away() -> None:
         best_copy.choose("r", {}, {"b": away})
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/etc/x.json", "a/b.json", ".json", "..", "optimizer.pt", "pytorch_model.bin", "x.pkl", "x.py", "a.json\n", ""])
+@pytest.mark.parametrize(
+    "name", ["../x.json", "/etc/x.json", "a/b.json", ".json", "..", "optimizer.pt", "pytorch_model.bin", "x.pkl", "x.py", "a.json\n", ""]
+)
 def test_a_name_that_is_not_fetched(name: str) -> None:
     with pytest.raises(ValidationError):
         file(name)
 
 
-@pytest.mark.parametrize("files", [[], [file("A.json"), file("a.json")], [{"name": "a.json", "size": 5 << 30, "sha256": SHA}], [{"name": "a.json", "size": -1, "sha256": SHA}]])
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        [file("A.json"), file("a.json")],
+        [{"name": "a.json", "size": 5 << 30, "sha256": SHA}],
+        [{"name": "a.json", "size": -1, "sha256": SHA}],
+    ],
+)
 def test_files_that_no_result_has(files: Any) -> None:
     with pytest.raises(ValidationError):
-        ResultFiles.model_validate({"path": "/x", "files": [entry if isinstance(entry, dict) else entry.model_dump() for entry in files], "left_out": []})
+        ResultFiles.model_validate(
+            {"path": "/x", "files": [entry if isinstance(entry, dict) else entry.model_dump() for entry in files], "left_out": []}
+        )
 
 
 def test_only_what_is_missing_comes() -> None:

@@ -49,8 +49,23 @@ def test_hostile_names_are_text() -> None:
 
 
 def test_a_profile_has_its_section() -> None:
-    operator = {"name": f"aten::{EVIL}", "calls": 3, "self_s": 1.5, "device_s": 0, "share": 0.75, "places": [{"module": "model.mlp", "class": EVIL, "share": 1.0}]}
-    exchange = {"name": "bucket 0", "kind": "all-reduce", "calls": 1, "payload_bytes": 9, "sent_bytes": 4_000_000, "seconds": 0.5, "overlap_s": 0.1}
+    operator = {
+        "name": f"aten::{EVIL}",
+        "calls": 3,
+        "self_s": 1.5,
+        "device_s": 0,
+        "share": 0.75,
+        "places": [{"module": "model.mlp", "class": EVIL, "share": 1.0}],
+    }
+    exchange = {
+        "name": "bucket 0",
+        "kind": "all-reduce",
+        "calls": 1,
+        "payload_bytes": 9,
+        "sent_bytes": 4_000_000,
+        "seconds": 0.5,
+        "overlap_s": 0.1,
+    }
     profile = RankProfile.model_validate({
         "rank": 0, "node": EVIL, "attempt": 1, "device": "cpu", "strategy": "ddp", "world_size": 2, "torch": "2", "steps": [8, 9], "step_s": [1.0, 1.0],
         "operators": [operator], "exchanges": [exchange], "memory": {"points": [], "peak_bytes": 3 << 30},
@@ -106,6 +121,10 @@ def test_a_browser_opens_it_without_a_request_or_an_error(tmp_path: Path, width:
     )  # fmt: skip
     took_s = time.monotonic() - began_s
     assert "CONSOLE" not in done.stderr and "alert(1)</script>" not in done.stdout
-    asked = set(re.findall(r"https?://[^\"\\\s]+", "\n".join(line for line in log.read_text(errors="replace").splitlines() if "report.html" in line)))
+    asked = set(
+        re.findall(
+            r"https?://[^\"\\\s]+", "\n".join(line for line in log.read_text(errors="replace").splitlines() if "report.html" in line)
+        )
+    )
     assert asked == set()
     assert took_s < 30, "with the browser's own start"

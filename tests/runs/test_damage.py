@@ -83,11 +83,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(paths.state_json)
     os.mkfifo(paths.events_jsonl)
     paths.run_json.symlink_to("/dev/zero")
-    assert (
-        store.read_json(paths.state_json) is None
-        and event_log.lines(paths) == []
-        and store.read_object(paths.run_json) == {}
-    )
+    assert store.read_json(paths.state_json) is None and event_log.lines(paths) == [] and store.read_object(paths.run_json) == {}
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;owned\x07\x1b[2Jevil", "a/b", "", "a\nfix: b", 65 * "a"])

@@ -27,7 +27,12 @@ from homelab.supervision.watchdog import Verdict
 from tests.runs.test_damage import PLAN
 
 pytestmark = pytest.mark.timeout(60)
-RECIPE = {"model": {"name": "m"}, "data": {"train": "d.jsonl"}, "method": {"kind": "lora"}, "train": {"global_batch": 4, "steps": 3, "learning_rate": 1e-4, "seq_len": 8}}
+RECIPE = {
+    "model": {"name": "m"},
+    "data": {"train": "d.jsonl"},
+    "method": {"kind": "lora"},
+    "train": {"global_batch": 4, "steps": 3, "learning_rate": 1e-4, "seq_len": 8},
+}
 RUN_JSON = {"recipe": RECIPE, "data": {"train": None, "eval": None}}
 HOLD = """
 import sys; from pathlib import Path; from homelab.runs import supervisor_lock; from homelab.runs.paths import RunPaths

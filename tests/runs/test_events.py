@@ -19,7 +19,17 @@ from homelab.runs.poll_reply import event_of
 pytestmark = pytest.mark.timeout(20)
 
 RECORDED = Path(__file__).parent / "recorded" / "events-without-kinds.jsonl"
-VALUES: dict[str, Any] = {"step": 20, "node": "node2", "why": "x: y", "state": "failed", "title": "the disk is full", "because": "a", "message": "m", "files": "f", "text": "t"}
+VALUES: dict[str, Any] = {
+    "step": 20,
+    "node": "node2",
+    "why": "x: y",
+    "state": "failed",
+    "title": "the disk is full",
+    "because": "a",
+    "message": "m",
+    "files": "f",
+    "text": "t",
+}
 
 
 @pytest.fixture
@@ -72,12 +82,26 @@ def test_why_goes_by_the_kind_and_not_by_words() -> None:
 
 
 def test_what_a_supervisor_on_a_node_has_written_down_keeps_its_kind() -> None:
-    for made in (events.state("lost", 3), events.resumed(2, 5, is_program=True, because="x"), event("attempt-resumed", 2, step=5, because="x", nodes=["a"], left_out=["b"])):
+    for made in (
+        events.state("lost", 3),
+        events.resumed(2, 5, is_program=True, because="x"),
+        event("attempt-resumed", 2, step=5, because="x", nodes=["a"], left_out=["b"]),
+    ):
         line = event_of({"time": 1.0, **made.line()})
         assert line is not None and events.read(line) == made
 
 
-@pytest.mark.parametrize("line", [{}, {"what": 5}, {"what": ["x"]}, {"event": "nonsense", "what": "x"}, {"event": ["x"], "attempt": "x"}, {"event": "state", "attempt": {}}])
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"what": 5},
+        {"what": ["x"]},
+        {"event": "nonsense", "what": "x"},
+        {"event": ["x"], "attempt": "x"},
+        {"event": "state", "attempt": {}},
+    ],
+)
 def test_a_damaged_line_is_an_event_of_no_meaning(line: dict[str, Any]) -> None:
     read: Event = events.read(line)
     assert read.attempt is None and not read.begins_an_attempt and not read.is_a_failure

@@ -93,8 +93,18 @@ def test_what_is_no_run_json_has_no_fingerprint(value: dict[str, Any]) -> None:
 
 def model(*, config: dict[str, Any] | None = None, found: bool = True, **files: Any) -> ModelFacts:
     content = {"hidden_size": 64, "transformers_version": "5.0"} | (config or {})
-    entries = {"model_safetensors": {"size_bytes": 10**9, "sampled": "s1", "sha256": None}, "tokenizer_json": {"size_bytes": 5, "sha256": "t" * 64}}
-    return ModelFacts.model_validate({"found": found, "path": "/models/tiny", "config": content, "files": {key: value for key, value in (entries | files).items() if value}})
+    entries = {
+        "model_safetensors": {"size_bytes": 10**9, "sampled": "s1", "sha256": None},
+        "tokenizer_json": {"size_bytes": 5, "sha256": "t" * 64},
+    }
+    return ModelFacts.model_validate(
+        {
+            "found": found,
+            "path": "/models/tiny",
+            "config": content,
+            "files": {key: value for key, value in (entries | files).items() if value},
+        }
+    )
 
 
 def differences(now: ModelFacts, *, is_folder: bool = True) -> list[str]:
@@ -105,7 +115,9 @@ def differences(now: ModelFacts, *, is_folder: bool = True) -> list[str]:
 
 def test_the_same_model_is_the_same() -> None:
     assert differences(model(config={"transformers_version": "5.1", "_name_or_path": "x"})) == []
-    assert differences(model(model_safetensors={"size_bytes": 10**9, "sampled": "s1", "sha256": "w" * 64})) == [], "its full digest is known by now"
+    assert differences(model(model_safetensors={"size_bytes": 10**9, "sampled": "s1", "sha256": "w" * 64})) == [], (
+        "its full digest is known by now"
+    )
     assert differences(model(found=False)) == [], "that it is not there is another check's"
 
 

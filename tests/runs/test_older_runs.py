@@ -39,7 +39,9 @@ class Desk:
         shutil.copytree(FIXTURES / "controller", self.runs)
         shutil.copytree(FIXTURES / "nodes", folder / "nodes")
         self.fleet = FakeFleet(folder / "nodes", NODES)
-        (folder / "cluster.toml").write_text("".join(f'[[nodes]]\nname = "{name}"\nhost = "{builders.address_of(name)}"\n' for name in NODES))
+        (folder / "cluster.toml").write_text(
+            "".join(f'[[nodes]]\nname = "{name}"\nhost = "{builders.address_of(name)}"\n' for name in NODES)
+        )
 
     def homelab(self, *arguments: str) -> int:
         """The exit code of a command."""
@@ -169,10 +171,7 @@ def test_a_recovery_while_no_node_answers(desk: Desk, said: Callable[..., str]) 
     assert "fix: " in text
 
 
-DAMAGE = {
-    "cut": lambda content: content[: len(content) // 2],
-    "no JSON": lambda content: b"\xff\x00 it was {",
-}
+DAMAGE = {"cut": lambda content: content[: len(content) // 2], "no JSON": lambda content: b"\xff\x00 it was {"}
 
 
 def changed_types(content: bytes) -> bytes:

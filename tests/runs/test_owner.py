@@ -26,7 +26,9 @@ def test_who_lives_and_who_is_dead() -> None:
     assert not process_owner.lives_here(mark) and process_owner.is_dead(mark)
 
 
-@pytest.mark.parametrize(("change", "dead"), [({}, False), ({"born": 1}, True), ({"boot_id": "another"}, False), ({"namespace": "a container's"}, False)])
+@pytest.mark.parametrize(
+    ("change", "dead"), [({}, False), ({"born": 1}, True), ({"boot_id": "another"}, False), ({"namespace": "a container's"}, False)]
+)
 def test_only_of_this_machine_and_this_boot_can_be_said_that_somebody_is_dead(change: dict[str, Any], dead: bool) -> None:
     assert process_owner.is_dead(process_owner.mark() | change) is dead
     assert process_owner.lives_here(process_owner.mark() | change) is (not change or "namespace" in change)

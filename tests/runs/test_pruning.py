@@ -6,7 +6,12 @@ import pytest
 
 from homelab.runs.pruning import Candidate, choose
 
-OVER = [Candidate("r4", "done", {"here": 1}), Candidate("r3", "failed"), Candidate("r2", "stopped"), Candidate("r1", "done", model_on="tower")]
+OVER = [
+    Candidate("r4", "done", {"here": 1}),
+    Candidate("r3", "failed"),
+    Candidate("r2", "stopped"),
+    Candidate("r1", "done", model_on="tower"),
+]
 
 
 def test_without_names_the_newest_and_the_only_copy_of_a_model_stay() -> None:

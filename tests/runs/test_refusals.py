@@ -78,7 +78,10 @@ def answer(good: tuple[int, ...] = (), bad: dict[str, str] | None = None, *, kno
 
 def test_no_checkpoint_says_why() -> None:
     error = preconditions.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, {"c": "its disk fails"})
-    assert "(c did not: its disk fails); of 1 that are there none is whole" in error.message and "step 20 on a: optimizer.pt is missing" in error.where
+    assert (
+        "(c did not: its disk fails); of 1 that are there none is whole" in error.message
+        and "step 20 on a: optimizer.pt is missing" in error.where
+    )
     assert error.hint.startswith("see to these nodes") and error.hint.endswith("homelab recover r --from-scratch")
     assert "no node knows this run" in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {}).message
     assert "no node knows" not in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {"b": "timed out"}).message
@@ -158,7 +161,10 @@ def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     settings = Recovery(max_restarts=1)
     failed = Verdict("exit", ("a",), because="killed")
     assert restart_policy.decide(Failure(failed), [Restart(**made)], settings, now=2.0, step=10, nodes=["a"]).kind == "give-up"
-    assert restart_policy.decide(Failure(failed), [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"]).kind == "go-on"
+    assert (
+        restart_policy.decide(Failure(failed), [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"]).kind
+        == "go-on"
+    )
 
 
 def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:

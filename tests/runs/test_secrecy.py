@@ -56,7 +56,11 @@ def test_the_longer_one_is_hidden_whole() -> None:
 
 def test_words_of_a_node_and_errors_come_without_it() -> None:
     error = HomelabError(SAID, where=SAID, hint=SAID)
-    rank = {"log_tail": {"stdout": [SAID], "stderr": [SAID]}, "error": {"message": SAID, "where": SAID, "hint": SAID}, "metrics": [{"kind": "note", "message": SAID}]}
+    rank = {
+        "log_tail": {"stdout": [SAID], "stderr": [SAID]},
+        "error": {"message": SAID, "where": SAID, "hint": SAID},
+        "metrics": [{"kind": "note", "message": SAID}],
+    }
     reply = Reply.model_validate({"node": "n", "time": 1.0, "run": {"name": "r", "ranks": {"0": rank}, "torchrun_tail": [SAID]}})
     row = event_row({"time": 1.0, "what": SAID, "hint": SAID})
     for text in (str(error), reply.model_dump_json(), row.text, str(error.as_dict())):

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.timeout(10)
 def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     store.append_lines(paths.events_jsonl, [{"time": 1.5, "what": "launched"}, {"time": 9.0, "what": "done"}])
-    elsewhere = [{"time": 1.5, "what": "launched"}, {"time": 4.0, "what": "trouble: a rank is gone"}, {"time": 6.0, "what": "attempt 2 goes on"}]
+    elsewhere = [
+        {"time": 1.5, "what": "launched"},
+        {"time": 4.0, "what": "trouble: a rank is gone"},
+        {"time": 6.0, "what": "attempt 2 goes on"},
+    ]
     for _ in range(3):
         event_log.gather(paths, elsewhere)
     assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 goes on", "done"]
@@ -64,7 +68,9 @@ def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path
     assert [event["what"] for event in event_log.lines(paths)] == ["launched", "done"]
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.EDQUOT, "make room"), (errno.EACCES, "sudo chown"), (errno.EROFS, "remount,rw"), (errno.EIO, "ls -ld")])
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EDQUOT, "make room"), (errno.EACCES, "sudo chown"), (errno.EROFS, "remount,rw"), (errno.EIO, "ls -ld")]
+)
 def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words: str) -> None:
     assert words in store.fix(tmp_path / "run.json", OSError(number, "x"))
 
@@ -84,7 +90,10 @@ def test_a_file_of_somebody_else_where_the_runs_are_to_be_kept_is_left_alone(tmp
     with pytest.raises(HomelabError) as caught:
         store.write_json(tmp_path / place / "r/run.json", {})
     assert "mv " not in caught.value.hint and "sudo" not in caught.value.hint
-    assert "--runs-dir DIR" in caught.value.hint and ("/dev/null" if place.startswith("/dev") else "chats.jsonl") + " is no folder" in caught.value.hint
+    assert (
+        "--runs-dir DIR" in caught.value.hint
+        and ("/dev/null" if place.startswith("/dev") else "chats.jsonl") + " is no folder" in caught.value.hint
+    )
 
 
 def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_path: Path) -> None:
@@ -93,18 +102,37 @@ def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_pat
     store.append_lines(paths.events_jsonl, [{"time": time, "what": what} for time, what in written])
     assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
     event_log.gather(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
-    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 goes on", "of a node", "of a node, too", "done"]
+    assert [event["what"] for event in event_log.lines(paths)] == [
+        "launched",
+        "trouble",
+        "attempt 2 goes on",
+        "of a node",
+        "of a node, too",
+        "done",
+    ]
 
 
 @pytest.mark.parametrize(
-    "line", [{}, {"what": "x"}, {"time": "soon", "what": "x"}, {"time": float("nan"), "what": "x"}, {"time": 1.0, "what": ["x"]}, {"time": 1.0, "what": "x", "nodes": 7}]
+    "line",
+    [
+        {},
+        {"what": "x"},
+        {"time": "soon", "what": "x"},
+        {"time": float("nan"), "what": "x"},
+        {"time": 1.0, "what": ["x"]},
+        {"time": 1.0, "what": "x", "nodes": 7},
+    ],
 )
 def test_half_a_line_from_a_node_is_left_out(line: dict[str, object]) -> None:
     assert event_of(line) is None
 
 
 def test_what_a_node_says_is_made_harmless() -> None:
-    assert event_of({"time": 1, "what": "\x1b[2Jtrouble\n", "because": "a\rb", "own": "x"}) == {"time": 1.0, "what": "trouble", "because": "b"}
+    assert event_of({"time": 1, "what": "\x1b[2Jtrouble\n", "because": "a\rb", "own": "x"}) == {
+        "time": 1.0,
+        "what": "trouble",
+        "because": "b",
+    }
 
 
 def test_two_that_launch_at_the_same_moment_never_have_the_same_name(tmp_path: Path) -> None:

@@ -51,14 +51,22 @@ def test_what_lives_is_not_over(state: State) -> None:
 
 
 def test_what_its_owner_has_stopped_starts_again() -> None:
-    assert [told_state(state, RECOVERING) for state in ("stopping", "stopped", "failed", "lost", "running")] == ["starting", "starting", "failed", "lost", "running"]
+    assert [told_state(state, RECOVERING) for state in ("stopping", "stopped", "failed", "lost", "running")] == [
+        "starting",
+        "starting",
+        "failed",
+        "lost",
+        "running",
+    ]
     assert told_state("stopped", LEAVING) == told_state("stopped", STOPPED, kept="failed") == told_state("stopped", NOBODY) == "stopped"
     assert told_state("stopped", GIVEN_UP, kept="failed") == "failed", "its supervisor has stopped what was left, and given up"
 
 
 def test_who_looks_may_end_nothing() -> None:
     everything = [(state, owner) for state in STATES for owner in (NOBODY, RECOVERING, LEAVING, STOPPED, GIVEN_UP, ALONE)]
-    may: dict[Actor, list[tuple[State, Ownership]]] = {actor: [pair for pair in everything if may_end(actor, *pair)] for actor in get_args(Actor)}
+    may: dict[Actor, list[tuple[State, Ownership]]] = {
+        actor: [pair for pair in everything if may_end(actor, *pair)] for actor in get_args(Actor)
+    }
     assert may == {"person": everything, "owner": everything, "starter": [("failed", ALONE)], "looker": []}
 
 

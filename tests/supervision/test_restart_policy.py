@@ -27,7 +27,12 @@ def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
 
 
 def decide(
-    verdict: Verdict = DEAD, found: Diagnosis | None = None, restarts: list[Restart] | None = None, step: int = 40, logs: Any = None, **recovery: Any
+    verdict: Verdict = DEAD,
+    found: Diagnosis | None = None,
+    restarts: list[Restart] | None = None,
+    step: int = 40,
+    logs: Any = None,
+    **recovery: Any,
 ) -> restart_policy.Decision:
     wanted = Recovery.model_validate(recovery)
     met, slow = log_policies.met(logs or {}, wanted.log_policies)
@@ -112,7 +117,9 @@ def test_a_pattern_that_would_take_for_ever_counts_as_not_met(monkeypatch: pytes
 def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:
     action = decide(found=diagnosis("cuda-out-of-memory"))
     assert restart_policy.lowered([], action) == {"laptop": 1}
-    assert restart_policy.lowered([Restart(NOW, "cuda-out-of-memory", "laptop", 40), Restart(NOW, "killed", "tower", 40)], action) == {"laptop": 2}
+    assert restart_policy.lowered([Restart(NOW, "cuda-out-of-memory", "laptop", 40), Restart(NOW, "killed", "tower", 40)], action) == {
+        "laptop": 2
+    }
     assert restart_policy.lowered([], decide(found=diagnosis())) == {}
 
 

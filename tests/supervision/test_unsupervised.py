@@ -41,7 +41,12 @@ def test_what_is_said(state: State, known: dict[str, Any], place: str, still: Ve
 
 def test_nothing_is_missed_while_the_command_lives_that_is_to_leave_a_supervisor() -> None:
     known = {"doing": "launching", "wanted": True}
-    assert unsupervised.unsupervised_warnings("running", known, "", None, recover=Command("RECOVER"), supervise=Command("SUPERVISE"), is_pending=True) == ()
+    assert (
+        unsupervised.unsupervised_warnings(
+            "running", known, "", None, recover=Command("RECOVER"), supervise=Command("SUPERVISE"), is_pending=True
+        )
+        == ()
+    )
 
 
 def test_processes_that_outlive_their_attempt_are_told_with_the_command_that_ends_them() -> None:
@@ -49,7 +54,11 @@ def test_processes_that_outlive_their_attempt_are_told_with_the_command_that_end
     ended = {"name": "r", "attempt": 2, "exit": {"returncode": 0}, "processes": 3}
     part = {name: {"node": name, "time": 1.0, "run": ended | more} for name, more in PARTS.items()}
     (said,) = unsupervised.outliving(parse_replies(part), 2, homelab("stop r"))
-    assert "alive on node1 (3), though its attempt 2 has ended" in said and said.endswith("homelab stop r ends them") and said.commands == ("homelab stop r",)
+    assert (
+        "alive on node1 (3), though its attempt 2 has ended" in said
+        and said.endswith("homelab stop r ends them")
+        and said.commands == ("homelab stop r",)
+    )
     assert unsupervised.outliving(parse_replies({"node2": part["node2"]}), 2, homelab("stop r")) == ()
 
 

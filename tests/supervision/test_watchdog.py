@@ -21,7 +21,9 @@ def sign(rank: int, **changes: Any) -> NodeStatus:
     of_rank = {key[5:]: value for key, value in changes.items() if key.startswith("rank_")}
     of_node = {key: value for key, value in changes.items() if not key.startswith("rank_")}
     trained = RankStatus(**{"pid": 7, "state": "R", "phase": "training", "step": 12, "still_s": 0.4, **of_rank})
-    return NodeStatus(**{"attempt": 1, "newest": 1, "started": True, "agent": "S", "torchrun": "S", "ranks": {rank: trained}, "heard_s": 0.2, **of_node})
+    return NodeStatus(
+        **{"attempt": 1, "newest": 1, "started": True, "agent": "S", "torchrun": "S", "ranks": {rank: trained}, "heard_s": 0.2, **of_node}
+    )
 
 
 def all_signs(**changes: dict[str, Any]) -> dict[str, NodeStatus]:
@@ -61,7 +63,9 @@ def test_a_run_that_trains_is_well() -> None:
     ],
     ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped", "hang", "one is behind", "it is mute", "cut off", "by hand", "elsewhere", "done", "superseded"],
 )  # fmt: skip
-def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+def test_what_is_the_matter_and_who_is_to_blame(
+    changes: dict[str, dict[str, Any]], kind: str, nodes: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
     found = judge(all_signs(**changes))
     assert (found.kind, found.nodes, found.ranks) == (kind, nodes, ranks)
     assert found.is_trouble == (kind in watchdog.TROUBLE)
@@ -74,7 +78,8 @@ def test_what_is_the_matter_and_who_is_to_blame(changes: dict[str, dict[str, Any
         {"laptop": {"heard_s": 60.0}},  # its sshd died, or we are cut off from it: no step of the others ends without it
         {name: {"heard_s": 60.0} for name in NODES},  # we are cut off from all
         {name: STILL for name in NODES},  # one of them is slowed to a tenth
-        {"tower": {"rank_still_s": 600.0}, "laptop": {"rank_still_s": 1.2}, "oldtower": {"rank_still_s": 600.0}},  # and says so with every pass
+        # and says so with every pass
+        {"tower": {"rank_still_s": 600.0}, "laptop": {"rank_still_s": 1.2}, "oldtower": {"rank_still_s": 600.0}},
         {"tower": STILL, "laptop": {"heard_s": 9.0}, "oldtower": STILL},  # and its follower gets no processor beside it
         {"laptop": {"agent": ""}},  # the agent alone was killed: torchrun goes on
         {"tower": {"rank_phase": "saving", "rank_still_s": 40.0}, "laptop": STILL, "oldtower": STILL},  # the others wait for its disk
@@ -155,7 +160,10 @@ def test_a_first_step_that_the_plan_expects_to_take_minutes_may_take_four_times_
 def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> None:
     at_the_door = {name: {"rank_phase": "loading", "rank_still_s": 130.0} for name in NODES}
     assert judge(all_signs(**at_the_door)).kind == "well"
-    for lost in (all_signs(**{**at_the_door, "laptop": {"heard_s": 21.0}}), {name: known for name, known in all_signs(**at_the_door).items() if name != "laptop"}):
+    for lost in (
+        all_signs(**{**at_the_door, "laptop": {"heard_s": 21.0}}),
+        {name: known for name, known in all_signs(**at_the_door).items() if name != "laptop"},
+    ):
         found = judge(lost)
         assert (found.kind, found.nodes) == ("silent-node", ("laptop",))
     # A large model takes minutes to load: a node that is not heard for a moment is no reason to begin again.
@@ -201,7 +209,10 @@ def test_what_is_being_saved_is_saved_to_its_end() -> None:
 
 
 def test_a_node_that_runs_any_program_can_be_missed() -> None:
-    signs = {name: known.model_copy(update={"ranks": {}, "missing_s": {"laptop": 9.0}}) for name, known in all_signs(laptop={"heard_s": 9.0}).items()}
+    signs = {
+        name: known.model_copy(update={"ranks": {}, "missing_s": {"laptop": 9.0}})
+        for name, known in all_signs(laptop={"heard_s": 9.0}).items()
+    }
     assert judge(signs, step_s=None).nodes == ("laptop",)
 
 

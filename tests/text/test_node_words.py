@@ -42,7 +42,9 @@ def _of_rank(parts: dict[str, Any]) -> Any:
 def _of_check(**seen: Any) -> Any:
     """The one finding of a node's look at the data or the model."""
     answers_of_node = {
-        name: model.model_validate({**seen[name], "node": "tower"}) for name, model in (("sample", SampleResult), ("build", BuildResult)) if name in seen
+        name: model.model_validate({**seen[name], "node": "tower"})
+        for name, model in (("sample", SampleResult), ("build", BuildResult))
+        if name in seen
     }
     evidence = Evidence(builders.cluster(("tower",)), "tower", 29500, recipe=builders.recipe(), **answers_of_node)
     checks = [check for check in registry.CHECKS if check.id in ("data.parses", "model.kind", "model.tokenizer")]
@@ -53,7 +55,9 @@ def _of_check(**seen: Any) -> Any:
 def _of_supervisor(parts: dict[str, Any]) -> HomelabError:
     barrier = {"message": "no", "where": "here", "is_login": False, "hint": "", **parts}
     with pytest.raises(HomelabError) as caught:
-        remote_supervisor._refuse_unreached(builders.cluster(("tower", "laptop")), Node(name="tower", host="127.0.0.2"), {"laptop": barrier})
+        remote_supervisor._refuse_unreached(
+            builders.cluster(("tower", "laptop")), Node(name="tower", host="127.0.0.2"), {"laptop": barrier}
+        )
     return caught.value
 
 
@@ -65,7 +69,13 @@ WAYS = {
     "build": lambda parts: _of_check(build={"findings": [{"topic": "kind", "level": "warn", "message": "no", **parts}]}), "supervisor": _of_supervisor,
 }  # fmt: skip
 # Type of an answer with a field named hint -> the way above that makes our hint of it.
-OF_TYPES = {"RankError": "diagnosis", "BadRow": "row", "BuildFinding": "build", "Barrier": "supervisor", "Event": "the history shows no hint"}
+OF_TYPES = {
+    "RankError": "diagnosis",
+    "BadRow": "row",
+    "BuildFinding": "build",
+    "Barrier": "supervisor",
+    "Event": "the history shows no hint",
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -85,7 +95,9 @@ def _models(model: type[WireModel]) -> Iterator[type[WireModel]]:
 
 def test_every_hint_of_an_answer_is_quoted_or_has_a_reason() -> None:
     for module in pkgutil.walk_packages([str(limits.ROOT)], "homelab."):
-        if module.name.startswith(("homelab.facts.", "homelab.runs.", "homelab.remote.", "homelab.results.", "homelab.supervision.", "homelab.provision.")):
+        if module.name.startswith(
+            ("homelab.facts.", "homelab.runs.", "homelab.remote.", "homelab.results.", "homelab.supervision.", "homelab.provision.")
+        ):
             importlib.import_module(module.name)
     assert {model.__name__ for model in _models(WireModel) if "hint" in model.model_fields} == set(OF_TYPES)
     assert set(OF_TYPES.values()) - set(WAYS) == {"the history shows no hint"}
@@ -98,7 +110,9 @@ def test_no_advice_leaves_ours(way: str, said: Any) -> None:
     assert hint and "says" not in hint and "homelab" in hint
 
 
-@pytest.mark.parametrize("notes", [5, True, "text", {"a": "b"}, [5], [None], [["x"]], [{}], None, ["x" * 5000], ["x"] * 101], ids=lambda notes: repr(notes)[:20])
+@pytest.mark.parametrize(
+    "notes", [5, True, "text", {"a": "b"}, [5], [None], [["x"]], [{}], None, ["x" * 5000], ["x"] * 101], ids=lambda notes: repr(notes)[:20]
+)
 def test_notes_of_a_wrong_type_are_refused(notes: Any) -> None:
     assert answers.fault("chat", {"answer": "hello", "notes": notes})
     assert all(isinstance(note, str) and len(note) <= 1000 for note in conversation._notes({"notes": notes}))

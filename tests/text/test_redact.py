@@ -53,4 +53,8 @@ def test_long_texts_take_no_long_time() -> None:
 
 
 def test_numbers_are_secrets_too() -> None:
-    assert redact.tree({"password": 1234, "eos_token_id": 2, "has_token": True}) == {"password": redact.HIDDEN, "eos_token_id": 2, "has_token": True}
+    assert redact.tree({"password": 1234, "eos_token_id": 2, "has_token": True}) == {
+        "password": redact.HIDDEN,
+        "eos_token_id": 2,
+        "has_token": True,
+    }

@@ -25,13 +25,23 @@ def train(attempt: int, step: int, rank: int = 0) -> dict[str, Any]:
 
 
 def evaluation(attempt: int, step: int) -> dict[str, Any]:
-    return {"kind": "eval", "attempt": attempt, "rank": 0, "step": step, "time": 1000.0 + 100 * attempt + step, "eval_loss": 4.0, "eval_perplexity": math.exp(4.0)}
+    return {
+        "kind": "eval",
+        "attempt": attempt,
+        "rank": 0,
+        "step": step,
+        "time": 1000.0 + 100 * attempt + step,
+        "eval_loss": 4.0,
+        "eval_perplexity": math.exp(4.0),
+    }
 
 
 def gather(paths: RunPaths, stage: int) -> None:
     """Attempt `stage` + 1 has trained, of two ranks."""
     attempt, steps = stage + 1, STAGES[stage]
-    lines = [train(attempt, step, rank) for step in steps for rank in (0, 1)] + [evaluation(attempt, step) for step in steps if step % 5 == 0]
+    lines = [train(attempt, step, rank) for step in steps for rank in (0, 1)] + [
+        evaluation(attempt, step) for step in steps if step % 5 == 0
+    ]
     Gathered(paths).add(lines, {number: step for number, step in RESUMED.items() if number <= attempt})
 
 

@@ -13,7 +13,15 @@ pytestmark = pytest.mark.timeout(20)
 
 
 def test_of_every_step_one_point_in_order_of_the_newest_attempt() -> None:
-    lines = [train(1, 1), train(1, 3), train(2, 2), evaluation(1, 2), train(1, 2), train(1, 1, rank=1), {"kind": "note", "rank": 0, "step": 9}]
+    lines = [
+        train(1, 1),
+        train(1, 3),
+        train(2, 2),
+        evaluation(1, 2),
+        train(1, 2),
+        train(1, 1, rank=1),
+        {"kind": "note", "rank": 0, "step": 9},
+    ]
     points = points_of(lines)
     assert [(*point.key, point.attempt) for point in points] == [("train", 1, 1), ("train", 2, 2), ("eval", 2, 1), ("train", 3, 1)]
     assert points[1].values["train/loss"] == train(2, 2)["loss"]

@@ -50,7 +50,9 @@ def test_what_was_sent_is_kept_as_short_spans() -> None:
     assert sent.attempts_of(json.loads(json.dumps(spans))) == known
 
 
-@pytest.mark.parametrize("damaged", [None, 3, [["train", 1]], [["train", 1, 9, 0, 1]], [["other", 1, 9, 1, 1]], [["train", 1, 10**12, 1, 1]], ["train"]])
+@pytest.mark.parametrize(
+    "damaged", [None, 3, [["train", 1]], [["train", 1, 9, 0, 1]], [["other", 1, 9, 1, 1]], [["train", 1, 10**12, 1, 1]], ["train"]]
+)
 def test_a_damaged_state_counts_as_nothing_sent(damaged: object) -> None:
     assert sent.attempts_of(damaged) == {}
 

@@ -21,7 +21,6 @@ def main() -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(run(**request)), flush=True)

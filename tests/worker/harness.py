@@ -62,8 +62,21 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
 def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, plan: dict[str, Any] | None = None, **changes: Any) -> Task:
     """The task of one rank without any file; `changes` as in `resolved_recipe`. `plan` replaces keys of the plan."""
     ranks = [{"rank": number, "node": node, "share": 12} for number, node in enumerate(nodes)]
-    whole = {"world_size": len(nodes), "backend": "gloo", "device": "cpu", "precision": "fp32", "resume_step": 0, "ranks": ranks, **(plan or {})}
-    run = {"name": run_dir.name, "recipe": resolved_recipe(**changes), "recipe_hash": "r1", "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None}}
+    whole = {
+        "world_size": len(nodes),
+        "backend": "gloo",
+        "device": "cpu",
+        "precision": "fp32",
+        "resume_step": 0,
+        "ranks": ranks,
+        **(plan or {}),
+    }
+    run = {
+        "name": run_dir.name,
+        "recipe": resolved_recipe(**changes),
+        "recipe_hash": "r1",
+        "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None},
+    }
     return Task(run_dir, 1, nodes[rank], rank, 0, len(nodes), run, whole)
 
 
@@ -211,7 +224,9 @@ class Forks:
         ]  # fmt: skip
         output = run / "attempts" / str(attempt) / "output.txt"
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s, "after_failure_s": after_failure_s}) + "\n")
+        self.process.stdin.write(
+            json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s, "after_failure_s": after_failure_s}) + "\n"
+        )
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
         collect(run, attempt, places)
@@ -283,11 +298,7 @@ def kill_when(run: Path, attempt: int, *, rank: int, step: int) -> None:
     beat = run / "attempts" / str(attempt) / "ranks" / str(rank) / "heartbeat.json"
 
     def reached() -> bool:
-        return (
-            beat.exists()
-            and (heartbeat := json.loads(beat.read_text()))["step"] >= step
-            and heartbeat["phase"] == "training"
-        )
+        return beat.exists() and (heartbeat := json.loads(beat.read_text()))["step"] >= step and heartbeat["phase"] == "training"
 
     wait_for(reached, timeout_s=90)
     os.kill(json.loads(beat.read_text())["pid"], signal.SIGKILL)

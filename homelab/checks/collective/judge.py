@@ -163,7 +163,9 @@ def speed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             f"slowest one, {source} to {target}, carries {_speed(wire_bytes_per_s)}"
         )
         message += "".join(f"; {size_name(size)} would take {seconds:.0f} s" for size, seconds in result.left_out)
-        hint = Hint("does something else use the network or the cards? Once more: {}; which interface: {}", _AGAIN, homelab("plan RECIPE --why"))
+        hint = Hint(
+            "does something else use the network or the cards? Once more: {}; which interface: {}", _AGAIN, homelab("plan RECIPE --why")
+        )
         yield "", Problem("warn", message, hint)
 
 
@@ -186,12 +188,8 @@ def _missing_text(result: CollectiveResult, states: list[RankState]) -> str:
     if states[0].is_silent:
         doing = f"the node stopped answering in the middle of the collective test ({ranks} {'were' if len(numbers) > 1 else 'was'} at: {states[0].stage})"
     else:
-        others = sorted(
-            {state.stage for state in result.states if state.rank not in {one.rank for one in result.missing}}
-        )
-        waiting = (
-            f", and all others wait for {'them' if len(numbers) > 1 else 'it'} (at: {listed(others)})" if others else ""
-        )
+        others = sorted({state.stage for state in result.states if state.rank not in {one.rank for one in result.missing}})
+        waiting = f", and all others wait for {'them' if len(numbers) > 1 else 'it'} (at: {listed(others)})" if others else ""
         doing = f'{ranks} {verb} missing in the collective test: still at "{states[0].stage}" after {result.seconds:.0f} s{waiting}'
     frame = innermost(states[0].stack)
     return f"{doing}; it stands in {frame}" if frame else doing
@@ -247,11 +245,7 @@ def _needs(evidence: Evidence) -> str | None:
         return "not needed: one process"
     if blocked(evidence):
         return "not run: fix the failures above first"
-    return (
-        "not run: --deep runs it"
-        if needed(evidence)
-        else "not run again: it passed on just this cluster (--deep runs it)"
-    )
+    return "not run: --deep runs it" if needed(evidence) else "not run again: it passed on just this cluster (--deep runs it)"
 
 
 @subject("collective", "torchrun works across all nodes", after="runs", needs=_needs)
@@ -263,11 +257,7 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if result.error:
         return "waited for the others"
     last = result.measured[-1] if result.measured else None
-    parts = (
-        [f"{_speed(last.bus_bytes_per_s)} on the bus"]
-        if last is not None and last.size_bytes > 8 and result.ranks > 1
-        else []
-    )
+    parts = [f"{_speed(last.bus_bytes_per_s)} on the bus"] if last is not None and last.size_bytes > 8 and result.ranks > 1 else []
     parts += [f"{size_name(one.size_bytes)} in {seconds_text(one.seconds)}" for one in reversed(result.measured)]
     parts += [f"{size_name(size)} left out: it would take {seconds:.0f} s" for size, seconds in result.left_out]
     return ", ".join([*parts, f"{result.ranks} ranks", result.backend])

@@ -56,7 +56,9 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 def _unknown(node: Node, facts: Facts, card: GpuFacts) -> Problem:
     """A card with memory of its own that does not say how much is wrong."""
-    message = f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: whether the training fits is not known"
+    message = (
+        f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: whether the training fits is not known"
+    )
     hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A: {restart(node, facts)}, or another driver"
     return Problem("warn", message, hint)
 

@@ -56,12 +56,20 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
     restart_it, message = restart(node, facts), f"nvidia-smi: {line}"
     if kind == "inforom":
         tried = homelab("preflight --only gpu.compute")
-        return Problem("warn", message, Hint("does the card compute? {}; its own records of errors are lost, and its maker can renew them", tried))
+        return Problem(
+            "warn", message, Hint("does the card compute? {}; its own records of errors are lost, and its maker can renew them", tried)
+        )
     if kind == "cut-off":
         return Problem("warn", message, f"ask again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends so again, {restart_it}")
     if kind == "permissions":
-        group = as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}") if facts.system.user else "usermod -aG video,render USER"
-        hint = f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
+        group = (
+            as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}")
+            if facts.system.user
+            else "usermod -aG video,render USER"
+        )
+        hint = (
+            f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
+        )
         return Problem("fail", message, hint)
     if _in_wsl(facts) or kind == "blocked":
         return Problem("fail", message, _IN_WINDOWS)
@@ -106,7 +114,9 @@ def install_driver(node: Node, facts: Facts) -> str:
 def _before_turing(node: Node, facts: Facts) -> str:
     """The first card of the node that no driver after branch 580 drives, as the node or else its owner names it; empty where there is none."""
     there = cards.everything(facts)
-    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [(gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus]
+    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [
+        (gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus
+    ]
     return next((cards.short(name) for name, capability in known if capability is not None and capability < _TURING), "")
 
 

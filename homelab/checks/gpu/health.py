@@ -36,9 +36,7 @@ def temperature(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
     for card in _cards(node, facts):
         idle = card.utilization_percent is not None and card.utilization_percent < IDLE_PERCENT
         if idle and card.temperature_c is not None and card.temperature_c >= HOT_IDLE_C:
-            message = (
-                f"GPU {card.index} has {card.temperature_c:.0f} °C while idle: it will slow down as soon as it works"
-            )
+            message = f"GPU {card.index} has {card.temperature_c:.0f} °C while idle: it will slow down as soon as it works"
             yield Problem("warn", message, Hint("{}; then look again: {}", _COOL, homelab("preflight --only gpu.temperature")))
 
 
@@ -55,9 +53,7 @@ def throttle(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         degrees = f" at {card.temperature_c:.0f} °C" if card.temperature_c is not None else ""
         hot = any("thermal" in reason for reason in active)
         command = on_node(node, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")
-        yield Problem(
-            "warn", f"GPU {card.index} is slowed down{degrees}: {why}", f"{_COOL if hot else _POWER}; to see it: {command}"
-        )
+        yield Problem("warn", f"GPU {card.index} is slowed down{degrees}: {why}", f"{_COOL if hot else _POWER}; to see it: {command}")
 
 
 @check("gpu.power_limit", "the cards may use the power they are made for", worst="warn", sees="gpu")
@@ -82,18 +78,14 @@ def ecc(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         restart = node_commands.restart(node, facts)
         if card.repair_failed:
             message = f"GPU {card.index} has bad memory that it cannot take out of use any more"
-            yield Problem(
-                "fail", message, "replace the card (this is a case for the warranty), or take it out of cluster.toml"
-            )
+            yield Problem("fail", message, "replace the card (this is a case for the warranty), or take it out of cluster.toml")
         elif card.errors_now:
             message = f"GPU {card.index} had {_errors(card.errors_now)} since its driver was loaded"
             yield Problem("fail", message, f"{restart}; if they come back, the card or its power supply is failing")
         elif card.repair_pending:
             yield Problem("warn", f"GPU {card.index} waits for a restart to take bad memory out of use", restart)
         elif card.errors_ever is not None and card.errors_ever > card.errors_mended:
-            message = (
-                f"GPU {card.index} had {_errors(card.errors_ever)} in its life, {card.errors_mended} of them repaired"
-            )
+            message = f"GPU {card.index} had {_errors(card.errors_ever)} in its life, {card.errors_mended} of them repaired"
             yield Problem("warn", message, f"watch whether they grow: {on_node(node, 'nvidia-smi -q -d ECC')}")
 
 
@@ -114,13 +106,9 @@ def pcie(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     for card in _cards(node, facts):
         lanes, could = card.pcie_width, card.pcie_width_max
         if lanes and could and lanes * FEW_LANES <= could:
-            message = (
-                f"GPU {card.index} has {lanes} of {could} PCIe lanes: loading and exchange with other cards are slower"
-            )
+            message = f"GPU {card.index} has {lanes} of {could} PCIe lanes: loading and exchange with other cards are slower"
             yield Problem(
-                "warn",
-                message,
-                "seat the card again, without a riser, in the slot next to the processor; an external box has no more",
+                "warn", message, "seat the card again, without a riser, in the slot next to the processor; an external box has no more"
             )
 
 
@@ -131,15 +119,9 @@ def mig(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         if not card.mig:
             continue
         sizes = [binary_size(size) for size in card.mig_bytes if size]
-        parts = (
-            f"split by MIG into {len(card.mig_bytes)} ({listed(sizes)})"
-            if sizes
-            else "in MIG mode, without an instance"
-        )
+        parts = f"split by MIG into {len(card.mig_bytes)} ({listed(sizes)})" if sizes else "in MIG mode, without an instance"
         message = f"GPU {card.index} is {parts}: a process gets one instance, not the card"
-        yield Problem(
-            "warn", message, f"to have the whole card: {as_root(node, facts, f'nvidia-smi -i {card.index} -mig 0')}"
-        )
+        yield Problem("warn", message, f"to have the whole card: {as_root(node, facts, f'nvidia-smi -i {card.index} -mig 0')}")
 
 
 def _cards(node: Node, facts: Facts) -> tuple[GpuFacts, ...]:

@@ -77,7 +77,12 @@ def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             other = first.setdefault(card.uuid, node.name) if card.uuid else node.name
             if other != node.name:
                 message = f"GPU {card.index}, {short(card.name)} {card.uuid}, is a card of {other}, too: they are one machine, or containers that share a card"
-                yield node.name, Problem("fail", message, f"edit cluster.toml: take {node.name} or {other} out, or give each container a card of its own")
+                yield (
+                    node.name,
+                    Problem(
+                        "fail", message, f"edit cluster.toml: take {node.name} or {other} out, or give each container a card of its own"
+                    ),
+                )
 
 
 def _against_belief(node: Node, facts: Facts) -> Iterator[Problem]:
@@ -93,9 +98,7 @@ def _against_belief(node: Node, facts: Facts) -> Iterator[Problem]:
             continue
         ratio = card.memory_total_bytes / (belief.vram_gb * GIB)
         if abs(ratio - 1) > VRAM_TOLERANCE:
-            message = (
-                f"GPU {card.index} has {binary_size(card.memory_total_bytes)}, cluster.toml says {belief.vram_gb:g}"
-            )
+            message = f"GPU {card.index} has {binary_size(card.memory_total_bytes)}, cluster.toml says {belief.vram_gb:g}"
             yield Problem("fail" if ratio < 1 else "warn", message, cards.edit(node, facts.gpu.cards))
 
 

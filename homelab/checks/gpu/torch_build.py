@@ -84,9 +84,7 @@ def _quantised(node: Node, facts: Facts, devices: list[dict[str, Any]], key: str
             message = f"{words} layer of bitsandbytes {version} failed on {device.get('name')}: {why}"
             yield (
                 COMPUTE,
-                Problem(
-                    "fail", message, fix=install_packages(node, facts, ["bitsandbytes"], "--upgrade --force-reinstall --no-deps ")
-                ),
+                Problem("fail", message, fix=install_packages(node, facts, ["bitsandbytes"], "--upgrade --force-reinstall --no-deps ")),
             )
             return  # one installation, one fault
 
@@ -95,9 +93,7 @@ def _sees_cards(facts: Facts) -> bool:
     return bool(facts.gpu.torch and facts.gpu.torch.get("cuda_available"))
 
 
-def _kernels(
-    node: Node, facts: Facts, probe: dict[str, Any], devices: list[dict[str, Any]]
-) -> Iterator[tuple[str, Problem]]:
+def _kernels(node: Node, facts: Facts, probe: dict[str, Any], devices: list[dict[str, Any]]) -> Iterator[tuple[str, Problem]]:
     """Cards for which this build holds no kernels: torch's own architecture list against the cards' capability."""
     architectures = [str(entry) for entry in probe.get("arch_list") or []]
     judged = set()

@@ -66,9 +66,7 @@ def xid(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         restart = node_commands.restart(node, facts)
         yield Problem("fail", message, f"{restart}; if it comes back: power cables, cooling, seat of the card; {command}")
     else:
-        yield Problem(
-            "warn", message, f"{command}; if it comes back: power cables, cooling, seat of the card" if card_lost else command
-        )
+        yield Problem("warn", message, f"{command}; if it comes back: power cables, cooling, seat of the card" if card_lost else command)
 
 
 def _computes(facts: Facts) -> bool:

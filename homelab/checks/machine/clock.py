@@ -19,11 +19,7 @@ _SET = "timedatectl set-ntp true"
 @check("clock.skew", f"no clock is more than {WARN_S:.0f} s off ({FAIL_S:.0f} s: fail)", worst="fail", sees="login")
 def skew(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """ok below 1 s, fail above 5 s, warn between. Where two or more nodes agree and only the controller differs, it is to blame."""
-    offsets = {
-        node.name: evidence.clock_offsets_s[node.name]
-        for node, _ in answered(evidence)
-        if node.name in evidence.clock_offsets_s
-    }
+    offsets = {node.name: evidence.clock_offsets_s[node.name] for node, _ in answered(evidence) if node.name in evidence.clock_offsets_s}
     reference = _reference(offsets)
     if reference:
         message = f"this machine's clock is {_skew(-reference)} all nodes'"

@@ -15,10 +15,20 @@ from homelab.node_commands import as_root
 from homelab.text.hint import NO_COMMAND, Command, Hint, homelab
 
 # {x.y} is the release of the Python that trains. Arch packs the headers with Python.
-_INSTALL = ((UBUNTU + DEBIAN, "apt install gcc libc6-dev python{}-dev"), (FEDORA, "dnf install gcc python3-devel"), (ARCH, "pacman -S gcc python"))
+_INSTALL = (
+    (UBUNTU + DEBIAN, "apt install gcc libc6-dev python{}-dev"),
+    (FEDORA, "dnf install gcc python3-devel"),
+    (ARCH, "pacman -S gcc python"),
+)
 
 
-@check("python.compiler", "a node with cards compiles C, as Unsloth's kernels do at their first step", worst="fail", sees="python", after="python.code")
+@check(
+    "python.compiler",
+    "a node with cards compiles C, as Unsloth's kernels do at their first step",
+    worst="fail",
+    sees="python",
+    after="python.code",
+)
 def compiler(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a recipe for Unsloth trains on cards, and the compiler or Python's headers are missing: it would end after minutes of loading.
 

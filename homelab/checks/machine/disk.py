@@ -49,15 +49,9 @@ def room(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         return
     must, should, purpose = room_needed(evidence.recipe, facts)
     if free < should:
-        message = (
-            f"{decimal_size(free)} free for {facts.resources.workdir}, {purpose} {decimal_size(must if free < must else should)}"
-        )
+        message = f"{decimal_size(free)} free for {facts.resources.workdir}, {purpose} {decimal_size(must if free < must else should)}"
         show = f"df -h {path_word(node.workdir)}; du -sh {path_word(node.workdir + '/runs')}/*"
-        yield Problem(
-            "fail" if free < must else "warn",
-            message,
-            f"{on_node(node, show)}; delete old runs there, or {_elsewhere(node)}",
-        )
+        yield Problem("fail" if free < must else "warn", message, f"{on_node(node, show)}; delete old runs there, or {_elsewhere(node)}")
 
 
 @check("disk.inodes", f"the disk can hold {INODES_WARN} more files ({INODES_FAIL}: fail)", worst="fail", sees="resources")
@@ -107,7 +101,14 @@ def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         other = first.setdefault(identity, node.name)
         if other != node.name:
             message = f"it is the same machine as {other}, with the same workdir {facts.resources.workdir}"
-            yield node.name, Problem("fail", message, f"edit cluster.toml: take {node.name} or {other} out (several cards of one machine stand in one node's gpus)")
+            yield (
+                node.name,
+                Problem(
+                    "fail",
+                    message,
+                    f"edit cluster.toml: take {node.name} or {other} out (several cards of one machine stand in one node's gpus)",
+                ),
+            )
 
 
 def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:

@@ -38,9 +38,7 @@ def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     limit = facts.system.memory_limit_bytes
     if limit is not None and facts.system.memory_available_bytes is not None and available < facts.system.memory_available_bytes:
         message = f"{binary_size(available)} of memory is free for this login (its control group is limited to {binary_size(limit)}), this needs {binary_size(need)} at the least"
-        raised = as_root(
-            node, facts, f"systemctl set-property user-{_uid_word(facts)}.slice MemoryMax=infinity MemoryHigh=infinity"
-        )
+        raised = as_root(node, facts, f"systemctl set-property user-{_uid_word(facts)}.slice MemoryMax=infinity MemoryHigh=infinity")
         yield Problem(level, message, f"raise the limit of the container or of the user: {raised}")
         return
     message = f"{binary_size(available)} of memory is free, this needs {binary_size(need)} at the least"
@@ -52,7 +50,12 @@ def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     yield Problem(level, message, hint)
 
 
-@check("memory.shm", f"/dev/shm has more than {SHM_WARN_BYTES // MIB} MiB free where NCCL or data loaders need it", worst="fail", sees="resources")
+@check(
+    "memory.shm",
+    f"/dev/shm has more than {SHM_WARN_BYTES // MIB} MiB free where NCCL or data loaders need it",
+    worst="fail",
+    sees="resources",
+)
 def shared(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """/dev/shm, where NCCL and the workers of data loaders put what they share. The built-in worker on CPUs needs none."""
     free = facts.resources.shm_free_bytes
@@ -78,10 +81,7 @@ def open_files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
         ]
         write = on_node(node, written_as_root(facts, lines, "/etc/security/limits.conf", append=True))
         yield Problem(
-            "warn",
-            f"at most {soft} files may be open at once (hard limit: {limit_text})",
-            Hint("{}; then log in anew", write),
-            write,
+            "warn", f"at most {soft} files may be open at once (hard limit: {limit_text})", Hint("{}; then log in anew", write), write
         )
 
 

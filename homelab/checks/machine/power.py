@@ -46,9 +46,7 @@ def sleep(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if not reasons:
         return
     actions = {
-        action
-        for action, applies in ((policy.idle_action, True), (policy.lid_action, policy.lid))
-        if applies and _happens(action, policy)
+        action for action, applies in ((policy.idle_action, True), (policy.lid_action, policy.lid)) if applies and _happens(action, policy)
     }
     if actions & set(_ENDS):
         lines = ["[Login]", "IdleAction=ignore", "HandleLidSwitch=ignore", "HandleLidSwitchExternalPower=ignore"]
@@ -115,9 +113,7 @@ def updates(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 def linger(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where logind ends all processes of a login that ends: the run is one of them, lingering or not."""
     if facts.power.sleep is not None and facts.power.sleep.kills_processes:
-        message = (
-            f"it ends all processes of {facts.system.user} when the login ends (KillUserProcesses=yes), and the run with them"
-        )
+        message = f"it ends all processes of {facts.system.user} when the login ends (KillUserProcesses=yes), and the run with them"
         yield Problem("fail", message, fix=_logind(node, facts, ["[Login]", "KillUserProcesses=no"], "91-homelab.conf"))
 
 

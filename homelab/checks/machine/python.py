@@ -49,20 +49,20 @@ def version(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         message = f"Python {facts.python.version} at {node.python}: the worker needs {oldest} or newer"
         yield Problem("fail", message, _new_environment(evidence, node, oldest))
         return
-    others = {
-        name: numbers(other.python.version)[:2]
-        for name, other in version_drift.usable(evidence).items()
-        if other.python.version
-    }
+    others = {name: numbers(other.python.version)[:2] for name, other in version_drift.usable(evidence).items() if other.python.version}
     counts = Counter(others.values())
     common = max(counts, key=lambda pair: (counts[pair], pair))
     if others[node.name] != common:
         common_version = ".".join(map(str, common))
-        message = f"Python is {facts.python.version} here, {common_version} on {listed(name for name, pair in others.items() if pair == common)}"
+        message = (
+            f"Python is {facts.python.version} here, {common_version} on {listed(name for name, pair in others.items() if pair == common)}"
+        )
         yield Problem("warn", message, _new_environment(evidence, node, common_version))
 
 
-@check("python.packages", "every package that the training imports is installed, and none is too new for Unsloth", worst="fail", sees="python")
+@check(
+    "python.packages", "every package that the training imports is installed, and none is too new for Unsloth", worst="fail", sees="python"
+)
 def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail for packages that the recipe's training imports and that are not there."""
     if version_drift.is_fallback(node, facts):
@@ -106,17 +106,12 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
     differing = {}
     for name in common:
         installed = facts.python.packages.get(name)
-        builds = [
-            entry
-            for other in peers.values()
-            if (entry := other.python.packages.get(name)) and plain(entry) == plain(common[name])
-        ]
+        builds = [entry for other in peers.values() if (entry := other.python.packages.get(name)) and plain(entry) == plain(common[name])]
         if installed and plain(installed) == plain(common[name]) and installed != (most := version_drift.common_build(iter(builds))):
             differing[name] = most
     if differing:
         builds_text = "; ".join(
-            f"{name} is {facts.python.packages[name]} here, {most} on {_holders(peers, name, most)}"
-            for name, most in differing.items()
+            f"{name} is {facts.python.packages[name]} here, {most} on {_holders(peers, name, most)}" for name, most in differing.items()
         )
         yield Problem("warn", f"another build of the same version: {builds_text}", fix=_install_build(node, facts, differing))
         return
@@ -127,9 +122,7 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
         and facts.python.torch_cuda != cuda
         and plain(facts.python.packages.get("torch") or "") == plain(common.get("torch", ""))
     ):
-        message = (
-            f"torch is built for CUDA {facts.python.torch_cuda} here, for {cuda} on {_holding(evidence, 'torch_cuda', cuda)}"
-        )
+        message = f"torch is built for CUDA {facts.python.torch_cuda} here, for {cuda} on {_holding(evidence, 'torch_cuda', cuda)}"
         build = f"cu{cuda.replace('.', '')}"
         yield Problem("warn", message, fix=_install_build(node, facts, {"torch": f"{plain(common['torch'])}+{build}"}))
 
@@ -142,30 +135,31 @@ def code(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     remove = on_node(node, f"rm -r {path_word(f'{node.workdir}/code/{evidence.code_hash}')}")
     message = "homelab's code on the node was changed or is damaged"
     if facts.runs.alive:  # it runs from that folder
-        yield Problem(
-            "fail", message, f"when run {listed(facts.runs.alive)} has ended: {remove} (it is shipped anew then)"
-        )
+        yield Problem("fail", message, f"when run {listed(facts.runs.alive)} has ended: {remove} (it is shipped anew then)")
     else:
         yield Problem("fail", message, Hint("{} (it is shipped anew then)", remove), fix=remove)
 
 
-def _other_versions(
-    level: Level, evidence: Evidence, node: Node, facts: Facts, names: tuple[str, ...]
-) -> Iterator[Problem]:
+def _other_versions(level: Level, evidence: Evidence, node: Node, facts: Facts, names: tuple[str, ...]) -> Iterator[Problem]:
     usable = version_drift.usable(evidence)
     common = common_versions(usable, names)
-    other = {name: installed for name in common if (installed := facts.python.packages.get(name)) and plain(installed) != plain(common[name])}
+    other = {
+        name: installed for name in common if (installed := facts.python.packages.get(name)) and plain(installed) != plain(common[name])
+    }
     if other:
         message = "; ".join(
-            f"{name} is {installed} here, {common[name]} on {_holders(usable, name, common[name])}"
-            for name, installed in other.items()
+            f"{name} is {installed} here, {common[name]} on {_holders(usable, name, common[name])}" for name, installed in other.items()
         )
         yield Problem(level, message, fix=install_packages(node, facts, [f"{name}=={plain(common[name])}" for name in other]))
 
 
 def _too_new_for_unsloth(node: Node, facts: Facts) -> Iterator[Problem]:
     """It replaces parts of these packages: in a newer one than it was made for they are not what it expects."""
-    versions = {name: (installed, limit) for name, limit in facts.python.unsloth_takes.items() if (installed := facts.python.packages.get(name)) and not _within(installed, limit)}
+    versions = {
+        name: (installed, limit)
+        for name, limit in facts.python.unsloth_takes.items()
+        if (installed := facts.python.packages.get(name)) and not _within(installed, limit)
+    }
     if versions:
         versions_text = "; ".join(f"{name} is {installed} here, it takes {limit}" for name, (installed, limit) in versions.items())
         fix = install_packages(node, facts, [f"{name}{limit}" for name, (_, limit) in versions.items()])
@@ -189,12 +183,8 @@ def _install_build(node: Node, facts: Facts, builds: Mapping[str, str]) -> Comma
     """Local builds of torch lie in one index each; other packages' do not have a place that is known."""
     build = builds["torch"].partition("+")[2] if list(builds) == ["torch"] else ""
     if re.fullmatch(r"cu\d+|cpu|rocm[\d.]+|xpu", build):
-        return install_packages(
-            node, facts, [f"torch=={builds['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} "
-        )
-    return install_packages(
-        node, facts, [f"{name}=={plain(release)}" for name, release in builds.items()], "--force-reinstall --no-deps "
-    )
+        return install_packages(node, facts, [f"torch=={builds['torch']}"], f"--index-url https://download.pytorch.org/whl/{build} ")
+    return install_packages(node, facts, [f"{name}=={plain(release)}" for name, release in builds.items()], "--force-reinstall --no-deps ")
 
 
 def _common(evidence: Evidence) -> dict[str, str]:
@@ -205,9 +195,7 @@ def _alike(evidence: Evidence, node: Node) -> dict[str, Facts]:
     """The nodes that have GPUs as this one does, or none as this one."""
     usable = version_drift.usable(evidence)
     return {
-        other.name: usable[other.name]
-        for other, _ in answered(evidence)
-        if other.name in usable and bool(other.gpus) == bool(node.gpus)
+        other.name: usable[other.name] for other, _ in answered(evidence) if other.name in usable and bool(other.gpus) == bool(node.gpus)
     }
 
 
@@ -219,7 +207,9 @@ def _common_field(evidence: Evidence, node: Node, field: str) -> str | None:
 
 def _with_nccl(evidence: Evidence, node: Node, facts: Facts, nccl: str, message: str) -> Problem:
     """How this node gets the NCCL that most have: with their build of torch, where its cards and its driver can do with that one."""
-    its_cuda = Counter(other.python.torch_cuda for other in _alike(evidence, node).values() if other.python.nccl == nccl).most_common(1)[0][0]
+    its_cuda = Counter(other.python.torch_cuda for other in _alike(evidence, node).values() if other.python.nccl == nccl).most_common(1)[0][
+        0
+    ]
     release = plain(facts.python.packages.get("torch") or "")
     build = next((build for build in torch_builds.builds_of(release) if build.cuda == its_cuda), None)
     if build is None or its_cuda == facts.python.torch_cuda or not build.runs_on(capabilities(facts)):

@@ -22,7 +22,12 @@ def alive(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         if stale:
             yield Problem("fail", f"run {run} is left over here: {stale}", fix=homelab("stop", run))
         else:
-            yield Problem("warn", f"run {run} {what_it_does(evidence, node, facts, run)}", Hint("start after it: {}", after(run)), is_busy=bool(node.gpus))
+            yield Problem(
+                "warn",
+                f"run {run} {what_it_does(evidence, node, facts, run)}",
+                Hint("start after it: {}", after(run)),
+                is_busy=bool(node.gpus),
+            )
     for run, supervisor in facts.runs.recovered.items():
         yield Problem("warn", recovered(run, supervisor), Hint("start after it: {}", after(run)))
 

@@ -20,7 +20,14 @@ LATE_GREETING_S = 4.0
 SLOW_ANSWER_S = 15.0  # an answer takes 0.2 s; with torch's import for the matmul on a cold GPU up to ten
 
 
-@check("ssh.login", "the node lets us in, its host key is the known one, and the agent answers", worst="fail", sees="login", always=True, is_certain=True)
+@check(
+    "ssh.login",
+    "the node lets us in, its host key is the known one, and the agent answers",
+    worst="fail",
+    sees="login",
+    always=True,
+    is_certain=True,
+)
 def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail with the error's own words and hint for a node without facts; first of all, where no node can be reached, for this machine."""
     names = [node.name for node in evidence.cluster.nodes]
@@ -51,7 +58,9 @@ def slow(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn for a node that took very long to answer, or whose SSH server nearly took too long to greet."""
     greeting_s = evidence.greetings_s.get(node.name, 0.0)
     if greeting_s > LATE_GREETING_S:
-        message = f"its SSH server answers late: it greeted after {greeting_s:.0f} s, and logins are given up after {GREETING_LIMIT_S:.0f} s"
+        message = (
+            f"its SSH server answers late: it greeted after {greeting_s:.0f} s, and logins are given up after {GREETING_LIMIT_S:.0f} s"
+        )
         hint = f"is it busy, or does its SSH server wait for a name server (UseDNS in sshd_config)? {on_node(node, 'time true; uptime')}"
         yield Problem("warn", message, hint)
     seconds = evidence.answer_seconds.get(node.name)

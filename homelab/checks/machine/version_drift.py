@@ -126,9 +126,7 @@ def _all_packages(evidence: Evidence) -> list[str]:
 
 
 def _package(evidence: Evidence, name: str) -> dict[str, str]:
-    return {
-        node: facts.python.packages[name] or NOT_THERE for node, facts in usable(evidence).items() if name in facts.python.packages
-    }
+    return {node: facts.python.packages[name] or NOT_THERE for node, facts in usable(evidence).items() if name in facts.python.packages}
 
 
 def _field(evidence: Evidence, field: Callable[[Facts], str | None]) -> dict[str, str]:

@@ -20,7 +20,13 @@ ETHERNET_MTU = 1500
 FAIL_LOSS = 0.1  # connections no longer open reliably; with less the training runs, and waits
 
 
-@check("network.loss", "no packets are lost on the way between two nodes, in either direction", worst="fail", sees="dials", after="network.port")
+@check(
+    "network.loss",
+    "no packets are lost on the way between two nodes, in either direction",
+    worst="fail",
+    sees="dials",
+    after="network.port",
+)
 def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """Where packets of any size are lost on the way: fail for one in ten and more, else a warning."""
     losses = evidence.losses
@@ -79,9 +85,7 @@ def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: in
         return Problem("fail", message, f"set the MTU of {node} to {carried}")
     interface = evidence.lan[node][1]
     mtu = ETHERNET_MTU if size > ETHERNET_MTU and carried >= ETHERNET_MTU else carried
-    fix = as_root(
-        evidence.cluster.node(node), facts, quote_words(["ip", "link", "set", "dev", interface, "mtu", str(mtu)])
-    )
+    fix = as_root(evidence.cluster.node(node), facts, quote_words(["ip", "link", "set", "dev", interface, "mtu", str(mtu)]))
     why = (
         "the switch passes no jumbo frames"
         if size > ETHERNET_MTU
@@ -105,7 +109,10 @@ def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     stalled = {
         (link.source, link.target): link.stalled
         for link in evidence.links
-        if link.stalled and link.carried_bytes is not None and link.lost_bytes is None and not is_lossy(evidence, (link.source, link.target))
+        if link.stalled
+        and link.carried_bytes is not None
+        and link.lost_bytes is None
+        and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
         message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}"
@@ -120,12 +127,7 @@ def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         message = f"no pair of nodes has more than {megabytes(best, '.2g')} MB/s, as on wires of 10 Mbit/s: "
         message += f"a gradient of {megabytes(GRADIENT_BYTES, '.0f')} MB takes {seconds:.0f} s in every step"
         first = next(iter(evidence.lan), evidence.head)
-        yield (
-            "",
-            Problem(
-                "warn", message, f"change the switch or the cables, or is all of it Wi-Fi? {_speed_command(evidence, first)}"
-            ),
-        )
+        yield ("", Problem("warn", message, f"change the switch or the cables, or is all of it Wi-Fi? {_speed_command(evidence, first)}"))
 
 
 def _offload(evidence: Evidence, node: str) -> str:
@@ -147,18 +149,12 @@ def _slow_wire(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
     rates = evidence.throughputs
     slowest = min(pairs, key=lambda pair: (rates[pair], pair))
     message = f"{megabytes(rates[slowest], '.2g')} MB/s between it and {some(others_of(node, pairs))}"
-    back = [
-        rates[target, source] for source, target in pairs if (target, source) in rates and (target, source) not in pairs
-    ]
+    back = [rates[target, source] for source, target in pairs if (target, source) in rates and (target, source) not in pairs]
     if len(back) == len(pairs):  # every one of them is well in the other direction
-        message = (
-            f"{megabytes(rates[slowest], '.2g')} MB/s {_direction(node, pairs)}, and {megabytes(min(back), '.3g')} MB/s the other way"
-        )
+        message = f"{megabytes(rates[slowest], '.2g')} MB/s {_direction(node, pairs)}, and {megabytes(min(back), '.3g')} MB/s the other way"
     message += f"; the best pair has {megabytes(max(rates.values()), '.3g')} MB/s, and all wait for the slowest"
     return Problem(
-        "warn",
-        message,
-        f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {_speed_command(evidence, node)}",
+        "warn", message, f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {_speed_command(evidence, node)}"
     )
 
 

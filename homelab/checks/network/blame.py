@@ -21,10 +21,7 @@ def blame(pairs: Iterable[Pair], head: str) -> dict[str, list[Pair]]:
     blamed: dict[str, list[Pair]] = {}
     while left:
         names = sorted({name for pair in left for name in pair})
-        worst = max(
-            names,
-            key=lambda name: (sum(name in pair for pair in left), sum(name == pair[1] for pair in left), name != head),
-        )
+        worst = max(names, key=lambda name: (sum(name in pair for pair in left), sum(name == pair[1] for pair in left), name != head))
         blamed[worst] = [pair for pair in left if worst in pair]
         left = [pair for pair in left if worst not in pair]
     return blamed

@@ -21,8 +21,11 @@ _GIVEN_UP = ("no answer within", "it connected, and no byte")
 
 
 @check(
-    "network.reach", "every node opens connections to every other one, on the rendezvous port and on ephemeral ones",
-    worst="fail", sees="dials", after="network.nat",
+    "network.reach",
+    "every node opens connections to every other one, on the rendezvous port and on ephemeral ones",
+    worst="fail",
+    sees="dials",
+    after="network.nat",
 )
 def reach(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """Every failed dial is a fail, put on the node that explains most of them."""
@@ -65,27 +68,20 @@ def failed_pairs(evidence: Evidence) -> set[Pair]:
 def latency(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """A warning where even the quickest connect is slow, and where connects are unsteady on machines that have nothing else to do."""
     best = _milliseconds(evidence, "latency_ms")
-    failed = failed_pairs(evidence) | {(link.source, link.target) for link in evidence.links if bandwidth.is_lossy(evidence, (link.source, link.target))}
+    failed = failed_pairs(evidence) | {
+        (link.source, link.target) for link in evidence.links if bandwidth.is_lossy(evidence, (link.source, link.target))
+    }
     slow = {pair for pair, value_ms in best.items() if value_ms > SLOW_MS and pair not in failed}
     for node, pairs in blame(slow, evidence.head).items():
         worst = max(best[pair] for pair in pairs)
         others = others_of(node, pairs)
-        yield (
-            node,
-            Problem(
-                "warn",
-                f"{worst:.0f} ms to {some(others)}: on a wired LAN it is below 1",
-                _ping(evidence, node, others[0]),
-            ),
-        )
+        yield (node, Problem("warn", f"{worst:.0f} ms to {some(others)}: on a wired LAN it is below 1", _ping(evidence, node, others[0])))
     yield from _unsteady(evidence, slow | failed)
 
 
 def _unsteady(evidence: Evidence, reported: set[Pair]) -> Iterator[tuple[str, Problem]]:
     median, worst = _milliseconds(evidence, "median_ms"), _milliseconds(evidence, "worst_ms")
-    pairs = {
-        pair for pair in median if pair not in reported and (median[pair] > SLOW_MS or worst.get(pair, 0.0) > UNSTEADY_MS)
-    }
+    pairs = {pair for pair in median if pair not in reported and (median[pair] > SLOW_MS or worst.get(pair, 0.0) > UNSTEADY_MS)}
     quiet = {pair for pair in pairs if not any(_busy(evidence, name) for name in pair)}
     for node, own in blame(quiet, evidence.head).items():
         if len(own) < 2:  # one connect that took long says nothing
@@ -111,9 +107,7 @@ def _ping(evidence: Evidence, node: str, other: str) -> str:
 
 def best_ms(evidence: Evidence, node: str) -> float | None:
     """The quickest connect between this node and any other."""
-    return min(
-        (value_ms for pair, value_ms in _milliseconds(evidence, "latency_ms").items() if node in pair), default=None
-    )
+    return min((value_ms for pair, value_ms in _milliseconds(evidence, "latency_ms").items() if node in pair), default=None)
 
 
 def _milliseconds(evidence: Evidence, field: str) -> dict[Pair, float]:
@@ -151,7 +145,9 @@ def _unreachable(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
 
 
 def _again(node: str) -> str:
-    return Hint("is it under heavy load? Then again: {}; all that it says: {}", homelab("preflight --only network"), homelab("doctor", node))
+    return Hint(
+        "is it under heavy load? Then again: {}; all that it says: {}", homelab("preflight --only network"), homelab("doctor", node)
+    )
 
 
 def _ports(bad: list[Link], dials: list[Link]) -> str:

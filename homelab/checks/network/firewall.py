@@ -40,9 +40,7 @@ def opening(evidence: Evidence, name: str) -> Opening:
             "a switch between them (client isolation)?",
             NO_COMMAND,
         )
-    nft = as_root(
-        node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"])
-    )
+    nft = as_root(node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"]))
     return Opening(f"{ufw}; without ufw: {nft}", NO_COMMAND)
 
 

@@ -95,9 +95,7 @@ def subnets(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
                 break
 
 
-def _second(
-    node: Node, facts: Facts, interface: Interface, other: Interface, other_address: str, own: ipaddress.IPv4Network
-) -> Problem:
+def _second(node: Node, facts: Facts, interface: Interface, other: Interface, other_address: str, own: ipaddress.IPv4Network) -> Problem:
     message = f"{interface.name} and {other.name} ({other_address}) are both in {own}: packets may leave and be answered by the wrong one"
     if other.kind == "virtual":
         hint = f"give {other.name} another subnet (Docker: default-address-pools in /etc/docker/daemon.json), then: {on_node(node, 'ip -br address')}"

@@ -26,9 +26,7 @@ def place(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if node.name in evidence.lan or len(evidence.cluster.nodes) < 2:
         return
     addresses = "; ".join(
-        f"{entry.name} {', '.join(entry.addresses)}"
-        for entry in facts.network.interfaces
-        if entry.addresses and entry.kind != "loopback"
+        f"{entry.name} {', '.join(entry.addresses)}" for entry in facts.network.interfaces if entry.addresses and entry.kind != "loopback"
     )
     if node.lan_address:
         message = f"no interface holds the lan_address {node.lan_address} of cluster.toml"
@@ -51,11 +49,11 @@ def name(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     address = evidence.lan[node.name][0]
     loopback = [own for own in facts.network.own_name_addresses if own.startswith("127.")]
     if loopback and not address.startswith("127."):
-        message = (
-            f"its own name, {facts.system.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
-        )
+        message = f"its own name, {facts.system.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
         if not _HOSTNAME.fullmatch(facts.system.hostname):  # it would become part of a program of sed
-            yield Problem("warn", message, f"give it a usable name: {as_root(node, facts, quote_words(['hostnamectl', 'hostname', node.name]))}")
+            yield Problem(
+                "warn", message, f"give it a usable name: {as_root(node, facts, quote_words(['hostnamectl', 'hostname', node.name]))}"
+            )
             return
         hint = f"edit /etc/hosts on {node.name}: {address} {facts.system.hostname}"
         yield Problem("warn", message, hint, as_root(node, facts, _name_in_hosts(address, facts.system.hostname)))
@@ -74,9 +72,7 @@ def controller(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
     latency_ms = evidence.latencies_ms.get(node.name)
     if latency_ms is not None and latency_ms > SLOW_CONTROLLER_MS:
         message = f"{latency_ms:.0f} ms from this machine: commands will be slow (training will not)"
-        yield Problem(
-            "warn", message, f"is this machine on Wi-Fi or a VPN? {quote_words(['ping', '-c', '5', node.host])}"
-        )
+        yield Problem("warn", message, f"is this machine on Wi-Fi or a VPN? {quote_words(['ping', '-c', '5', node.host])}")
 
 
 # What listens on a node's ports while another command looks at its network (`homelab.node.network.connectivity`): it needs no fix.
@@ -92,7 +88,9 @@ def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     other = f"edit the recipe: [parallel] port = {number + 1 if number < 65535 else number - 1}"
     fix, hint = NO_COMMAND, ""
     if facts.network.port.holder_run:
-        holder = f"run {facts.network.port.holder_run}" + (f" (pid {facts.network.port.holder_pid})" if facts.network.port.holder_pid else "")
+        holder = f"run {facts.network.port.holder_run}" + (
+            f" (pid {facts.network.port.holder_pid})" if facts.network.port.holder_pid else ""
+        )
         if alive.why_stale(facts, facts.network.port.holder_run):
             hint = fix = homelab("stop", facts.network.port.holder_run)
         else:

@@ -17,7 +17,13 @@ _WSL_HINT = (
 )
 
 
-@check("network.nat", "no translated address stands between the node and the others (WSL2, port forwarding)", worst="fail", sees="network", after="network.place")
+@check(
+    "network.nat",
+    "no translated address stands between the node and the others (WSL2, port forwarding)",
+    worst="fail",
+    sees="network",
+    after="network.place",
+)
 def judge(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail when no other node can connect to the node and a translated address explains it. Silent for a node that is reached."""
     if len(evidence.cluster.nodes) > 1:
@@ -32,7 +38,9 @@ def explanation(evidence: Evidence, name: str) -> Problem | None:
     if facts is None or not _cannot_be_dialled(evidence, name):
         return None
     if facts.network.wsl is not None and facts.network.wsl != "mirrored":
-        message = f"it is a WSL2 whose network is {facts.network.wsl}: Windows hides it behind an address of its own, and no node can dial it"
+        message = (
+            f"it is a WSL2 whose network is {facts.network.wsl}: Windows hides it behind an address of its own, and no node can dial it"
+        )
         return Problem("fail", message, _WSL_HINT)
     host = evidence.cluster.node(name).host
     own = [address.split("/")[0] for entry in facts.network.interfaces for address in entry.addresses]

@@ -50,9 +50,7 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         digest = file.sha256 if file is not None and file.found else None
         common, like = _common(evidence, role)
         if digest and digest != common:
-            message = (
-                f"{role} file {path} is not the one of {listed(like)} (sha256 {digest[:12]}, there {str(common)[:12]})"
-            )
+            message = f"{role} file {path} is not the one of {listed(like)} (sha256 {digest[:12]}, there {str(common)[:12]})"
             yield Problem("fail", message, fix=_copy(evidence, like[0], node, path))
 
 
@@ -85,7 +83,7 @@ def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
 
 
 def _row(where: str) -> str:
-    """"line 80" of a place in a file."""
+    """ "line 80" of a place in a file."""
     match = _ROW.search(where)
     return match[1] if match else where.rpartition(", ")[2]
 
@@ -101,7 +99,11 @@ def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
                 f"(the longest has {file.longest_tokens} tokens, half of them more than {file.median_tokens})"
             )
             enough = -(-file.longest_tokens // 64) * 64
-            hint = Hint("edit the recipe: [train] seq_len = {} takes all of them ({} says whether it fits), or split long samples", enough, homelab("plan"))
+            hint = Hint(
+                "edit the recipe: [train] seq_len = {} takes all of them ({} says whether it fits), or split long samples",
+                enough,
+                homelab("plan"),
+            )
             if file.longest_tokens > FAR_TOO_LONG * seq_len:
                 hint = Hint("edit the recipe: raise [train] seq_len ({} says what fits), or split long samples", homelab("plan"))
             yield "", Problem("warn", message, hint)
@@ -125,20 +127,17 @@ def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         share = "no sample" if every else f"{1 - file.rows_silent / file.tokens_sampled:.0%} of the samples"
         message = f"{share} of the train file {'has' if every else 'have'} a token that carries loss within seq_len {_seq_len(evidence)}"
         hint = "edit the recipe: raise [train] seq_len so that the answers fit, or set [data] completion_only = false"
-        yield (
-            "",
-            Problem(
-                "fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint
-            ),
-        )
+        yield ("", Problem("fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint))
 
 
 def _mute(file: FileSample) -> Problem:
     """Only the end of the answer carries loss: such a sample teaches to say nothing."""
     taught = file.tokens_sampled - file.rows_silent - file.rows_mute
     every = taught == 0 and file.whole and file.tokens_sampled == file.rows_read
-    problem = "no sample of the train file has an answer" if taught == 0 else (
-        f"{file.rows_mute} of {file.tokens_sampled} samples of the train file have an empty answer"
+    problem = (
+        "no sample of the train file has an answer"
+        if taught == 0
+        else (f"{file.rows_mute} of {file.tokens_sampled} samples of the train file have an empty answer")
     )
     message = f"{problem}: only its end carries loss, and the model learns to say nothing (the first: {file.mute_at})"
     hint = "fill in the answers, or take these rows out" + ("; edit the recipe if they stand under another key" if every else "")
@@ -159,16 +158,12 @@ def enough(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             unit = "samples that are not held out"
         if recipe.data.packing and file.tokens_sampled:
             tokens = file.kept_tokens / file.tokens_sampled * rows
-            rows, unit = (
-                math.ceil(tokens / recipe.train.seq_len),
-                f"packed rows of {recipe.train.seq_len} tokens, about",
-            )
+            rows, unit = (math.ceil(tokens / recipe.train.seq_len), f"packed rows of {recipe.train.seq_len} tokens, about")
         if rows < recipe.train.global_batch:
-            message = f"the train file has {rows} {unit}, less than one global batch of {recipe.train.global_batch}: every step is a whole epoch"
-            yield (
-                "",
-                Problem("warn", message, f"edit the recipe: [train] global_batch = {rows} or less, or bring more data"),
+            message = (
+                f"the train file has {rows} {unit}, less than one global batch of {recipe.train.global_batch}: every step is a whole epoch"
             )
+            yield ("", Problem("warn", message, f"edit the recipe: [train] global_batch = {rows} or less, or bring more data"))
 
 
 def _sampled(evidence: Evidence) -> Iterator[tuple[str, FileSample]]:
@@ -186,11 +181,7 @@ def _needs(evidence: Evidence) -> str | None:
     if evidence.recipe is None:
         return needs.recipe(evidence)
     if not evidence.data and (evidence.sample is None or not evidence.sample.files):
-        refused = (
-            f" (not looked into: {evidence.sample.refused})"
-            if evidence.sample is not None and evidence.sample.refused
-            else ""
-        )
+        refused = f" (not looked into: {evidence.sample.refused})" if evidence.sample is not None and evidence.sample.refused else ""
         of_hub = evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:")
         return f"nothing has to lie on the nodes: {'every node downloads it' if of_hub else 'files are shipped'}{refused}"
     return None

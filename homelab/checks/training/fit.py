@@ -39,12 +39,7 @@ def _nowhere(evidence: Evidence, refused: scenario.DoesNotFit) -> Iterator[tuple
     for place in refused.scenario.ranks:
         need = scenario.needed_bytes(evidence.recipe, refused.scenario, place) - place.held_bytes
         free = place.available_bytes - place.held_bytes
-        yield (
-            place.node,
-            Problem(
-                "fail", f"rank {place.rank} needs {decimal_size(need)}, {decimal_size(free)} are free", refused.hint
-            ),
-        )
+        yield (place.node, Problem("fail", f"rank {place.rank} needs {decimal_size(need)}, {decimal_size(free)} are free", refused.hint))
 
 
 def _of_rank(evidence: Evidence, plan: Plan, rank: RankPlan) -> Iterator[Problem]:
@@ -54,7 +49,11 @@ def _of_rank(evidence: Evidence, plan: Plan, rank: RankPlan) -> Iterator[Problem
     needs = f"rank {rank.rank} needs about {decimal_size(need)}"
     if rank.memory.fits is False:
         message = f"{needs}, {decimal_size(free)} are free: {decimal_size(need - free)} too little"
-        run = next((run for run in facts.runs.alive if not alive.why_stale(facts, run)), "") if (facts := evidence.facts.get(rank.node)) else ""
+        run = (
+            next((run for run in facts.runs.alive if not alive.why_stale(facts, run)), "")
+            if (facts := evidence.facts.get(rank.node))
+            else ""
+        )
         if facts is not None and run and need <= rank.memory.available_bytes:
             words = alive.what_it_does(evidence, evidence.cluster.node(rank.node), facts, run)
             yield Problem("warn", f"{message}; run {run} {words}", Hint("start after it: {}", alive.after(run)), is_busy=True)
@@ -73,7 +72,9 @@ def _chosen_to_fill(evidence: Evidence, rank: RankPlan) -> bool:
 def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     """The smallest edit of the recipe after which every rank fits, or the nodes on which it does already."""
     if rank.stage is not None:  # the cut is the one that leaves most room
-        return Hint("{} shows what it is made of; a smaller micro_batch, a shorter seq_len or one more machine makes room", homelab("plan RECIPE"))
+        return Hint(
+            "{} shows what it is made of; a smaller micro_batch, a shorter seq_len or one more machine makes room", homelab("plan RECIPE")
+        )
     others = list(dict.fromkeys(other.node for other in plan.ranks if _fits(other) and other.node != rank.node))
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert isinstance(evidence.recipe, TrainRecipe)

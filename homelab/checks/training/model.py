@@ -42,9 +42,8 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
         if facts.model.damaged:
             yield Problem("fail", problem, fix=_download(model, node, "--force-download"))
-        elif not _refused_by_hub(evidence) and not any(
-            (*hub(evidence, node, facts), *licence(evidence, node, facts))
-        ):  # they say that no launch will download it
+        # Problems of the hub and of the licence say that no launch will download it.
+        elif not _refused_by_hub(evidence) and not any((*hub(evidence, node, facts), *licence(evidence, node, facts))):
             yield Problem("warn", f"{problem}; the first launch downloads it", fix=_download(model, node))
     else:
         problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
@@ -54,7 +53,8 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             yield Problem("fail", problem, Hint("{}, if this machine has the folder too; or from {}: {}", _SEND, source, copy), fix=copy)
         else:
             hint = Hint(
-                "{} sends it to the nodes, if this machine has the folder; is the path right? edit the recipe: [model] name = a folder, or a hub id like org/name", _SEND
+                "{} sends it to the nodes, if this machine has the folder; is the path right? edit the recipe: [model] name = a folder, or a hub id like org/name",
+                _SEND,
             )
             yield Problem("fail", problem, hint)
 
@@ -63,9 +63,16 @@ def _in_its_place(model: ModelFacts) -> str:
     """The edit for a folder or a repository that holds something else than a base model."""
     if model.instead == "adapters":
         whole = f'"{model.base}"' if model.base else "the model that they were trained on"
-        return Hint("edit the recipe: [model] name = {}; to go on from these adapters, put them into their model first ({}), and name the result", whole, homelab("merge RUN"))
+        return Hint(
+            "edit the recipe: [model] name = {}; to go on from these adapters, put them into their model first ({}), and name the result",
+            whole,
+            homelab("merge RUN"),
+        )
     if model.instead == "gguf":
-        return Hint("edit the recipe: [model] name = the 16-bit model that it was made from (its page on the hub names it); {} makes a GGUF of the result", homelab("gguf RUN"))
+        return Hint(
+            "edit the recipe: [model] name = the 16-bit model that it was made from (its page on the hub names it); {} makes a GGUF of the result",
+            homelab("gguf RUN"),
+        )
     return f"edit the recipe: {model_forms.HELD[model.instead][1]}"
 
 
@@ -133,9 +140,7 @@ def files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     model = _wanted(evidence)
     if facts.model is None or not facts.model.found:
         return
-    damaged = [
-        name for name, file in facts.model.files.items() if file.sha256 and file.blob and file.sha256 != file.blob
-    ]
+    damaged = [name for name, file in facts.model.files.items() if file.sha256 and file.blob and file.sha256 != file.blob]
     if damaged:
         message = f"{listed(damaged)} {_is(damaged)} damaged: not what was downloaded from the hub (sha256)"
         yield Problem("fail", message, fix=_download(model, node, "--force-download"))
@@ -172,9 +177,7 @@ def _odd_files(evidence: Evidence, node: str, models: Mapping[str, ModelFacts]) 
             continue
         whole = {other: file.sha256 for other, file in having.items() if file.sha256}
         parts = {other: (file.size_bytes, file.sampled) for other, file in having.items()}
-        if (node in whole and whole[node] != majority(whole, evidence.head)) or parts[node] != majority(
-            parts, evidence.head
-        ):
+        if (node in whole and whole[node] != majority(whole, evidence.head)) or parts[node] != majority(parts, evidence.head):
             odd.append(name)
     return odd
 
@@ -191,7 +194,9 @@ def _another_size(evidence: Evidence, node: Node, models: Mapping[str, ModelFact
         yield Problem("warn", message, fix=_alike(evidence, node, holders[0]))
 
 
-@check("model.chat_template", "the tokenizer has a chat template where the data is chat", worst="fail", sees="model", after="model.tokenizer")
+@check(
+    "model.chat_template", "the tokenizer has a chat template where the data is chat", worst="fail", sees="model", after="model.tokenizer"
+)
 def chat_template(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the data is chat and the tokenizer has no template for it (the worker's own rule)."""
     recipe, sample = evidence.recipe, evidence.sample
@@ -241,9 +246,7 @@ def _alike(evidence: Evidence, node: Node, source: str) -> Command:
     if model.is_folder:
         return _copy(evidence.cluster.node(source), node, model.name)
     own_path, source_path = (models[name].path if name in models else None for name in (node.name, source))
-    if (
-        own_path and source_path and posixpath.basename(own_path) == posixpath.basename(source_path)
-    ):  # the same commit: one copy is damaged
+    if own_path and source_path and posixpath.basename(own_path) == posixpath.basename(source_path):  # the same commit: one copy is damaged
         return _download(model, node, "--force-download")
     return chain(_download(model, node), _download(model, evidence.cluster.node(source)))  # both to the newest
 
@@ -288,5 +291,3 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     built = evidence.build
     trained = f", trains {built.trained:,} of {built.total:,} weights" if built is not None and built.trained else ""
     return f"{kind}, {size}{trained}" if isinstance(kind, str) else size
-
-

@@ -14,17 +14,27 @@ from homelab.text.node_words import advice
 from homelab.text.units import decimal_size
 
 
-@check("model.name", "the hub has a model of that name, whole, and gives it to this token", worst="fail", sees="build", after="model.licence")
+@check(
+    "model.name", "the hub has a model of that name, whole, and gives it to this token", worst="fail", sees="build", after="model.licence"
+)
 def name(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail for a name or revision that the hub does not know, a gate, a token that it refuses, no way to it; warn where it is busy. Asked where no node has the model."""
     yield from _found(evidence, "hub")
 
 
-@check("model.kind", "the base model is a causal language model that the installed transformers builds", worst="fail", sees="build", after="model.files")
+@check(
+    "model.kind",
+    "the base model is a causal language model that the installed transformers builds",
+    worst="fail",
+    sees="build",
+    after="model.files",
+)
 def kind(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail for a type that transformers does not know, code of its own, an encoder, a config.json that contradicts itself; warn where nobody could build it."""
     if evidence.build is not None and evidence.build.refused:
-        hint = Hint("{} tries it with a real step; to go on without this look: {}", homelab("plan RECIPE"), homelab("preflight --skip model.kind"))
+        hint = Hint(
+            "{} tries it with a real step; to go on without this look: {}", homelab("plan RECIPE"), homelab("preflight --skip model.kind")
+        )
         yield evidence.build.node, Problem("warn", f"not built without its weights: {evidence.build.refused}", hint)
     yield from _found(evidence, "kind")
 
@@ -39,7 +49,14 @@ def stored(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): a quantised base narrows linear layers alone, "
             "and these are fused into larger tensors"
         )
-        yield built.node, Problem("warn", message, Hint("{} says whether they fit; a dense model of that size is held in 4 bits whole", homelab("plan RECIPE")))
+        yield (
+            built.node,
+            Problem(
+                "warn",
+                message,
+                Hint("{} says whether they fit; a dense model of that size is held in 4 bits whole", homelab("plan RECIPE")),
+            ),
+        )
 
 
 @check("model.weights", "the files have the weights that config.json describes, with a language head", worst="fail", sees="build")
@@ -66,7 +83,10 @@ def tokenizer(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     yield from _found(evidence, "tokenizer")  # of a model that no node has yet
     if isinstance(evidence.recipe, TrainRecipe) and evidence.sample is not None and evidence.sample.tokenizer is not None:
         error = evidence.sample.tokenizer
-        yield evidence.sample.node, Problem("fail", error.message, advice(evidence.sample.node, error.hint) or "copy the model's folder again")
+        yield (
+            evidence.sample.node,
+            Problem("fail", error.message, advice(evidence.sample.node, error.hint) or "copy the model's folder again"),
+        )
 
 
 @check("model.ids", "the embedding has a row for every token that the data holds", worst="fail", sees="build")
@@ -101,7 +121,12 @@ def positions(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         if seq_len > built.positions:
             level: Level = "fail" if longest > built.positions else "warn"
             seen = f"seq_len is {seq_len}, and the model has {built.positions} positions"
-            yield built.node, Problem(level, seen + _row_beyond(longest, built.positions), f"edit the recipe: [train] seq_len = {built.positions} or less")
+            yield (
+                built.node,
+                Problem(
+                    level, seen + _row_beyond(longest, built.positions), f"edit the recipe: [train] seq_len = {built.positions} or less"
+                ),
+            )
         return
     trained = excess.positions(recipe.model.name, evidence.facts, built.config if built is not None else None)
     if trained is not None and seq_len > trained:

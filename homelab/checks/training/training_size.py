@@ -27,7 +27,8 @@ class TrainingSize:
     @property
     def training_bytes(self) -> int:
         """Weights, trained part, gradients and optimizer, without activations: a lower bound of what a rank holds."""
-        return self.weights_bytes + rank_memory.CHECKPOINT_BYTES * self.trainable_parameters  # as many bytes as a checkpoint: gradients for weights
+        # as many bytes as a checkpoint: gradients for weights
+        return self.weights_bytes + rank_memory.CHECKPOINT_BYTES * self.trainable_parameters
 
 
 def of_recipe(recipe: Recipe | None, facts: Facts) -> TrainingSize | None:

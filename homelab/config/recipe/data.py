@@ -107,14 +107,16 @@ class Data(ConfigModel):
         for key in ("config", "revision", "eval_config", "eval_revision"):
             role = "eval" if key.startswith("eval_") else "train"
             if getattr(self, key) is not None and not (getattr(self, role) or "").startswith("hub:"):
-                raise ValueError(f"`{key}` is for data from the hub: {role} = \"hub:org/name\"")
+                raise ValueError(f'`{key}` is for data from the hub: {role} = "hub:org/name"')
         return self
 
     @model_validator(mode="after")
     def _eval_is_not_train(self) -> Data:
         of_train, of_eval = self.hub("train"), self.hub("eval")
         if of_train is not None and of_train == of_eval:
-            raise ValueError("`eval` would be the very rows that are trained on: `eval_split` names other ones, or `eval_fraction` sets some aside")
+            raise ValueError(
+                "`eval` would be the very rows that are trained on: `eval_split` names other ones, or `eval_fraction` sets some aside"
+            )
         return self
 
     @model_validator(mode="after")

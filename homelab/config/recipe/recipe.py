@@ -123,7 +123,9 @@ class RecipeFile(RunSections):
         if self.train is None or self.data is None or not self.train.chooses_by_evaluation:
             return self
         if self.data.eval is None and not self.data.eval_fraction:
-            raise ValueError("[train] keep_best and early_stopping choose by the loss over held-out rows: give [data] eval or eval_fraction")
+            raise ValueError(
+                "[train] keep_best and early_stopping choose by the loss over held-out rows: give [data] eval or eval_fraction"
+            )
         if not self.tracking.eval_every_steps:
             raise ValueError("[train] keep_best and early_stopping choose among evaluations: give [tracking] eval_every_steps")
         return self

@@ -68,7 +68,9 @@ class Method(ConfigModel):
             has = "holds its base in 4 bits" if self.kind == "qlora" else "trains its weights in 32 bits"
             raise ValueError(f'`base` = "8bit" is for `kind` = "lora": "{self.kind}" {has}; set `kind` = "lora", or leave `base` out')
         if self.base == "8bit" and self.backend == "unsloth":
-            raise ValueError('`base` = "8bit" goes without Unsloth, whose 8-bit layers compute a row by the rows beside it: `backend` = "transformers", or `kind` = "qlora"')
+            raise ValueError(
+                '`base` = "8bit" goes without Unsloth, whose 8-bit layers compute a row by the rows beside it: `backend` = "transformers", or `kind` = "qlora"'
+            )
         return self
 
     @model_validator(mode="after")
@@ -77,7 +79,9 @@ class Method(ConfigModel):
             raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')
         ends = [target for target in self.targets if target.rsplit(".", 1)[-1] in ENDS] if isinstance(self.targets, tuple) else []
         if self.backend == "unsloth" and ends:
-            raise ValueError(f'`backend` = "unsloth" trains {", ".join(ends)} whole, which no merge puts into the base: `backend` = "transformers", or leave it out of `targets`')
+            raise ValueError(
+                f'`backend` = "unsloth" trains {", ".join(ends)} whole, which no merge puts into the base: `backend` = "transformers", or leave it out of `targets`'
+            )
         return self
 
 

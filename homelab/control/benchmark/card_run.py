@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import homelab as package
 from homelab.benchmark import card_choice
 from homelab.benchmark.card_recipe import CardRecipe, Kind
-from homelab.config.load import faults_of
+from homelab.config.file_faults import faults_of
 from homelab.config.recipe import parse_recipe
 from homelab.control import short_job, signals
 from homelab.control.launch import planner
@@ -88,10 +88,16 @@ def _asked(facts: Facts, card: GpuFacts | None, recipe: CardRecipe, kind: Kind) 
 
 def _plan(fleet: Fleet, facts: Facts, card: GpuFacts | None) -> Plan:
     """A launch's environment and command for one rank on this card."""
-    gpu = facts.gpu if card is None else facts.gpu.model_copy(update={"cards": (card,), "left_out": tuple(one for one in cards.everything(facts) if one != card)})
+    gpu = (
+        facts.gpu
+        if card is None
+        else facts.gpu.model_copy(update={"cards": (card,), "left_out": tuple(one for one in cards.everything(facts) if one != card)})
+    )
     node = fleet.cluster.nodes[0].model_copy(update={"gpus": ()})
     cluster = fleet.cluster.model_copy(update={"nodes": (node,)})
-    inputs = planner.inputs_of(cluster, {node.name: facts.model_copy(update={"gpu": gpu})}, parse_recipe({"script": {"path": "card.py"}}), [], "card")
+    inputs = planner.inputs_of(
+        cluster, {node.name: facts.model_copy(update={"gpu": gpu})}, parse_recipe({"script": {"path": "card.py"}}), [], "card"
+    )
     return planner.planned(replace(inputs, measured_cards=Table()))
 
 
@@ -103,12 +109,16 @@ def _run(fleet: Fleet, plan: Plan, question: dict[str, Any], say: Say) -> dict[s
         raise error
     plan = plan.model_copy(update={"master_port": int(port[0][name]["port"])})
     body = short_job.request(plan, name, job, PROGRAM)
-    environment = {key: value for key, value in body["environment"].items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")} | {"HF_HUB_OFFLINE": "1"}
+    environment = {key: value for key, value in body["environment"].items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")} | {
+        "HF_HUB_OFFLINE": "1"
+    }
     streams: dict[str, Stream] = {}
     clean = False
     try:
         with signals.held():
-            streams = {name: fleet.agent(name).open("collective", body | {"environment": environment, "limit_s": LIMIT_S, "input": question})}
+            streams = {
+                name: fleet.agent(name).open("collective", body | {"environment": environment, "limit_s": LIMIT_S, "input": question})
+            }
         with short_job.listening(streams) as lines:
             last = _until_done(name, lines, say)
         clean = last.ended is not None and not last.ended.left
@@ -149,14 +159,18 @@ def _until_done(node: str, lines: queue.Queue[short_job.NodeLine], say: Say) -> 
 
 def _line(node: str, text: bytes | None) -> CollectiveLine:
     if text is None:
-        raise UnreachableError("the connection to this node broke while its card was measured", where=f"node {node}", hint=homelab("preflight --nodes", node))
+        raise UnreachableError(
+            "the connection to this node broke while its card was measured", where=f"node {node}", hint=homelab("preflight --nodes", node)
+        )
     try:
         answer = decoded(text)
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             raise HomelabError(str(answer["error"].get("message")), where=f"node {node}", hint=homelab("preflight --nodes", node))
         return CollectiveLine.model_validate(answer)
     except (ValueError, ValidationError):
-        raise HomelabError("it answered with something that homelab's agent does not say", where=f"node {node}", hint=homelab("preflight --nodes", node)) from None
+        raise HomelabError(
+            "it answered with something that homelab's agent does not say", where=f"node {node}", hint=homelab("preflight --nodes", node)
+        ) from None
 
 
 def _failure(node: str, line: CollectiveLine, rank: CollectiveRank | None) -> HomelabError:
@@ -164,9 +178,17 @@ def _failure(node: str, line: CollectiveLine, rank: CollectiveRank | None) -> Ho
     parts = parts_of(rank.error) if rank is not None and rank.error else None
     if parts:
         where = plain_lines(parts.get("where", ""))
-        return HomelabError(parts["message"], where=f"node {node}{', ' if where else ''}{where}", hint=advice(node, parts.get("hint")) or homelab("preflight --nodes", node))
+        return HomelabError(
+            parts["message"],
+            where=f"node {node}{', ' if where else ''}{where}",
+            hint=advice(node, parts.get("hint")) or homelab("preflight --nodes", node),
+        )
     ended = line.ended
-    words = [text.strip() for text in ((rank.error if rank else None) or "", *(ended.errors if ended else ()), *(ended.log if ended else ())) if text and text.strip()]
+    words = [
+        text.strip()
+        for text in ((rank.error if rank else None) or "", *(ended.errors if ended else ()), *(ended.log if ended else ()))
+        if text and text.strip()
+    ]
     why = words[0 if rank and rank.error else -1][:500] if words else "the program ended and said nothing"
     return HomelabError(f"the card could not be measured: {why}", where=f"node {node}", hint=homelab("preflight --nodes", node))
 
@@ -184,7 +206,9 @@ def _results(line: CollectiveLine) -> dict[str, Any]:
     rank = next(iter(line.ranks.values()))
     result: dict[str, Any] = rank.results[-1] if rank.results else {}
     rate = result.get("tokens_per_s")
-    return {key: result.get(key) for key in ("peak_bytes", "torch")} | {"tokens_per_s": round(rate, 1) if isinstance(rate, float) and 1 < rate < 1e9 else rate}
+    return {key: result.get(key) for key in ("peak_bytes", "torch")} | {
+        "tokens_per_s": round(rate, 1) if isinstance(rate, float) and 1 < rate < 1e9 else rate
+    }
 
 
 def _judged(row: dict[str, Any], has_card: bool, node: str) -> Measured:
@@ -194,7 +218,9 @@ def _judged(row: dict[str, Any], has_card: bool, node: str) -> Measured:
         found = MeasuredCard.model_validate(row)
     except ValidationError as error:
         (location, message), *_ = faults_of(error, MeasuredCard)
-        raise HomelabError(f"the node's answer is no measurement: {message}", where=f"node {node}, {'.'.join(map(str, location))}", hint=hint) from error
+        raise HomelabError(
+            f"the node's answer is no measurement: {message}", where=f"node {node}, {'.'.join(map(str, location))}", hint=hint
+        ) from error
     if not has_card:
         return Measured(found, None)
     fault = measured_cards.fault(found)

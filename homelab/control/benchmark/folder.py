@@ -1,9 +1,9 @@
 """The folder of a benchmark: what is done stays done, whatever happens to this process or to a node.
 
-    recipes/<cell>.toml             the recipe of each cell, as it is launched
-    results/<cell>.<repeat>.json    one file for each run that is over
-    runs/                           the run folders
-    results.csv, report.html, charts/
+recipes/<cell>.toml             the recipe of each cell, as it is launched
+results/<cell>.<repeat>.json    one file for each run that is over
+runs/                           the run folders
+results.csv, report.html, charts/
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class BenchmarkFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise HomelabError(
-                    "another homelab bench is at work in this folder", where=str(self.root), hint="wait for it, or name another folder with --output"
+                    "another homelab bench is at work in this folder",
+                    where=str(self.root),
+                    hint="wait for it, or name another folder with --output",
                 ) from None
             yield
         finally:

@@ -38,7 +38,13 @@ class SuiteRun:
     def begin(self, *, again: bool, say: Say) -> None:
         """End what an interrupted benchmark has left; `again`: forget what failed. Raises InputError where the suite is not the one of the folder."""
         nodes = {node.name: node.host for node in self.cluster.nodes}
-        self.folder.keep_to({"suite": self.suite.model_dump(mode="json"), "recipes": {name: dict(content) for name, content in self.contents.items()}, "nodes": nodes})
+        self.folder.keep_to(
+            {
+                "suite": self.suite.model_dump(mode="json"),
+                "recipes": {name: dict(content) for name, content in self.contents.items()},
+                "nodes": nodes,
+            }
+        )
         for cell in self.cells:
             self.folder.recipe(cell, self.contents[cell.variation], self.recipe_folder)
         left = self._unfinished()
@@ -61,7 +67,9 @@ class SuiteRun:
                     continue
                 label = f"{len(results) + 1} of {total}"
                 cluster = self.suite.cluster_of(cell.variation, self.cluster)
-                run = CellRun(cell, self.suite, cluster, self.cluster_file, self.folder.root / "recipes" / f"{cell.file_stem}.toml", self.folder.runs)
+                run = CellRun(
+                    cell, self.suite, cluster, self.cluster_file, self.folder.root / "recipes" / f"{cell.file_stem}.toml", self.folder.runs
+                )
                 result = run.result(repeat, lambda text, label=label: say(f"{label}, {text}"))  # type: ignore[misc]
                 store.write_json(self.folder.result_file(cell, repeat), result.model_dump(mode="json"))
                 done(result)
@@ -77,7 +85,11 @@ class SuiteRun:
 
     def _unfinished(self) -> list[RunPaths]:
         """The runs that may go on: also one that has failed, while its supervisor recovers it."""
-        return [paths for paths in store.runs_in(self.folder.runs) if run_folder.state_of(paths) not in FINISHED or supervisor_lock.is_held(paths)]
+        return [
+            paths
+            for paths in store.runs_in(self.folder.runs)
+            if run_folder.state_of(paths) not in FINISHED or supervisor_lock.is_held(paths)
+        ]
 
     def summary(self) -> tuple[Summary, ...]:
         """What is known now."""

@@ -36,10 +36,14 @@ def replace(path: Path, before: Before | None, text: str) -> None:
     """Write the file. Raises HomelabError where somebody has changed it since it was read, or the disk refuses."""
     now = path.read_bytes() if path.exists() else None
     if now != (before.content if before else None):
-        raise HomelabError("this file was changed meanwhile, and nothing is written", where=str(path), hint=Hint("run it again: {}", homelab("init")))
+        raise HomelabError(
+            "this file was changed meanwhile, and nothing is written", where=str(path), hint=Hint("run it again: {}", homelab("init"))
+        )
     mark = _MARK if before is not None and before.content.startswith(_MARK) else b""
     target = path.resolve()  # of a link, the file itself
     try:
         files.write_atomic(target, mark + text.encode(), before.mode if before else 0o644)
     except OSError as error:
-        raise InputError(f"this file cannot be written: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(target.parent))}") from error
+        raise InputError(
+            f"this file cannot be written: {error.strerror}", where=str(path), hint=f"ls -ld {shlex.quote(str(target.parent))}"
+        ) from error

@@ -151,7 +151,9 @@ def _choose(draft: Draft, candidates: dict[str, Candidate], all_named: bool, tal
 
 def _with_moved(draft: Draft, candidates: dict[str, Candidate], greeted: Greeted, talk: _Talk) -> tuple[Draft, dict[str, Candidate]]:
     """The draft with the new places of old nodes, and the candidates without these. A host key that was accepted once is the machine, wherever it is."""
-    for name, place in moved(greeted.remembered, {place: greeted.greetings[place] for place in candidates if place in greeted.greetings}).items():
+    for name, place in moved(
+        greeted.remembered, {place: greeted.greetings[place] for place in candidates if place in greeted.greetings}
+    ).items():
         candidate, key = candidates[place], greeted.keys[place]
         talk.note(f"{name} is at {candidate.host} now: the same host key answers there")
         draft = draft.with_place(name, candidate).only(set(draft.new) - {place})
@@ -189,7 +191,9 @@ def _accepted(draft: Draft, greeted: Greeted, talk: _Talk) -> list[str]:
             else:
                 again = homelab("init", cluster.node(name).host)
                 talk.left_out[name] = HomelabError(
-                    "its host key was not accepted", where=f"node {name} ({key.host}:{key.port})", hint=Hint("compare the fingerprints, then: {}", again)
+                    "its host key was not accepted",
+                    where=f"node {name} ({key.host}:{key.port})",
+                    hint=Hint("compare the fingerprints, then: {}", again),
                 )
         elif name in greeted.greetings:
             accepted.append(name)

@@ -34,7 +34,9 @@ def search(say: Say, note: Say) -> list[Candidate]:
     found += from_mdns(note)
     if shutil.which("tailscale"):
         found += candidates.from_tailscale(_output("tailscale", "status", "--json"))
-    return found + (candidates.from_neighbours(_output("ip", "-j", "neigh")) if own_machine.is_linux() else candidates.from_arp(_output("arp", "-an")))
+    return found + (
+        candidates.from_neighbours(_output("ip", "-j", "neigh")) if own_machine.is_linux() else candidates.from_arp(_output("arp", "-an"))
+    )
 
 
 def from_ssh_config(folder: Path) -> list[Candidate]:
@@ -85,7 +87,10 @@ def own_networks() -> list[str]:
     """The /24 around each own address, as text."""
     if own_machine.is_linux():
         return [str(network) for network in candidates.own_networks(_output("ip", "-j", "addr"))]
-    addresses = {name: [one.address for one in ones if one.family == socket.AF_INET and one.ptp is None] for name, ones in psutil.net_if_addrs().items()}
+    addresses = {
+        name: [one.address for one in ones if one.family == socket.AF_INET and one.ptp is None]
+        for name, ones in psutil.net_if_addrs().items()
+    }
     return [str(network) for network in candidates.networks_around(addresses)]
 
 
@@ -105,7 +110,9 @@ def _output(*words: str) -> str:
     if program is None:
         return ""
     try:
-        done = subprocess.run([program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -30,17 +30,23 @@ def refuse_taken(folder: Path) -> None:
     """Raises InputError where something is in its place already: a job that runs may be reading it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
-            "there is something already", where=f"--output {folder}", hint="name another folder; a job that was exported before may read this one"
+            "there is something already",
+            where=f"--output {folder}",
+            hint="name another folder; a job that was exported before may read this one",
         )
 
 
-def write(folder: Path, document: LaunchDocument, recipe: TrainRecipe, recipe_path: Path, plan: Plan, items: list[RecipeInput], at: str) -> None:
+def write(
+    folder: Path, document: LaunchDocument, recipe: TrainRecipe, recipe_path: Path, plan: Plan, items: list[RecipeInput], at: str
+) -> None:
     """Write all of it beside its place, then move it there. Raises InputError where the disk does not take it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise InputError(f"the folder cannot be made: {error.strerror}", where=f"--output {folder}", hint=store.fix(folder.parent, error)) from error
+        raise InputError(
+            f"the folder cannot be made: {error.strerror}", where=f"--output {folder}", hint=store.fix(folder.parent, error)
+        ) from error
     try:
         with store.written(folder):
             _fill(partial, recipe, recipe_path, plan, items, at)

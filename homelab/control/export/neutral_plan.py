@@ -65,7 +65,9 @@ def machines_of(cluster: Cluster) -> tuple[Machines, str]:
     return Machines(len(cards), (smallest,)), note
 
 
-def make(recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machines, run: str) -> tuple[TrainRecipe, Plan, list[RecipeInput], list[str]]:
+def make(
+    recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machines, run: str
+) -> tuple[TrainRecipe, Plan, list[RecipeInput], list[str]]:
     """The settled recipe, its plan, its files, and what of it does not travel. Raises InputError for what cannot be a job."""
     if not isinstance(recipe, TrainRecipe):
         raise InputError(
@@ -77,10 +79,12 @@ def make(recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machin
     _refuse_unknown_data(items, recipe_path)
     notes = [
         "Nobody watches the job but the scheduler: no dashboard, no diagnosis, no node left out. After a fault all starts again, from the newest complete"
-        " checkpoint in the folder.",
+        " checkpoint in the folder."
     ]
     if isinstance(recipe.parallel.shares, dict):
-        notes.append("[parallel] shares names nodes, and the scheduler has others: the shares begin equal and follow what is measured. The training is the same.")
+        notes.append(
+            "[parallel] shares names nodes, and the scheduler has others: the shares begin equal and follow what is measured. The training is the same."
+        )
     if recipe.model.is_folder:
         notes.append(f"The model's folder {recipe.model.name} has to be on every machine.")
     neutral = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"shares": "auto"})})
@@ -106,7 +110,9 @@ def make(recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machin
 def _node(number: int, cards: Sequence[Gpu]) -> Node:
     """A machine for the planner, which wants an address of it. It goes into no file (198.18.0.0/15 is nobody's: RFC 2544)."""
     address = f"198.18.{number // 250}.{number % 250 + 1}"
-    return Node.model_validate({"name": f"node-{number}", "host": address, "lan_address": address, "interface": "eth0", "gpus": cards}, strict=False)
+    return Node.model_validate(
+        {"name": f"node-{number}", "host": address, "lan_address": address, "interface": "eth0", "gpus": cards}, strict=False
+    )
 
 
 def equal_shares(global_batch_rows: int, ranks: int) -> list[int]:
@@ -130,5 +136,3 @@ def _refuse_unknown_data(items: Sequence[RecipeInput], recipe_path: Path) -> Non
                 f"{item.path} lies on the nodes, and the machines of a scheduler are others", where=f"{recipe_path}, key data.{item.role}",
                 hint="give a path relative to the recipe (the file travels in the job's folder), or a data set of the hub: hub:NAME",
             )  # fmt: skip
-
-

@@ -40,7 +40,9 @@ def adopt(fleet: Fleet, paths: RunPaths, nodes: Sequence[str]) -> RunPaths:
     if not answers:
         raise next(iter(errors.values()))
     if not any(answer["run_json"] and answer["plans"] for answer in answers.values()):
-        raise HomelabError("the node has this run's folder, but not its description", where=f"node {next(iter(answers))}", hint=homelab("runs"))
+        raise HomelabError(
+            "the node has this run's folder, but not its description", where=f"node {next(iter(answers))}", hint=homelab("runs")
+        )
     for node, answer in answers.items():
         fault = _fault(paths, answer)
         if fault:
@@ -60,7 +62,11 @@ def adopt(fleet: Fleet, paths: RunPaths, nodes: Sequence[str]) -> RunPaths:
 
 def take_description(fleet: Fleet, paths: RunPaths, answers: Mapping[str, Mapping[str, Any]]) -> None:
     """run.json of a damaged folder, from `describe` of the nodes; nothing where none has it whole. Raises HomelabError where they do not agree."""
-    whole = {node: answer["run_json"] for node, answer in answers.items() if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None}
+    whole = {
+        node: answer["run_json"]
+        for node, answer in answers.items()
+        if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None
+    }
     if whole:
         for node in _keep(paths, _agreed(fleet, paths, whole), answers, others=len(answers) > 1):
             event_log.append(paths, event("mended", node=node, files=layout.RUN_JSON))
@@ -119,7 +125,9 @@ def _keep(paths: RunPaths, run_json: Mapping[str, Any], answers: Mapping[str, Ma
 def _of_nodes(run_json: Mapping[str, Any]) -> dict[str, Any]:
     """The same with no shipped file said to lie on this machine: only the one of the launch knows where."""
     data = {
-        role: {**entry, "path": f"/{shipped.copy_of(entry)}"} if entry is not None and entry.get("sent") == "shipped" and shipped.original_of(entry) else entry
+        role: {**entry, "path": f"/{shipped.copy_of(entry)}"}
+        if entry is not None and entry.get("sent") == "shipped" and shipped.original_of(entry)
+        else entry
         for role, entry in run_json["data"].items()
     }
     return {key: value for key, value in run_json.items() if key != "typed" or _is_typed(value)} | {"data": data}
@@ -144,7 +152,9 @@ def _fault(paths: RunPaths, answer: Mapping[str, Any]) -> str | None:
 
 def _agreed(fleet: Fleet, paths: RunPaths, described: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """The one description. A copy that was edited, so that its own fingerprint is wrong, has no vote where there is another."""
-    unedited = {node: value for node, value in described.items() if fingerprint.fingerprint(value) == value.get("recipe_hash")} or dict(described)
+    unedited = {node: value for node, value in described.items() if fingerprint.fingerprint(value) == value.get("recipe_hash")} or dict(
+        described
+    )
     by_digest: dict[str, list[str]] = {}
     for node, value in unedited.items():
         by_digest.setdefault(run_record.digest(value), []).append(node)

@@ -71,7 +71,9 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> Conversation:
         except NoRoomError as error:
             if run_folder.plan_of(paths).strategy == "pipeline":
                 hint = Hint("one question is answered across them: {}", homelab("chat --prompt Hello", paths.name))
-                raise NoRoomError(f"{error.message}; and a conversation is not held across the stages of a pipeline", where=error.where, hint=hint) from error
+                raise NoRoomError(
+                    f"{error.message}; and a conversation is not held across the stages of a pipeline", where=error.where, hint=hint
+                ) from error
             first = first or error
         except HomelabError as error:
             first = first or error

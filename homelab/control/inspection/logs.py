@@ -64,7 +64,11 @@ def read(fleet: Fleet, paths: RunPaths, rank: int | None, lines: int, attempt: i
     chosen = [entry for entry in plan.ranks if rank is None or entry.rank == rank] if plan else []
     names = sorted({entry.node for entry in chosen} if plan else {node.name for node in fleet.cluster.nodes})
     request = node_matching.poll_request(
-        paths.name, tail_lines=lines, torchrun_lines=lines, attempt=attempt, known_lines={entry.rank: node_matching.ALL_LINES for entry in chosen}
+        paths.name,
+        tail_lines=lines,
+        torchrun_lines=lines,
+        attempt=attempt,
+        known_lines={entry.rank: node_matching.ALL_LINES for entry in chosen},
     )
     answers, unreachable, _ = node_matching.poll(fleet, request, names)
     replies = poll_reply.parse_replies(answers)

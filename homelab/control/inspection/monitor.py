@@ -85,7 +85,9 @@ class Watcher:
         for name, reply in self.replies.items():
             if reply.run and reply.run.secrets_removed:
                 leftovers.note(self._paths, name)
-        self.owner = run_owner.of_run(self._paths, max(plan.attempt, newest_attempt(self.replies)), self.replies, on_nodes, was_held=was_held, is_ours=self._is_owner)
+        self.owner = run_owner.of_run(
+            self._paths, max(plan.attempt, newest_attempt(self.replies)), self.replies, on_nodes, was_held=was_held, is_ours=self._is_owner
+        )
         run = RunInfo(
             self._paths.name, self._described.get("recipe_file", ""), plan, self._is_script,
             intent=store.intent_of(self._paths, plan.attempt),  # type: ignore[arg-type]
@@ -102,7 +104,13 @@ class Watcher:
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))
         owners = [reply.owner for reply in self.replies.values() if reply.owner]
         stopped = stopped_owner.note(self._fleet.cluster, self._paths, on_nodes, owners) if snapshot.state != "done" else None
-        notes = (*snapshot.notes, *map(Hint, self._off(snapshot, kept)), *self.without_supervisor, *outliving, *([stopped] if stopped else []))
+        notes = (
+            *snapshot.notes,
+            *map(Hint, self._off(snapshot, kept)),
+            *self.without_supervisor,
+            *outliving,
+            *([stopped] if stopped else []),
+        )
         snapshot = snapshot.model_copy(update={"notes": notes, "stopped_owner": stopped, "is_over": self._is_over(snapshot.state)})
         if snapshot.state != before:
             store.set_state(self._paths, snapshot.state, snapshot.attempt)
@@ -130,7 +138,11 @@ class Watcher:
             return diagnosis if diagnosis.is_of_a_rank else None
         if snapshot.state == "failed":
             return diagnosis_store.keep(self._paths, snapshot.attempt, diagnosis, self.unreachable).diagnosis
-        return diagnosis_store.better(self._paths, snapshot.attempt, diagnosis, self.unreachable).diagnosis if snapshot.state == "lost" else diagnosis
+        return (
+            diagnosis_store.better(self._paths, snapshot.attempt, diagnosis, self.unreachable).diagnosis
+            if snapshot.state == "lost"
+            else diagnosis
+        )
 
     def _off(self, snapshot: Snapshot, kept: str | None) -> tuple[str, ...]:
         """What to say of the nodes of a run that is known to have ended, where they cannot be asked any more."""
@@ -214,7 +226,9 @@ def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathe
     """Have here what ranks have measured, of answers to `poll`: after a fault it may never be asked again."""
     ranks = [rank for answer in answers.values() if answer.get("run") for rank in answer["run"].get("ranks", {}).values()]
     gathered_metrics = gathered or Gathered(paths)
-    gathered_metrics.add([line for rank in ranks for line in (*rank.get("before", ()), *rank.get("metrics", ()))], run_folder.resume_steps(paths))
+    gathered_metrics.add(
+        [line for rank in ranks for line in (*rank.get("before", ()), *rank.get("metrics", ()))], run_folder.resume_steps(paths)
+    )
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -> int:
@@ -225,7 +239,9 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Optio
     """
     watcher = Watcher(fleet, paths)
     again = homelab("status --wait", paths.name).with_options(options)
-    watched = live_dashboard.watch(lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, on_leave=watcher.leave, again=again)
+    watched = live_dashboard.watch(
+        lambda: watcher.look().with_options(options), console, refresh_s=INTERVAL_S, on_leave=watcher.leave, again=again
+    )
     snapshot = watched.last
     if watched.end != "over" or snapshot is None:
         return EXIT_DONE if watched.end == "left" else EXIT_INTERRUPTED

@@ -58,7 +58,9 @@ def _profiles(paths: RunPaths, run_json: Mapping[str, object], missing: list[str
         except ValidationError:
             missing.append(f"a profile cannot be read: {file}")
     if not found:
-        missing.append(f"steps of this run were profiled, and the profile is not here yet: {homelab('profile', paths.name)}, then make the report again")
+        missing.append(
+            f"steps of this run were profiled, and the profile is not here yet: {homelab('profile', paths.name)}, then make the report again"
+        )
     return sorted(found, key=lambda profile: profile.rank)
 
 

@@ -39,7 +39,14 @@ def description_of(paths: RunPaths) -> Description:
     recipe = recipe_in(run_json)
     if recipe is None:
         is_there = os.path.exists(paths.run_json)
-        raise damaged(paths, f"run.json is not whole ({run_record.fault(run_json)})" if run_json else "run.json is not whole" if is_there else "run.json is not in it")
+        raise damaged(
+            paths,
+            f"run.json is not whole ({run_record.fault(run_json)})"
+            if run_json
+            else "run.json is not whole"
+            if is_there
+            else "run.json is not in it",
+        )
     return Description(run_json, recipe)
 
 
@@ -102,7 +109,9 @@ def damaged(paths: RunPaths, damage: str) -> HomelabError:
     return HomelabError(
         f"this run's folder is damaged: {damage}, and no node that answers has it",
         where=str(paths.root),
-        hint=Hint("put it aside: mv {} {}.damaged; where a node is off that had the run: {}", aside, aside, homelab("preflight --only ssh")),
+        hint=Hint(
+            "put it aside: mv {} {}.damaged; where a node is off that had the run: {}", aside, aside, homelab("preflight --only ssh")
+        ),
     )
 
 

@@ -41,7 +41,15 @@ class NodeEntry:
     def of(cls, entry: dict[str, Any]) -> NodeEntry:
         """From the node's answer."""
         end = entry["exit"] or {}
-        return cls(entry["attempt"], bool(entry["alive"]), bool(entry["final"]), bool(end), end.get("returncode"), bool(end.get("stopped")), bool(entry["busy"]))
+        return cls(
+            entry["attempt"],
+            bool(entry["alive"]),
+            bool(entry["final"]),
+            bool(end),
+            end.get("returncode"),
+            bool(end.get("stopped")),
+            bool(entry["busy"]),
+        )
 
 
 def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:

@@ -84,7 +84,9 @@ def meant(created_at: Mapping[str, float], alive: Collection[str], undecided: Co
         candidates = [run for run in order if run in group]
         if candidates:
             if group is alive and len(candidates) > 1:
-                say(f"{len(candidates)} runs live; the newest is meant: {candidates[0]} (not {', '.join(candidates[1:])}: to mean it, name it)")
+                say(
+                    f"{len(candidates)} runs live; the newest is meant: {candidates[0]} (not {', '.join(candidates[1:])}: to mean it, name it)"
+                )
             return candidates[0]
     return None
 

@@ -20,7 +20,13 @@ _LEAVES_S = 7.0  # a supervisor that has ended is counted for some seconds more 
 
 
 def of_run(
-    paths: RunPaths, attempt: int, replies: Mapping[str, Reply], on_nodes: Mapping[str, SupervisorReply], *, was_held: bool = False, is_ours: bool = False
+    paths: RunPaths,
+    attempt: int,
+    replies: Mapping[str, Reply],
+    on_nodes: Mapping[str, SupervisorReply],
+    *,
+    was_held: bool = False,
+    is_ours: bool = False,
 ) -> Ownership:
     """Who owns the newest `attempt`, by the newest `replies` of its nodes and what they say of a supervisor `on_nodes`.
 

@@ -46,7 +46,9 @@ def ask(fleet: Fleet, plan: Plan, question: Mapping[str, Any], *, because: str, 
     watch = _Watch(plan)
     try:
         with signals.held():
-            streams, errors = on_all(names, lambda node: fleet.agent(node).open("collective", _request(plan, plan.node(node), job, question)))
+            streams, errors = on_all(
+                names, lambda node: fleet.agent(node).open("collective", _request(plan, plan.node(node), job, question))
+            )
         for error in errors.values():
             raise error
         with short_job.listening(streams) as lines:
@@ -130,7 +132,9 @@ class _Watch:
         for result in self._results(self.answering_node()):
             if isinstance(result.get("answer"), str):
                 return str(result["answer"])
-        raise HomelabError("the last stage gave no answer", where=f"node {self.answering_node()}", hint=homelab("preflight --nodes", self.answering_node()))
+        raise HomelabError(
+            "the last stage gave no answer", where=f"node {self.answering_node()}", hint=homelab("preflight --nodes", self.answering_node())
+        )
 
     def answering_node(self) -> str:
         """The node of the last stage."""
@@ -138,7 +142,9 @@ class _Watch:
 
     def notes(self) -> list[str]:
         """On what the stages were computed, where there is something to say."""
-        return [f"{name}: {plain_lines(str(result['note']))}" for name in self._heard for result in self._results(name) if result.get("note")]
+        return [
+            f"{name}: {plain_lines(str(result['note']))}" for name in self._heard for result in self._results(name) if result.get("note")
+        ]
 
     def _results(self, node: str) -> list[dict[str, Any]]:
         line = self._lines.get(node)
@@ -172,7 +178,10 @@ class _Watch:
 
     def _progress(self) -> str:
         """What each node is doing."""
-        doing = [f"{name} {' and '.join(dict.fromkeys(rank.stage for rank in line.ranks.values())) or line.phase}" for name, line in self._lines.items()]
+        doing = [
+            f"{name} {' and '.join(dict.fromkeys(rank.stage for rank in line.ranks.values())) or line.phase}"
+            for name, line in self._lines.items()
+        ]
         return f"the stages: {', '.join(plain_lines(text) for text in sorted(doing))}"
 
     def _check(self, now_s: float) -> None:
@@ -183,16 +192,24 @@ class _Watch:
                 where = plain_lines(parts.get("where", ""))
                 hint = advice(name, parts.get("hint")) or homelab("status", self._plan.run)
                 raise HomelabError(parts["message"], where=f"node {name}{', ' if where else ''}{where}", hint=hint)
-        away = self._lost | dict.fromkeys(self.silent(now_s), f"nothing was heard from this node for {SILENT_S:.0f} s while the model answered")
+        away = self._lost | dict.fromkeys(
+            self.silent(now_s), f"nothing was heard from this node for {SILENT_S:.0f} s while the model answered"
+        )
         ended = {name: _last_words(line) for name, line in self._lines.items() if self._is_over(name) and name not in errors}
         if self._trouble_s is None and (away or errors or ended):
             self._trouble_s = now_s
         if self._trouble_s is not None and now_s - self._trouble_s > _SETTLE_S:
             for name, why in away.items():
-                raise UnreachableError(f"{why}: it has {layers(self._plan, name)}", where=f"node {name}", hint=homelab("preflight --nodes", name))
+                raise UnreachableError(
+                    f"{why}: it has {layers(self._plan, name)}", where=f"node {name}", hint=homelab("preflight --nodes", name)
+                )
             # A rank that was killed says nothing itself; the others have lost a peer.
             name, why = next(iter({**ended, **errors}.items()))
-            raise HomelabError(f"a stage of the model failed: {why}", where=f"node {name}, {layers(self._plan, name)}", hint=homelab("preflight --nodes", name))
+            raise HomelabError(
+                f"a stage of the model failed: {why}",
+                where=f"node {name}, {layers(self._plan, name)}",
+                hint=homelab("preflight --nodes", name),
+            )
         if now_s - self._begun_s > _LIMIT_S:
             hint = Hint("ask for fewer tokens (--max-new-tokens); {}", homelab("status", self._plan.run))
             raise HomelabError(f"the stages gave no answer within {_LIMIT_S:.0f} s ({self._progress()})", where=self._plan.run, hint=hint)

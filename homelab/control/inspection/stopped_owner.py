@@ -20,9 +20,19 @@ def note(cluster: Cluster, paths: RunPaths, on_nodes: Mapping[str, SupervisorRep
         return Hint("{}: {}", holder.is_stopped, holder.go_on)
     for name, reply in on_nodes.items():
         if reply.alive and reply.frozen and reply.pid is not None:
-            return Hint("the supervisor, process {} on {}, is stopped (SIGSTOP): {}", reply.pid, name, on_node(cluster.node(name), f"kill -CONT {reply.pid}"))
+            return Hint(
+                "the supervisor, process {} on {}, is stopped (SIGSTOP): {}",
+                reply.pid,
+                name,
+                on_node(cluster.node(name), f"kill -CONT {reply.pid}"),
+            )
     for claim in (owner.claim for owner in owners if owner.claim):
         if process_owner.lives_here(claim.process) and process_owner.is_stopped(claim.process.get("pid")):
             pid = claim.process["pid"]
-            return Hint("the command by which the run is {}, process {} on this machine, is stopped (SIGSTOP or Ctrl-Z): {}", claim.doing, pid, f"kill -CONT {pid}")
+            return Hint(
+                "the command by which the run is {}, process {} on this machine, is stopped (SIGSTOP or Ctrl-Z): {}",
+                claim.doing,
+                pid,
+                f"kill -CONT {pid}",
+            )
     return None

@@ -53,7 +53,9 @@ def beside(recipe: Recipe) -> list[str]:
         if not recipe.model.is_folder:
             return hub_cache.model_names()
         above = Path(recipe.model.name).expanduser().parent
-        return [str(Path(recipe.model.name).parent / name) for name in sorted(os.listdir(above)) if (above / name / "config.json").is_file()]
+        return [
+            str(Path(recipe.model.name).parent / name) for name in sorted(os.listdir(above)) if (above / name / "config.json").is_file()
+        ]
     except (OSError, ValueError):
         return []
 
@@ -73,10 +75,14 @@ def _read(path: Path) -> dict[str, Any]:
         if not path.is_file():
             raise InputError("config.json of the model is no file", where=str(path), hint=again)
         if (size := path.stat().st_size) > _MOST_BYTES:
-            raise InputError(f"config.json of the model has {size} bytes, and no model needs more than {_MOST_BYTES}", where=str(path), hint=again)
+            raise InputError(
+                f"config.json of the model has {size} bytes, and no model needs more than {_MOST_BYTES}", where=str(path), hint=again
+            )
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"config.json of the model cannot be read: {error.strerror}", where=str(path), hint=f"ls -l {shlex.quote(str(path))}") from None
+        raise InputError(
+            f"config.json of the model cannot be read: {error.strerror}", where=str(path), hint=f"ls -l {shlex.quote(str(path))}"
+        ) from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error).partition(";")[0]
         raise InputError(f"config.json of the model is no JSON that can be read: {why}", where=str(path), hint=again) from None
@@ -93,4 +99,8 @@ def _other(folder: Path, kind: str) -> InputError:
             hint=f"copy the model there (`rsync -a MODEL/ {shlex.quote(str(folder))}/`), or give a hub id like org/name",
         )  # fmt: skip
     seen, edit = model_forms.HELD[kind]
-    return InputError(f"{folder} {seen}", where="recipe, [model] name", hint=f"edit the recipe: {edit or '[model] name = the model that they were made from'}")
+    return InputError(
+        f"{folder} {seen}",
+        where="recipe, [model] name",
+        hint=f"edit the recipe: {edit or '[model] name = the model that they were made from'}",
+    )

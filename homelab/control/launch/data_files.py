@@ -32,13 +32,19 @@ def _of_file(role: str, path: Path) -> InputError | None:
         return InputError(f"the data file is {disguised[0]}", where=where, hint=disguised[1])
     if path.suffix not in file_kind.SUFFIXES:
         allowed = ", ".join(file_kind.SUFFIXES)
-        return InputError(f"data files end in {allowed}, and this one does not", where=where, hint="rename the file after what it holds, or convert it to JSONL")
+        return InputError(
+            f"data files end in {allowed}, and this one does not",
+            where=where,
+            hint="rename the file after what it holds, or convert it to JSONL",
+        )
     if rows is None or path.suffix == ".parquet":
         return None
     try:
         return _of_text(path.suffix, rows.decode("utf-8-sig"), is_whole, where)
     except UnicodeDecodeError as error:
-        return InputError(f"the file is not UTF-8: {error.reason} at byte {error.start}", where=where, hint=file_kind.converted(path, "latin1"))
+        return InputError(
+            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=where, hint=file_kind.converted(path, "latin1")
+        )
 
 
 def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError | None:
@@ -49,7 +55,11 @@ def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError |
         return _of_list(text, where)
     for number, line in enumerate(text.split("\n") if suffix == ".jsonl" else [], start=1):
         if line.strip() and not isinstance(_json(line), dict):
-            return InputError("this line is no JSON object", where=f"{where}, line {number}", hint="every line is one JSON object, and no line break stands inside it")
+            return InputError(
+                "this line is no JSON object",
+                where=f"{where}, line {number}",
+                hint="every line is one JSON object, and no line break stands inside it",
+            )
     return None
 
 
@@ -61,7 +71,9 @@ def _of_list(text: str, where: str) -> InputError | None:
     if not rows:
         return InputError("the data file has no rows", where=where, hint="put at least one sample into it")
     number = next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), None)
-    return InputError("this row is no JSON object", where=f"{where}, row {number}", hint='write [{"messages": ...}, ...]') if number else None
+    return (
+        InputError("this row is no JSON object", where=f"{where}, row {number}", hint='write [{"messages": ...}, ...]') if number else None
+    )
 
 
 def _json(text: str) -> object:

@@ -30,7 +30,9 @@ def fetch(model: Model) -> Fetched:
     if model.is_folder or any((os.environ.get(name) or "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         return Fetched()
     if importlib.util.find_spec("huggingface_hub") is None:
-        return Fetched(note=f"{model.name} was not looked for on the hub, whose library is not on this machine: {package.install('huggingface_hub')}")
+        return Fetched(
+            note=f"{model.name} was not looked for on the hub, whose library is not on this machine: {package.install('huggingface_hub')}"
+        )
     answers: list[Fetched] = []
     # A name lookup has no time limit of its own.
     asking = threading.Thread(target=lambda: answers.append(_asked(model)), daemon=True)
@@ -55,11 +57,16 @@ def _asked(model: Model) -> Fetched:
                     return _without(model, f"it has more than {_MOST_BYTES} bytes")
         config = json.loads(content)
     except errors.GatedRepoError:
-        return _without(model, f"the hub gives it only to those who have accepted its terms at https://huggingface.co/{model.name}; then: export HF_TOKEN=...")
+        return _without(
+            model,
+            f"the hub gives it only to those who have accepted its terms at https://huggingface.co/{model.name}; then: export HF_TOKEN=...",
+        )
     except errors.RevisionNotFoundError:
         return _without(model, f'the hub knows the model, and no revision "{model.revision}" of it')
     except errors.EntryNotFoundError:
-        return _without(model, "the hub has no such file there: are they adapters, or GGUF files? [model] name = the model that they were made from")
+        return _without(
+            model, "the hub has no such file there: are they adapters, or GGUF files? [model] name = the model that they were made from"
+        )
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return _without(model, "the hub knows no model of that name, or shows it to its owner alone")
     except Exception as error:  # of the hub's library, or of what it speaks HTTP with: a plan does without

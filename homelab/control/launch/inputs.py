@@ -82,7 +82,9 @@ def _program(script: RecipeInput, named: Sequence[str], recipe_path: Path) -> li
     items = [replace(script, inside=script.local.name)]
     for inside, local in script_imports.beside(script.local, named, recipe_path).items():
         try:
-            items.append(RecipeInput(f"script:{inside}", "shipped", str(local), local, file_sha256(local), local.stat().st_size, inside=inside))
+            items.append(
+                RecipeInput(f"script:{inside}", "shipped", str(local), local, file_sha256(local), local.stat().st_size, inside=inside)
+            )
         except OSError as error:
             raise InputError(
                 f"a file that is shipped with the script cannot be read: {error.strerror}", where=f"{recipe_path}, [script]: {local}",
@@ -102,13 +104,12 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
         raise InputError(
             "this file is not there" if not local.exists() else "this is not a file",
             where=f"{recipe_path}, key {key}: {local}",
-            hint=_of_folder(name, local, key) or "paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",
+            hint=_of_folder(name, local, key)
+            or "paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",
         )
     try:
         if local.stat().st_size == 0:
-            raise InputError(
-                "this file is empty", where=f"{recipe_path}, key {key}: {local}", hint="put at least one sample into it"
-            )
+            raise InputError("this file is empty", where=f"{recipe_path}, key {key}: {local}", hint="put at least one sample into it")
         digest, rows = sha256_and_rows(local)
         return RecipeInput(role, "shipped", str(local), local, digest, local.stat().st_size, rows)
     except PermissionError as error:

@@ -115,6 +115,4 @@ def _start(
             claims.claimed(fleet, plan.run, names, "launched", age_s=request.age_s, is_launch=True) as claim,
             placement.prepare(fleet, SupervisorRequest.of(plan), say),
         ):
-            return prepare.launch(
-                fleet, claim, prepared, request.runs_dir, wants_supervisor=placement.is_wanted, say=say, announce=leave
-            )
+            return prepare.launch(fleet, claim, prepared, request.runs_dir, wants_supervisor=placement.is_wanted, say=say, announce=leave)

@@ -53,7 +53,9 @@ def pinned(items: list[RecipeInput], evidence: Evidence) -> list[RecipeInput]:
     """The inputs with hub data at the commit that the sample was read from: every node and every attempt loads that one."""
     files = evidence.sample.files if evidence.sample is not None else {}
     commits = {role: file.revision for role, file in files.items() if file.revision}
-    return [replace(item, hub=replace(item.hub, revision=commits[item.role])) if item.hub and item.role in commits else item for item in items]
+    return [
+        replace(item, hub=replace(item.hub, revision=commits[item.role])) if item.hub and item.role in commits else item for item in items
+    ]
 
 
 def _below_workdir(path: Callable[[str], str]) -> str:

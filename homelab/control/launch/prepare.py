@@ -93,7 +93,9 @@ def refuse_on_failure(prepared: Prepared) -> None:
         raise (type(error) if error else HomelabError)(
             f"preflight failed: {first.message}{more}",
             where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
-            hint=first.hint if error is not None or registry.is_certain(first.check) else Hint("{}; to go on regardless: --skip {}", first.hint, first.check),
+            hint=first.hint
+            if error is not None or registry.is_certain(first.check)
+            else Hint("{}; to go on regardless: --skip {}", first.hint, first.check),
         )
     _refuse_busy(prepared.findings)
     _refuse_recovered(prepared)
@@ -113,7 +115,9 @@ def _refuse_busy(findings: Sequence[Finding]) -> None:
     if busy:
         checks = sorted({finding.check for finding in busy})
         raise HomelabError(
-            busy[0].message.replace(" here", f" on {listed(dict.fromkeys(finding.node for finding in busy if finding.message == busy[0].message))}", 1),
+            busy[0].message.replace(
+                " here", f" on {listed(dict.fromkeys(finding.node for finding in busy if finding.message == busy[0].message))}", 1
+            ),
             where=f"node {busy[0].node}, check {busy[0].check}",
             hint=Hint("{}; both at once, where there is room for both: {}", busy[0].hint, " ".join(f"--skip {check}" for check in checks)),
         )
@@ -132,7 +136,14 @@ def _refuse_recovered(prepared: Prepared) -> None:
 
 
 def launch(
-    fleet: Fleet, claim: Claim, prepared: Prepared, runs_dir: Path, *, wants_supervisor: bool, say: Say, announce: Callable[[RunPaths], None]
+    fleet: Fleet,
+    claim: Claim,
+    prepared: Prepared,
+    runs_dir: Path,
+    *,
+    wants_supervisor: bool,
+    say: Say,
+    announce: Callable[[RunPaths], None],
 ) -> RunPaths:
     """Write the run's folder, ship, start with the claim on it. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`.
 
@@ -148,14 +159,20 @@ def launch(
     store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
     store.write_json(
         paths.checks_json,
-        {"skipped": sorted(prepared.skipped), "findings": [finding.as_dict() for finding in prepared.findings], adoption.RUN_DIGEST: run_record.digest(run_json)},
+        {
+            "skipped": sorted(prepared.skipped),
+            "findings": [finding.as_dict() for finding in prepared.findings],
+            adoption.RUN_DIGEST: run_record.digest(run_json),
+        },
     )
     _snapshot(paths, prepared)
     manual_lock.told(paths, manual_lock.LAUNCHING, wants_supervisor)
     start.keep(paths, fleet, plan)
     store.set_state(paths, "shipping", plan.attempt)
     names = [node.name for node in plan.nodes]
-    event_log.append(paths, event("launched", plan.attempt, recipe=prepared.recipe_path.name, nodes=names, skipped=sorted(prepared.skipped)))
+    event_log.append(
+        paths, event("launched", plan.attempt, recipe=prepared.recipe_path.name, nodes=names, skipped=sorted(prepared.skipped))
+    )
     with _failure_written_down(paths, plan):
         for note in start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say):
             event_log.append(paths, event("note", text=note))
@@ -225,7 +242,9 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         row_forms.RULES_KEY: row_forms.RULES,
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
-        "model": fingerprint.model_record(next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)),
+        "model": fingerprint.model_record(
+            next((facts.model for facts in prepared.evidence.facts.values() if facts.model and facts.model.found), None)
+        ),
         "versions": {
             name: {"python": facts.python.version, **{key: value for key, value in facts.python.packages.items() if value}}
             for name, facts in prepared.evidence.facts.items()
@@ -264,12 +283,7 @@ def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
 def _git_revision() -> str | None:
     try:
         completed = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).parent,
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL, cwd=Path(__file__).parent
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -54,7 +54,11 @@ def files(folder: Path) -> list[str]:
     else:
         names = []
         for root, folders, found in os.walk(folder):
-            names += [os.path.relpath(os.path.join(root, name), folder) for name in folders if os.path.islink(os.path.join(root, name)) and name not in _LEFT_OUT]
+            names += [
+                os.path.relpath(os.path.join(root, name), folder)
+                for name in folders
+                if os.path.islink(os.path.join(root, name)) and name not in _LEFT_OUT
+            ]
             folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
             names += [os.path.relpath(os.path.join(root, name), folder) for name in sorted(found) if not name.startswith(".")]
             if len(names) > 20 * MOST_FILES:

@@ -103,7 +103,9 @@ def _imports(file: Path, root: Path) -> Iterator[str]:
             yield from ([base] if base else [])
             yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names if alias.name != "*")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
-            yield from (value.value.lstrip(".") for value in node.args[:1] if isinstance(value, ast.Constant) and isinstance(value.value, str))
+            yield from (
+                value.value.lstrip(".") for value in node.args[:1] if isinstance(value, ast.Constant) and isinstance(value.value, str)
+            )
 
 
 def _module(dotted: str, root: Path, asked_by: Path) -> Iterator[Path]:

@@ -116,7 +116,9 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
         _raise_first(dict(sorted(errors.items(), key=lambda entry: not isinstance(entry[1], StoppedError))))
     except BaseException as error:
         with signals.held():
-            _, unasked = fleet.ask("undo", {"run": plan.run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S + 20.0)
+            _, unasked = fleet.ask(
+                "undo", {"run": plan.run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S + 20.0
+            )
         if unasked:
             raise UnreachableError(
                 f"the start was undone, but {', '.join(unasked)} could not be asked: something may still run there",
@@ -143,7 +145,12 @@ def data_on_node(material: list[RecipeInput], workdir: str, described: Mapping[s
 
 
 def stop_all(
-    fleet: Fleet, run: str, names: Collection[str], how: Mapping[str, Any], grace_s: float = 8.0, workdirs: Mapping[str, str] = MappingProxyType({})
+    fleet: Fleet,
+    run: str,
+    names: Collection[str],
+    how: Mapping[str, Any],
+    grace_s: float = 8.0,
+    workdirs: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, HomelabError]]:
     """End the run on these nodes: what each says, and the nodes that could not be asked. `how`: BY_HAND, or a claim's `as_request`.
     `workdirs`: where the run's folders were made, by node: it is looked for there, too.

@@ -18,7 +18,7 @@ SILENT_S = 20.0  # the agent says something every second
 _ECHO_S, _SETTLE_S = 5.0, 0.3
 _NAMED_AFTER_S = 4.0
 _ECHO = re.compile(
-    r"Connection (?:closed|reset|refused)|Broken pipe|[Tt]im(?:ed|e) ?out|DistNetworkError|DistStoreError|remote process exited|NCCL communicator was aborted|socket",
+    r"Connection (?:closed|reset|refused)|Broken pipe|[Tt]im(?:ed|e) ?out|DistNetworkError|DistStoreError|remote process exited|NCCL communicator was aborted|socket"
 )
 
 
@@ -71,9 +71,7 @@ class CollectiveTestState:
                 self._note(node, rank, entry.error.splitlines()[-1] if entry.error.count("\n") > 3 else entry.error, now)
         if line.ended is not None:
             self.ended[node] = line
-            if not all(self._stages.get(rank) == DONE for rank in ranks) and not any(
-                entry.error for entry in line.ranks.values()
-            ):
+            if not all(self._stages.get(rank) == DONE for rank in ranks) and not any(entry.error for entry in line.ranks.values()):
                 self._note(node, None, last_words(line), now)
 
     def lose(self, node: str, why: str, now: float) -> None:
@@ -147,9 +145,7 @@ class CollectiveTestState:
         return f"collective test: {STAGES[least]}{where}{more}"
 
     def _note(self, node: str, rank: int | None, text: str, now: float) -> None:
-        self._troubles.setdefault(
-            (node, rank), _Trouble(now, node, text, is_echo=bool(_ECHO.search(text)) and node not in self.lost)
-        )
+        self._troubles.setdefault((node, rank), _Trouble(now, node, text, is_echo=bool(_ECHO.search(text)) and node not in self.lost))
 
 
 def _behind(states: tuple[RankState, ...]) -> tuple[RankState, ...]:
@@ -169,9 +165,7 @@ def last_words(line: CollectiveLine) -> str:
             fatal = next((entry for entry in line.ended.errors if entry.startswith("Fatal Python error")), None)
             return f"a rank was ended by {signal.group(1)}{f' ({fatal})' if fatal else ''}"
     words = [
-        text.strip()
-        for text in (*line.ended.log, *line.ended.errors)
-        if re.match(r"\s*\w*(?:Error|Exception)\b|.*No module named", text)
+        text.strip() for text in (*line.ended.log, *line.ended.errors) if re.match(r"\s*\w*(?:Error|Exception)\b|.*No module named", text)
     ]
     words = words or [text.strip() for text in (*line.ended.log, *line.ended.errors) if text.strip()]
     return words[-1][:500] if words else f"torchrun ended with exit code {line.ended.returncode} and said nothing"

@@ -89,12 +89,7 @@ def _request(plan: Plan, name: str, test: str) -> dict[str, Any]:
 
 
 def _watch(
-    fleet: Fleet,
-    streams: Mapping[str, Stream],
-    result: CollectiveResult,
-    test: str,
-    ranks: Mapping[str, tuple[int, ...]],
-    say: Say,
+    fleet: Fleet, streams: Mapping[str, Stream], result: CollectiveResult, test: str, ranks: Mapping[str, tuple[int, ...]], say: Say
 ) -> tuple[CollectiveResult, set[str]]:
     """Listen until it is over: what came of it, and the nodes that have said themselves that nothing is left."""
     stages = CollectiveTestState(ranks, time.monotonic())
@@ -188,9 +183,8 @@ def _given_up(
         answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=short_job.ASK_S)
         for name, answer in answers.items():
             node_look = CollectiveLook.model_validate(answer)
-            stacks |= {
-                state.rank: node_look.log for state in states if state.node == name
-            }  # for ranks that have not begun: the log of torchrun
+            # for ranks that have not begun: the log of torchrun
+            stacks |= {state.rank: node_look.log for state in states if state.node == name}
             stacks |= {rank: entry.stack for rank, entry in node_look.ranks.items()}
 
     def with_stack(state: RankState) -> RankState:

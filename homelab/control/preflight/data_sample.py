@@ -62,9 +62,7 @@ def _place(evidence: Evidence, items: dict[str, RecipeInput]) -> tuple[str, str 
     names = sorted(evidence.facts, key=lambda name: (-evidence.facts[name].system.cpu_count, name != evidence.head))
     for role in (role for role, item in items.items() if item.kind == "on-node"):
         digests = {
-            name: file.sha256
-            for name in names
-            if (file := evidence.facts[name].data.get(role)) is not None and file.found and file.sha256
+            name: file.sha256 for name in names if (file := evidence.facts[name].data.get(role)) is not None and file.found and file.sha256
         }
         if digests:
             common = majority(digests, evidence.head)

@@ -27,7 +27,6 @@ FACTS_TIMEOUT_S = 120.0
 DEEP_S = 90.0  # the agent reads a model's files for 60 s at the most
 
 
-
 def facts(
     fleet: Fleet, *, recipe: Recipe | None, material: list[RecipeInput], port: int, say: Say = lambda text: None,
     deep: bool = False,
@@ -105,7 +104,9 @@ def _facts(
 def _without_the_dead(facts: Facts) -> Facts:
     """The node hears of a supervisor for a while after its end: one that was on this machine is known to be gone."""
     living = {run: supervisor for run, supervisor in facts.runs.recovered.items() if not process_owner.is_dead(supervisor.process)}
-    return facts.model_copy(update={"runs": facts.runs.model_copy(update={"recovered": living})}) if living != facts.runs.recovered else facts
+    return (
+        facts.model_copy(update={"runs": facts.runs.model_copy(update={"recovered": living})}) if living != facts.runs.recovered else facts
+    )
 
 
 def _round_trip_ms(fleet: Fleet, name: str) -> float:

@@ -244,9 +244,7 @@ def _measure(meeting: LinkTest, in_turn: Mapping[str, list[Link]], *, at_once: i
     }
 
 
-def _second_look(
-    meeting: LinkTest, good: Mapping[Pair, Link], measured: dict[Pair, dict[str, Any]]
-) -> dict[Pair, dict[str, Any]]:
+def _second_look(meeting: LinkTest, good: Mapping[Pair, Link], measured: dict[Pair, dict[str, Any]]) -> dict[Pair, dict[str, Any]]:
     """Before a node is called slow, a few of its pairs are measured again while all others are silent; the better value counts.
 
     Where they turn out well it was the machines that were busy, and nothing is known of its other pairs.

@@ -59,7 +59,13 @@ def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
         "train": {**recipe.train.model_dump(mode="json", include={"optimizer", "seed"}), "gradient_checkpointing": False},
         "precision": "bf16" if recipe.train.precision == "auto" else recipe.train.precision, "strategy": recipe.parallel.strategy,
     }  # fmt: skip
-    depends = [asked, model.model_dump(mode="json", include={"config", "files", "path"}), ship.archive()[0], facts.python.executable, facts.python.packages]
+    depends = [
+        asked,
+        model.model_dump(mode="json", include={"config", "files", "path"}),
+        ship.archive()[0],
+        facts.python.executable,
+        facts.python.packages,
+    ]
     key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
     if not model.config:  # a launch brings the token along, too
         fetching = {"revision": recipe.model.revision, "fetch": True, "known": known_models.names(), "secrets": hub_token.to_send()}

@@ -35,9 +35,7 @@ def token() -> str:
     return secrets.token_hex(8)
 
 
-def with_losses(
-    ask: Ask, links: tuple[Link, ...], bursts: Mapping[Pair, Burst], places: Mapping[str, tuple[str, int]]
-) -> tuple[Link, ...]:
+def with_losses(ask: Ask, links: tuple[Link, ...], bursts: Mapping[Pair, Burst], places: Mapping[str, tuple[str, int]]) -> tuple[Link, ...]:
     """The links with the share of packets each pair loses. `places`: address and port of the nodes that count.
 
     Only what a second burst shows as well counts; what a socket had no room for is not lost on the way. A node that does not
@@ -48,9 +46,7 @@ def with_losses(
     if not suspects:
         return links
     second = _lost(ask, _again(ask, suspects, places))
-    shares = {
-        pair: (first[pair][1] + lost) / (first[pair][0] + sent) for pair, (sent, lost) in second.items() if _is_much(sent, lost)
-    }
+    shares = {pair: (first[pair][1] + lost) / (first[pair][0] + sent) for pair, (sent, lost) in second.items() if _is_much(sent, lost)}
     limited = {pair for pair, share in shares.items() if share >= _LIMITED_SHARE and _connects_are_clean(links, pair)}
     marked: set[Pair] = set()
     measured = []

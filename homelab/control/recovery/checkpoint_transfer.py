@@ -25,7 +25,9 @@ _OF_THE_MANIFEST_BYTES = 64 << 20  # complete.json itself, and what a program of
 _OF_THE_ARCHIVE_BYTES = 16 << 20  # the heads of the archive's entries
 
 
-def bring(fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequence[str], say: Callable[[str], None], *, to_all: bool) -> None:
+def bring(
+    fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequence[str], say: Callable[[str], None], *, to_all: bool
+) -> None:
     """Make sure that one of the nodes `names` holds the checkpoint whole: the ranks bring it to the others among themselves, over the LAN.
 
     Where only another node holds it, the first of `names` receives it by way of this machine. `to_all` (for a [script], whose program
@@ -45,7 +47,9 @@ def bring(fleet: Fleet, paths: RunPaths, checkpoint: ResumePoint, names: Sequenc
     with store.written(paths.root / ".checkpoint"), tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
         fleet.agent(source).fetch("send-checkpoint", request, archive, most_bytes=size + _OF_THE_ARCHIVE_BYTES, timeout_s=_TIMEOUT_S)  # type: ignore[arg-type]
         archive.flush()
-        _compare(archive.name, checkpoint, source, Hint("leave {} out: {}", source, homelab("recover", paths.name, "--nodes", ",".join(targets))))
+        _compare(
+            archive.name, checkpoint, source, Hint("leave {} out: {}", source, homelab("recover", paths.name, "--nodes", ",".join(targets)))
+        )
 
         def send(name: str) -> None:
             with open(archive.name, "rb") as stream:

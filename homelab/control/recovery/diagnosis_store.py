@@ -64,7 +64,11 @@ def _addresses(paths: RunPaths, attempt: int) -> dict[str, str]:
     """Node -> its address in the plan of this attempt; none where the plan is damaged."""
     entries = store.read_object(paths.plan_json(attempt)).get("nodes")
     named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return {entry["name"]: entry["lan_address"] for entry in named if isinstance(entry.get("name"), str) and isinstance(entry.get("lan_address"), str)}
+    return {
+        entry["name"]: entry["lan_address"]
+        for entry in named
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("lan_address"), str)
+    }
 
 
 def better(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mapping[str, str]) -> StoredDiagnosis:

@@ -37,9 +37,7 @@ class Halted:
     resume_point: ResumePoint
 
 
-def halt(
-    run: ClaimedRun, examination: Examination, *, nodes: Collection[str], from_scratch: Scratch, grace_s: float = 3.0
-) -> Halted:
+def halt(run: ClaimedRun, examination: Examination, *, nodes: Collection[str], from_scratch: Scratch, grace_s: float = 3.0) -> Halted:
     """Stop what is left of the last attempt on all nodes of the cluster, and choose the newest checkpoint that is whole.
 
     A node that is not among `nodes` may still run the last attempt, or hold the newest checkpoint.
@@ -59,9 +57,7 @@ def halt(
     names = [name for name in stopped if name in nodes]
     if not names:
         raise UnreachableError(
-            f"of the nodes to go on with, none answers: {', '.join(nodes)}",
-            where=paths.name,
-            hint=homelab("preflight --only ssh"),
+            f"of the nodes to go on with, none answers: {', '.join(nodes)}", where=paths.name, hint=homelab("preflight --only ssh")
         )
     preconditions.refuse_leftovers({name: stopped[name] for name in names})
     stopped_names = [name for name in in_cluster if name in stopped]  # in the order of the plan: the head is the first

@@ -92,7 +92,11 @@ def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Ma
     return HomelabError(
         problem,
         where="; ".join([run, *reasons]),
-        hint=Hint("{}to begin again at step 0: {}", "see to these nodes, then recover; " if silent else "", homelab("recover", run, "--from-scratch")),
+        hint=Hint(
+            "{}to begin again at step 0: {}",
+            "see to these nodes, then recover; " if silent else "",
+            homelab("recover", run, "--from-scratch"),
+        ),
     )
 
 
@@ -132,7 +136,9 @@ def refuse_moving(
             raise InputError(
                 "this run goes on, though not every node answers: there is nothing to recover",
                 where=f"{run}, step {watch.step}; {silent}",
-                hint=Hint("why a node does not answer: {}; or end the run first: {}", homelab("preflight --only ssh"), homelab("stop", run)),
+                hint=Hint(
+                    "why a node does not answer: {}; or end the run first: {}", homelab("preflight --only ssh"), homelab("stop", run)
+                ),
             )
         if watch.wait_s <= 0:
             return

@@ -110,8 +110,12 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         last = run_folder.plan_of(paths)
         head = last.head if last.head in halted.names else halted.names[0]
         addresses = {node.name: node.lan_address for node in last.nodes}
-        with placement.prepare(fleet, remote_supervisor.SupervisorRequest(paths.name, head, request.nodes, addresses, halted.unreachable), say):
-            resume.resume(run, examination, halted, resume.NextAttempt(request.nodes, request.skip, strategy=request.strategy), announce=leave)
+        with placement.prepare(
+            fleet, remote_supervisor.SupervisorRequest(paths.name, head, request.nodes, addresses, halted.unreachable), say
+        ):
+            resume.resume(
+                run, examination, halted, resume.NextAttempt(request.nodes, request.skip, strategy=request.strategy), announce=leave
+            )
         return paths
 
 
@@ -136,5 +140,9 @@ def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
         raise InputError(
             f"this run has a supervisor on another machine, which recovers it by itself; it was heard {follower.silent_s:.0f} s ago",
             where=f"{paths.name}; {follower.by or 'its name is not known'}",
-            hint=Hint("{}; to do it by hand, on that machine: kill {}, then here once more", homelab("status", paths.name), pid if isinstance(pid, int) else "PID"),
+            hint=Hint(
+                "{}; to do it by hand, on that machine: kill {}, then here once more",
+                homelab("status", paths.name),
+                pid if isinstance(pid, int) else "PID",
+            ),
         )

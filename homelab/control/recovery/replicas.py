@@ -45,7 +45,9 @@ def choose(step: int, files_of: Mapping[str, Mapping[str, str]]) -> ResumePoint:
     is_majority = len(same) > len(odd)
     why = "most hold this one" if is_majority else f"no copy has more votes than another, and {same[0]} comes first"
     receivers = f"{', '.join(odd)} receive{'s' if len(odd) == 1 else ''} {'theirs' if len(same) > 1 else f'that of {same[0]}'}"
-    note = f"checkpoint {step} on {', '.join(odd)} holds other weights, or another optimizer, than on {', '.join(same)}: {receivers} ({why})"
+    note = (
+        f"checkpoint {step} on {', '.join(odd)} holds other weights, or another optimizer, than on {', '.join(same)}: {receivers} ({why})"
+    )
     return ResumePoint(step, holders, right, files, (note,))
 
 
@@ -69,4 +71,6 @@ def unused(step: int, bad: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
         for number, why in faults.items():
             if number.isdecimal() and int(number) >= step:
                 nodes_of.setdefault((int(number), why), []).append(node)
-    return tuple(f"checkpoint {number} on {', '.join(nodes)} is not used: {why}" for (number, why), nodes in sorted(nodes_of.items(), reverse=True))
+    return tuple(
+        f"checkpoint {number} on {', '.join(nodes)} is not used: {why}" for (number, why), nodes in sorted(nodes_of.items(), reverse=True)
+    )

@@ -47,7 +47,12 @@ class NextAttempt:
 
 
 def resume(
-    run: ClaimedRun, examination: Examination, halted: Halted, next_attempt: NextAttempt, *, announce: Callable[[Plan], None] = lambda plan: None
+    run: ClaimedRun,
+    examination: Examination,
+    halted: Halted,
+    next_attempt: NextAttempt,
+    *,
+    announce: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:
     """Choose the nodes that are well, plan anew, start the next attempt on them.
 
@@ -68,7 +73,14 @@ def resume(
     attempt = run.claim.known(examination.attempt, *run_folder.attempts(paths)) + 1
     plan = planner.planned(
         planner.inputs_from(
-            well, recipe, items, paths.name, attempt=attempt, port=port, resume_step=halted.resume_point.step, moment=run_folder.moment_of(described.run_json)
+            well,
+            recipe,
+            items,
+            paths.name,
+            attempt=attempt,
+            port=port,
+            resume_step=halted.resume_point.step,
+            moment=run_folder.moment_of(described.run_json),
         )
     )
     plan = adjusted(plan, last, halted, absent, next_attempt.halvings)
@@ -91,7 +103,13 @@ def resume(
 
 
 def _team(
-    run: ClaimedRun, described: run_folder.Description, recipe: Recipe, evidence: Evidence, items: list[RecipeInput], halted: Halted, next_attempt: NextAttempt
+    run: ClaimedRun,
+    described: run_folder.Description,
+    recipe: Recipe,
+    evidence: Evidence,
+    items: list[RecipeInput],
+    halted: Halted,
+    next_attempt: NextAttempt,
 ) -> tuple[Evidence, dict[str, str]]:
     """What was seen of the nodes that are well; node -> why another one takes no part.
 
@@ -155,7 +173,9 @@ def _failure_written_down(paths: RunPaths, attempt: int) -> Iterator[None]:
         raise
 
 
-def _write_events(paths: RunPaths, plan: Plan, examination: Examination, before: Collection[str], absent: Mapping[str, str], *, is_program: bool) -> None:
+def _write_events(
+    paths: RunPaths, plan: Plan, examination: Examination, before: Collection[str], absent: Mapping[str, str], *, is_program: bool
+) -> None:
     because = examination.diagnosis.title if examination.diagnosis else examination.because
     nodes = [node.name for node in plan.nodes]
     details: dict[str, Any] = {"because": because, "nodes": nodes, "left_out": list(plan.left_out)}

@@ -33,9 +33,7 @@ def refuse_edited_recipe(fleet: Fleet, paths: RunPaths, described: Mapping[str, 
     if now == kept:
         return
     originals = sorted(_on_nodes(fleet, paths), key=lambda entry: entry["recipe_hash"] != kept)
-    raise _edited(
-        paths, described, originals[0] if originals else None, f"its fingerprint is {now} now, and was {kept} at the launch"
-    )
+    raise _edited(paths, described, originals[0] if originals else None, f"its fingerprint is {now} now, and was {kept} at the launch")
 
 
 def refuse_other_checkpoint(
@@ -95,7 +93,10 @@ def refuse_other_model(paths: RunPaths, described: Mapping[str, Any], evidence: 
             raise OtherTrainingError(
                 f"the base model is not the one the run began with: {_listed(changed)}",
                 where=f"node {name}: {folder}",
-                hint=Hint("put the old model back, or leave this node out with --nodes; to train this one: a new run, {}", homelab(shipped.launch(described))),
+                hint=Hint(
+                    "put the old model back, or leave this node out with --nodes; to train this one: a new run, {}",
+                    homelab(shipped.launch(described)),
+                ),
             )
 
 
@@ -109,7 +110,9 @@ def changed_here(described: Mapping[str, Any]) -> list[Hint]:
             continue
         if is_other:
             launch = homelab(shipped.launch(described))
-            notes.append(Hint("{} was changed since the launch: this run uses it as it was then; to train with the new one: {}", original, launch))
+            notes.append(
+                Hint("{} was changed since the launch: this run uses it as it was then; to train with the new one: {}", original, launch)
+            )
     return notes
 
 
@@ -120,9 +123,7 @@ def _on_nodes(fleet: Fleet, paths: RunPaths) -> list[dict[str, Any]]:
     return [entry for entry in descriptions if fingerprint.fingerprint(entry) == entry.get("recipe_hash") is not None]
 
 
-def _edited(
-    paths: RunPaths, described: Mapping[str, Any], original: Mapping[str, Any] | None, otherwise: str
-) -> OtherTrainingError:
+def _edited(paths: RunPaths, described: Mapping[str, Any], original: Mapping[str, Any] | None, otherwise: str) -> OtherTrainingError:
     try:
         changed = fingerprint.law_differences(original, described) if original else []
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -130,9 +131,7 @@ def _edited(
     if original and not changed:
         changed = [f"recipe_hash: {original['recipe_hash']} -> {described.get('recipe_hash')}"]
     file = shlex.quote(str(paths.run_json))
-    back = (
-        f"mv {file} {file}.edited, then once more: the nodes have it as it was" if original else "put the old values back there"
-    )
+    back = f"mv {file} {file}.edited, then once more: the nodes have it as it was" if original else "put the old values back there"
     return OtherTrainingError(
         f"the recipe of this run was changed since the launch: {_listed(changed) if changed else otherwise}",
         where=str(paths.run_json),

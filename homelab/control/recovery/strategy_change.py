@@ -24,7 +24,10 @@ from homelab.runs.paths import RunPaths
 from homelab.text.hint import Hint, homelab
 from homelab.text.say import Say
 
-_NO_ROOM = Hint("no other has room either: end what else holds memory there ({}), or add a machine to cluster.toml", homelab("preflight --only memory --only gpu"))
+_NO_ROOM = Hint(
+    "no other has room either: end what else holds memory there ({}), or add a machine to cluster.toml",
+    homelab("preflight --only memory --only gpu"),
+)
 
 
 def refuse_unknown(strategy: str | None, run: str | None) -> None:
@@ -57,7 +60,9 @@ def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collec
         recipe = as_begun(described.recipe, last, name)
         moment = run_folder.moment_of(described.run_json)
         try:
-            plan = planner.planned(planner.inputs_from(of_well, recipe, items, paths.name, attempt=last.attempt + 1, port=last.master_port, moment=moment))
+            plan = planner.planned(
+                planner.inputs_from(of_well, recipe, items, paths.name, attempt=last.attempt + 1, port=last.master_port, moment=moment)
+            )
         except HomelabError as error:
             return error
         short = verdict.lack_of_memory(plan)
@@ -69,8 +74,16 @@ def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collec
     others = [name for name in STRATEGY_NAMES if name != strategy and fault(name) is None]
     if not others and not isinstance(error, DoesNotFit):
         raise error
-    hint = Hint("those that can: {}; so: {}", ", ".join(others), homelab("recover", paths.name, "--strategy", others[0])) if others else _NO_ROOM
-    raise InputError(f"the run cannot go on with this strategy: {error.message}", where=f"{paths.name}: --strategy {strategy}; nothing was stopped", hint=hint)
+    hint = (
+        Hint("those that can: {}; so: {}", ", ".join(others), homelab("recover", paths.name, "--strategy", others[0]))
+        if others
+        else _NO_ROOM
+    )
+    raise InputError(
+        f"the run cannot go on with this strategy: {error.message}",
+        where=f"{paths.name}: --strategy {strategy}; nothing was stopped",
+        hint=hint,
+    )
 
 
 def named(plan: Plan, strategy: str | None) -> Plan:

@@ -76,7 +76,10 @@ def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
 def _saved(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     """The folder saved/ of the node that has the newest checkpoint, of several the one with the most files. Raises HomelabError where nobody has saved."""
     results, errors = _looked(fleet, paths)
-    holders = sorted((name for name, result in results.items() if result.saved_files), key=lambda name: (-results[name].saved_step, -results[name].saved_files))
+    holders = sorted(
+        (name for name, result in results.items() if result.saved_files),
+        key=lambda name: (-results[name].saved_step, -results[name].saved_files),
+    )
     if not holders:
         if errors and not results:
             raise next(iter(errors.values()))
@@ -97,7 +100,9 @@ def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     if not names:
         older = next((result.merged for result in results.values() if result.merged), None)
         raise HomelabError(
-            f"only {older} was merged, and there is {newest.folder} now" if older else "nothing was merged yet", where=paths.name, hint=homelab("merge", paths.name)
+            f"only {older} was merged, and there is {newest.folder} now" if older else "nothing was merged yet",
+            where=paths.name,
+            hint=homelab("merge", paths.name),
         )
     return bring(fleet, paths, Holder(node=names[0], folder=result_files.MERGED), place, say)
 

@@ -39,12 +39,18 @@ def bring(fleet: Fleet, paths: RunPaths, say: Say) -> Profiles:
     described = run_folder.description_of(paths)
     if described.recipe.script is not None:
         raise InputError(
-            "this run was trained by its own [script]: profiles are made by the built-in worker", where=paths.name, hint="use torch.profiler in the script"
+            "this run was trained by its own [script]: profiles are made by the built-in worker",
+            where=paths.name,
+            hint="use torch.profiler in the script",
         )
     asked = described.run_json.get(profile_files.REQUEST)
     if not isinstance(asked, dict):
         recipe = str(described.run_json.get("recipe_file") or "RECIPE")
-        raise HomelabError("no step of this run was profiled", where=paths.name, hint=Hint("launch one that is: {}", homelab("launch", recipe, "--profile", "3")))
+        raise HomelabError(
+            "no step of this run was profiled",
+            where=paths.name,
+            hint=Hint("launch one that is: {}", homelab("launch", recipe, "--profile", "3")),
+        )
     say("looking where the profiles are")
     results, errors = fetch.results_of(fleet, paths)
     holders = {rank: node for node, result in sorted(results.items()) for rank in result.profiles}
@@ -69,7 +75,9 @@ def _read(paths: RunPaths, rank: int) -> RankProfile:
         profile = RankProfile.model_validate(store.read_json(file))
     except ValidationError as error:
         raise HomelabError(
-            f"this profile cannot be read: {error.errors()[0]['msg']}", where=str(file), hint=Hint("remove it: rm -r {}; then {}", str(file.parent), homelab("profile", paths.name))
+            f"this profile cannot be read: {error.errors()[0]['msg']}",
+            where=str(file),
+            hint=Hint("remove it: rm -r {}; then {}", str(file.parent), homelab("profile", paths.name)),
         ) from error
     return profile.model_copy(update={"rank": rank})
 
@@ -79,7 +87,11 @@ def _missing(fleet: Fleet, paths: RunPaths, ranks: list[int], errors: Mapping[st
     if not ranks:
         return ()
     MetricsSource(fleet, paths).look()
-    notes = [str(line["message"]) for line in store.read_lines(paths.metrics_jsonl) if line.get("kind") == "note" and str(line.get("message")).startswith(_FAILED)]
+    notes = [
+        str(line["message"])
+        for line in store.read_lines(paths.metrics_jsonl)
+        if line.get("kind") == "note" and str(line.get("message")).startswith(_FAILED)
+    ]
     silent = [f"{node} does not answer: {error.message}" for node, error in errors.items()]
     return (*dict.fromkeys(notes), *silent, f"there is no profile of rank {', '.join(map(str, ranks))}")
 
@@ -91,5 +103,7 @@ def _none(paths: RunPaths, asked: Mapping[str, object], missing: tuple[str, ...]
     if errors:
         return next(iter(errors.values()))
     return HomelabError(
-        f"the profile of {steps} is not made yet, or the run ended before it", where=paths.name, hint=Hint("look how far it is: {}", homelab("status", paths.name))
+        f"the profile of {steps} is not made yet, or the run ended before it",
+        where=paths.name,
+        hint=Hint("look how far it is: {}", homelab("status", paths.name)),
     )

@@ -41,7 +41,13 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: Wanted, place: Path, say: Say) -
     digest, archive = llama_cpp.archive(machine, wanted.checkout, homelab("gguf", paths.name))
     folder = f"{agent.node.workdir}/llama.cpp/{digest}"
     agent.unpack(folder, archive, timeout_s=600.0)
-    request = {"run": paths.name, "folder": source.folder, "kind": wanted.kind, "llama_cpp": folder, "own_converter": wanted.checkout is not None}
+    request = {
+        "run": paths.name,
+        "folder": source.folder,
+        "kind": wanted.kind,
+        "llama_cpp": folder,
+        "own_converter": wanted.checkout is not None,
+    }
     made = make.make(agent, "gguf", request, say)
     return fetch.bring(fleet, paths, Holder(node=source.node, folder=made.folder), place, say)
 

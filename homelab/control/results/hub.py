@@ -54,7 +54,9 @@ class Hub:
             if status in (403, 404):
                 hint = f"choose a name below your own, or {_LOGIN} (for an organisation: with the right to write there)"
                 raise HomelabError(f"this token may not write to {self._repository}{said}", where=where, hint=hint) from None
-            raise HomelabError(f"the hub refuses it with status {status}{said}", where=where, hint="the same once more; what was sent is not sent again") from None
+            raise HomelabError(
+                f"the hub refuses it with status {status}{said}", where=where, hint="the same once more; what was sent is not sent again"
+            ) from None
         except (HTTPError, OSError) as error:
             text = plain(redact.text(str(error))).partition("\n")[0][:300]
             hint = "connect this machine to the internet (HF_HUB_OFFLINE must not be 1), then the same once more"

@@ -45,7 +45,9 @@ def archive(machine: str | None, checkout: Path | None, again: Command) -> tuple
     content = dict(_of_checkout(checkout) if checkout else _of_wheel(again))
     if machine:
         content.update(_library(machine, again))
-    digest = hashlib.sha256(b"".join(name.encode() + b"\0" + hashlib.sha256(data).digest() for name, data in sorted(content.items()))).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join(name.encode() + b"\0" + hashlib.sha256(data).digest() for name, data in sorted(content.items()))
+    ).hexdigest()[:16]
     return digest, ship.tar(content, mode=0o644)
 
 
@@ -55,8 +57,16 @@ def _is_of_converter(name: str) -> bool:
 
 def _of_checkout(checkout: Path) -> Iterator[tuple[str, bytes]]:
     if not (checkout / _CONVERTER).is_file():
-        raise InputError(f"there is no {_CONVERTER} in this folder", where=f"--llama-cpp {checkout}", hint="name the folder that `git clone` has made of llama.cpp")
-    paths = [checkout / _CONVERTER, *sorted((checkout / "conversion").rglob("*.py")), *sorted((checkout / "gguf-py" / "gguf").rglob("*.py"))]
+        raise InputError(
+            f"there is no {_CONVERTER} in this folder",
+            where=f"--llama-cpp {checkout}",
+            hint="name the folder that `git clone` has made of llama.cpp",
+        )
+    paths = [
+        checkout / _CONVERTER,
+        *sorted((checkout / "conversion").rglob("*.py")),
+        *sorted((checkout / "gguf-py" / "gguf").rglob("*.py")),
+    ]
     if sum(path.stat().st_size for path in paths) > _MOST_CHECKOUT_BYTES:
         raise InputError("its converter is larger than 100 MB", where=f"--llama-cpp {checkout}", hint="name a clean checkout of llama.cpp")
     for path in paths:
@@ -111,5 +121,7 @@ def _download(address: str, sha512: str, again: Command) -> bytes:
         ) from None
     data = buffer.getvalue()
     if hashlib.sha512(data).hexdigest() != sha512:
-        raise HomelabError("llama.cpp's library is not the one that was tested: its digest differs", where=address, hint=Hint("again: {}", again))
+        raise HomelabError(
+            "llama.cpp's library is not the one that was tested: its digest differs", where=address, hint=Hint("again: {}", again)
+        )
     return data

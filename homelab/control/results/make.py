@@ -54,7 +54,9 @@ def _made(made: Any, name: str) -> Made:
     try:
         return Made.model_validate(made)
     except ValidationError as error:
-        raise HomelabError("the program's answer is not one of homelab's", where=f"node {name}", hint=homelab("preflight --nodes", name)) from error
+        raise HomelabError(
+            "the program's answer is not one of homelab's", where=f"node {name}", hint=homelab("preflight --nodes", name)
+        ) from error
 
 
 def _error(parts: Any, name: str) -> HomelabError:
@@ -62,4 +64,6 @@ def _error(parts: Any, name: str) -> HomelabError:
     where = plain_lines(str(parts.get("where") or ""))
     kind = InputError if parts.get("kind") == "input" else HomelabError
     hint = advice(name, parts.get("hint")) or homelab("preflight --nodes", name)
-    return kind(plain_lines(str(parts.get("message") or "")) or "the program failed", where=f"node {name}{', ' if where else ''}{where}", hint=hint)
+    return kind(
+        plain_lines(str(parts.get("message") or "")) or "the program failed", where=f"node {name}{', ' if where else ''}{where}", hint=hint
+    )

@@ -34,7 +34,11 @@ def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
             hint=Hint("{}", homelab("fetch", paths.name)),
         )  # fmt: skip
     if base == "dequantised" and method.quantisation is None:
-        raise InputError(f"the base of {method.kind} is not quantised", where=f"{paths.name}: --base dequantised", hint=homelab("merge --base original", paths.name))
+        raise InputError(
+            f"the base of {method.kind} is not quantised",
+            where=f"{paths.name}: --base dequantised",
+            hint=homelab("merge --base original", paths.name),
+        )
     chosen = best_copy.choose(paths.name, results, errors)
     agent = fleet.agent(chosen.node)
     if not chosen.is_exported:

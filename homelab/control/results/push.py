@@ -58,13 +58,17 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: Wanted, say: Say) -
         names = _copy(place, folder, local_base, base)
         say(f"uploading {len(names)} files to {wanted.repository}")
         hub.upload(folder, f"{paths.name}, trained with homelab")
-    return Pushed(run=paths.name, repository=wanted.repository, address=address, is_public=wanted.is_public, files=tuple(names), folder=done.folder)
+    return Pushed(
+        run=paths.name, repository=wanted.repository, address=address, is_public=wanted.is_public, files=tuple(names), folder=done.folder
+    )
 
 
 def _copy(place: Path, folder: Path, local_base: str | None, base: str | None) -> list[str]:
     """The fetched files as they are uploaded, hard links where they can be; this machine's and the nodes' folders are in none of them."""
     folder.mkdir()
-    names = sorted(path.name for path in place.iterdir() if path.is_file() and path.name != receive.RECORD and not path.name.startswith("."))
+    names = sorted(
+        path.name for path in place.iterdir() if path.is_file() and path.name != receive.RECORD and not path.name.startswith(".")
+    )
     for name in names:
         source, target = place / name, folder / name
         if base and source.suffix in base_name.TEXT:
@@ -86,4 +90,6 @@ def _base_of(text: str, path: Path) -> str:
     try:
         return str(json.loads(text)["base_model_name_or_path"])
     except (ValueError, KeyError, TypeError):
-        raise InputError("this adapter does not name its base", where=str(path), hint="fetch it anew: move the folder away, then the same once more") from None
+        raise InputError(
+            "this adapter does not name its base", where=str(path), hint="fetch it anew: move the folder away, then the same once more"
+        ) from None

@@ -1,7 +1,7 @@
 """A result comes from a node into a folder here: by offset, verified, with one rename at the end.
 
-    PLACE/fetched.json      the files that were fetched, with their digests; it tells a folder of ours from others
-    .PLACE.partial/         beside it while files come: whole ones under their names, others under SHA256.part
+PLACE/fetched.json      the files that were fetched, with their digests; it tells a folder of ours from others
+.PLACE.partial/         beside it while files come: whole ones under their names, others under SHA256.part
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
     record = files.read_object(place / RECORD)
     entries = record.get("files") if record else None
     if not isinstance(entries, dict):
-        raise InputError("there is something else at this place, which no fetch has made", where=str(place), hint="name another folder as the last argument")
+        raise InputError(
+            "there is something else at this place, which no fetch has made",
+            where=str(place),
+            hint="name another folder as the last argument",
+        )
     for name, sha256 in entries.items():
         path = place / (name if result_files.is_saved_name(name) else Path(name).name)
         if not path.is_file() or file_sha256(path) != sha256:
@@ -63,7 +67,9 @@ def held(place: Path) -> Iterator[Path]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield partial
     except BlockingIOError:
-        raise HomelabError("another process fetches to this place just now", where=str(place), hint="wait for its end, or name another folder") from None
+        raise HomelabError(
+            "another process fetches to this place just now", where=str(place), hint="wait for its end, or name another folder"
+        ) from None
     finally:
         os.close(descriptor)
 
@@ -98,9 +104,19 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
             while (have := out.tell()) < file.size:
                 count = min(_PIECE_BYTES, file.size - have)
                 into = _Counted(out, count, told)
-                agent.fetch("result-part", {**request, "name": file.name, "offset": have, "count": count}, cast(BinaryIO, into), most_bytes=count, timeout_s=_PIECE_TIMEOUT_S)
+                agent.fetch(
+                    "result-part",
+                    {**request, "name": file.name, "offset": have, "count": count},
+                    cast(BinaryIO, into),
+                    most_bytes=count,
+                    timeout_s=_PIECE_TIMEOUT_S,
+                )
                 if out.tell() == have:
-                    raise HomelabError(f"{file.name} became shorter while it was fetched", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"]))
+                    raise HomelabError(
+                        f"{file.name} became shorter while it was fetched",
+                        where=f"node {agent.node.name}",
+                        hint=homelab("fetch", request["run"]),
+                    )
             out.flush()
             os.fsync(out.fileno())
         if file_sha256(path) == file.sha256:
@@ -108,7 +124,9 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
         path.unlink()
         told(-file.size)
     else:
-        raise HomelabError(f"{file.name} arrived damaged {_MOST_BEGINNINGS} times", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"]))
+        raise HomelabError(
+            f"{file.name} arrived damaged {_MOST_BEGINNINGS} times", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"])
+        )
     with path.open("rb") as stream:
         fault = weights_fault(file.name, stream.read(9), file.size)
     if fault:

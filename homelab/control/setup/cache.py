@@ -30,17 +30,23 @@ def pip(arguments: Iterable[str], what: str, again: Command | None = None) -> No
     again = again or homelab("setup")
     command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=PIP_TIMEOUT_S)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=PIP_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         raise HomelabError(f"{what}: pip has not ended within an hour", where="this machine", hint=Hint("again: {}", again)) from None
     if done.returncode == 0:
         return
     if "No module named pip" in done.stderr:
         raise HomelabError("this Python has no pip", where=sys.executable, hint=Command(f"{sys.executable} -m ensurepip"))
-    errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[-1:]
+    errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()[
+        -1:
+    ]
     if any("DO NOT MATCH THE HASHES" in error for error in errors):
         hint = Hint("the index, or a proxy before it, gives another file: pip config list names it; with another one, again: {}", again)
-        raise HomelabError(f"{what}: it is not the file whose digest homelab knows; pip says: {'; '.join(errors)}", where="this machine", hint=hint)
+        raise HomelabError(
+            f"{what}: it is not the file whose digest homelab knows; pip says: {'; '.join(errors)}", where="this machine", hint=hint
+        )
     raise HomelabError(
         f"{what}: pip says: {'; '.join(errors) or done.returncode}", where="this machine",
         hint=Hint("is there a way to the package index (pip config list)? Then again: {}", again),

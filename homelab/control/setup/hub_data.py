@@ -37,9 +37,7 @@ def _prepared(data: HubData, say: Say) -> ModelSource:
     words = [sys.executable, "-P", "-m", "homelab.worker.tools.prepared_data"]
     done = subprocess.run(words, input=json.dumps(question), capture_output=True, text=True, check=False)
     if "No module named 'datasets'" in done.stderr:
-        raise HomelabError(
-            f"the library is not here that fetches hub:{data.path}", where="this machine", hint=package.install("datasets")
-        )
+        raise HomelabError(f"the library is not here that fetches hub:{data.path}", where="this machine", hint=package.install("datasets"))
     if done.returncode != 0:
         why = plain((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]
         raise HomelabError(

@@ -71,7 +71,9 @@ def _fetched(model: Model, say: Say) -> str:
     disable_progress_bars()
     say(f"fetching {model.name} from the hub, where it is not here yet")
     try:
-        folder = snapshot_download(model.name, revision=model.revision, allow_patterns=list(model_files.PATTERNS), token=hub_token.value() or None)
+        folder = snapshot_download(
+            model.name, revision=model.revision, allow_patterns=list(model_files.PATTERNS), token=hub_token.value() or None
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise HomelabError(
             f"{model.name} cannot be fetched: {str(error).splitlines()[0][:300]}", where="this machine",

@@ -36,7 +36,9 @@ def _install(folder: Path, machine: str, version: str) -> Path:
     command = [str(uv_program.of_this_machine()), "python", "install", "--no-bin", "--install-dir", str(folder), kind]
     environment = {key: value for key, value in os.environ.items() if key != "UV_PYTHON_DOWNLOADS"} | {"NO_COLOR": "1", "UV_NO_CONFIG": "1"}
     try:
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=900)
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=900
+        )
         # uv names its causes from the outermost to the innermost, with addresses of hundreds of letters.
         said = " ".join(done.stderr.split()).rpartition(" cause: ")[2]
     except (OSError, subprocess.TimeoutExpired) as error:

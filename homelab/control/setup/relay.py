@@ -71,7 +71,9 @@ def _hardware_ports() -> str:
     if own_machine.is_linux():
         return ""
     try:
-        return subprocess.run(["networksetup", "-listallhardwareports"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout
+        return subprocess.run(
+            ["networksetup", "-listallhardwareports"], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

@@ -38,7 +38,9 @@ def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[Removed]:
             )
         )
         if removed.left:
-            raise HomelabError(f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name))
+            raise HomelabError(
+                f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name)
+            )
         return removed
 
     return on_all(names, one)

@@ -34,7 +34,9 @@ def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told
 
         def step(offset: int) -> int:
             stream.seek(offset)
-            return int(agent.send(target.verb, _request(target, part, offset), stream.read(PIECE_BYTES), timeout_s=_PIECE_TIMEOUT_S)["have"])
+            return int(
+                agent.send(target.verb, _request(target, part, offset), stream.read(PIECE_BYTES), timeout_s=_PIECE_TIMEOUT_S)["have"]
+            )
 
         _until_whole(agent, part, str(source), have, told, step)
 
@@ -42,7 +44,11 @@ def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told
 def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, told: Callable[[int], None]) -> HomelabError | None:
     """The same, but the node fetches it from this address. Why it could not, or None. Raises UnreachableError where the node itself is gone."""
     environment = agent.node.environment
-    proxies = {scheme: value for scheme in ("http", "https") if (value := environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY"))}
+    proxies = {
+        scheme: value
+        for scheme in ("http", "https")
+        if (value := environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY"))
+    }
     beside = {"url": address, "most": _FETCHED_BYTES, "proxies": proxies}
     try:
         _until_whole(
@@ -69,4 +75,8 @@ def _until_whole(agent: Agent, part: Part, source: str, have: int, told: Callabl
             return
         beginnings += have <= before  # another sender, or a damaged file that begins anew
         if beginnings > _MOST_BEGINNINGS or have > part.size_bytes:
-            raise HomelabError(f"{part.name} arrived damaged {beginnings} times", where=f"node {agent.node.name}, from {source}", hint=homelab("setup", agent.node.name))
+            raise HomelabError(
+                f"{part.name} arrived damaged {beginnings} times",
+                where=f"node {agent.node.name}, from {source}",
+                hint=homelab("setup", agent.node.name),
+            )

@@ -72,7 +72,12 @@ def _look(agent: Agent, source: ModelSource, target: send.Target) -> ModelState:
 
 
 def _bring(
-    agent: Agent, state: ModelState, source: ModelSource, target: send.Target, addresses: Mapping[str, str], progress: TransferProgress | None
+    agent: Agent,
+    state: ModelState,
+    source: ModelSource,
+    target: send.Target,
+    addresses: Mapping[str, str],
+    progress: TransferProgress | None,
 ) -> ModelDone:
     """`addresses`: sha256 -> where another node serves the file. `progress` None: only compare."""
     name = agent.node.name
@@ -88,4 +93,10 @@ def _bring(
         progress.end(name, "done")
     sent_bytes = sum(sizes.values()) if progress is not None else 0
     what = source.name if source.place.startswith("data:") else "the model"
-    return ModelDone(what=what, folder=state.folder, missing=tuple(part.name for part in missing), missing_bytes=sum(sizes.values()), sent_bytes=sent_bytes)
+    return ModelDone(
+        what=what,
+        folder=state.folder,
+        missing=tuple(part.name for part in missing),
+        missing_bytes=sum(sizes.values()),
+        sent_bytes=sent_bytes,
+    )

@@ -70,7 +70,9 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
     def one(name: str) -> NodeDone:
         platform, found = platforms[name], todo[name]
         lock = locks[platform]
-        brought = 0 if how.check or found.is_whole else _bring(fleet.agent(name), states[name], platform, lock, supplies[platform], progress)
+        brought = (
+            0 if how.check or found.is_whole else _bring(fleet.agent(name), states[name], platform, lock, supplies[platform], progress)
+        )
         return NodeDone(
             difference=found.text, is_whole=found.is_whole, changed=not how.check and not found.is_whole, python=platform.python,
             packages=len(lock.packages), sent_bytes=brought,
@@ -93,7 +95,12 @@ def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) 
 def _left_behind(installing: list[str]) -> Hint:
     if not installing:
         return Hint("What has arrived stays on the nodes. To go on: {}", homelab("setup"))
-    return Hint("{} finishes the installation that has begun. To go on after it: {}; to remove it: {}", listed(installing), homelab("setup"), homelab("teardown"))
+    return Hint(
+        "{} finishes the installation that has begun. To go on after it: {}; to remove it: {}",
+        listed(installing),
+        homelab("setup"),
+        homelab("teardown"),
+    )
 
 
 def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
@@ -114,7 +121,9 @@ def refuse_while_runs_live(agent: Agent) -> None:
     alive = [run["name"] for run in agent.ask("runs")["runs"] if run["alive"]]
     if alive:
         raise HomelabError(
-            f"run {listed(alive)} uses the environment of this node now", where=f"node {agent.node.name}", hint=Hint("{}, or wait for its end", homelab("stop", alive[0]))
+            f"run {listed(alive)} uses the environment of this node now",
+            where=f"node {agent.node.name}",
+            hint=Hint("{}, or wait for its end", homelab("stop", alive[0])),
         )
 
 
@@ -133,7 +142,9 @@ def when_free(ask: Callable[[], T], say_waiting: Callable[[], object]) -> T:
 
 def _left_alone(state: NodeState) -> NodeDone:
     words = "you made this environment, and setup changes nothing in it; preflight says whether it is fit"
-    return NodeDone(difference=words, is_whole=True, changed=False, python=state.environment_python, packages=len(state.packages), is_somebodys=True)
+    return NodeDone(
+        difference=words, is_whole=True, changed=False, python=state.environment_python, packages=len(state.packages), is_somebodys=True
+    )
 
 
 def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
@@ -141,9 +152,7 @@ def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
     return platform_of(name, state, python)
 
 
-def _bring(
-    agent: Agent, state: NodeState, platform: Platform, lock: Lock, supply: Supply, progress: TransferProgress
-) -> int:
+def _bring(agent: Agent, state: NodeState, platform: Platform, lock: Lock, supply: Supply, progress: TransferProgress) -> int:
     """Have the node get what it lacks, and install it; how many bytes it got."""
     name = agent.node.name
     refuse_while_runs_live(agent)
@@ -156,7 +165,13 @@ def _bring(
     refused: set[str] = set()
     for part in steps.parts:
         supply.bring(agent, part, state.partial.get(part.name, 0), lambda count: progress.add(name, count), refused)
-    request = {"environment": environment_of(agent.node), "python": python, "version": platform.python, "lock": lock.digest, "is_closed": lock.is_closed}
+    request = {
+        "environment": environment_of(agent.node),
+        "python": python,
+        "version": platform.python,
+        "lock": lock.digest,
+        "is_closed": lock.is_closed,
+    }
     progress.end(name, f"installing {len(lock.packages)} packages")
     progress.installing.add(name)
     made = when_free(

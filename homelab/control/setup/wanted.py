@@ -36,11 +36,17 @@ def of_file(path: Path) -> Wanted:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the requirements cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path), hint=homelab("setup --help")) from None
+        raise InputError(
+            f"the requirements cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path), hint=homelab("setup --help")
+        ) from None
     lines = tuple(line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
     for line in lines:
         if not re.match(r"[A-Za-z0-9]", line):
-            raise InputError(f"not the name of a package: {line!r}", where=str(path), hint="one package a line, with or without a version: humanize==4.17.0")
+            raise InputError(
+                f"not the name of a package: {line!r}",
+                where=str(path),
+                hint="one package a line, with or without a version: humanize==4.17.0",
+            )
     return Wanted(lines, None)
 
 

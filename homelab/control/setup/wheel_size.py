@@ -19,7 +19,8 @@ def by_address(addresses: Iterable[str]) -> dict[str, int]:
 
 def _size(address: str) -> int:
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_TIMEOUT_S) as answer:  # a file's address, too
+        # a file's address, too
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_TIMEOUT_S) as answer:
             return int(answer.headers.get("Content-Length") or 0)
     except (OSError, ValueError):
         return 0

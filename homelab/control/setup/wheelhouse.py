@@ -47,12 +47,25 @@ def _resolve(wanted: Sequence[str], options: Sequence[str], constraints: Sequenc
         lines.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
         limits.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
         # --target is what pip wants with --platform; nothing is installed (--dry-run). One retry: an index that cannot be reached is asked for every package.
-        arguments = ["install", "-q", "--retries", "1", "--dry-run", "--ignore-installed", "--target", str(Path(folder, "none")), "--report", str(report)]
+        arguments = [
+            "install",
+            "-q",
+            "--retries",
+            "1",
+            "--dry-run",
+            "--ignore-installed",
+            "--target",
+            str(Path(folder, "none")),
+            "--report",
+            str(report),
+        ]
         cache.pip([*arguments, *options, "-r", str(lines), "-c", str(limits)], "the packages cannot be resolved")
         try:
             return lock_of_report(json.loads(report.read_text(encoding="utf-8")))
         except (KeyError, TypeError, ValueError) as error:
-            raise HomelabError(f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))) from None
+            raise HomelabError(
+                f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))
+            ) from None
 
 
 def fetch(resolved: Lock, platform: Platform) -> None:
@@ -68,7 +81,10 @@ def fetch(resolved: Lock, platform: Platform) -> None:
         lines = Path(folder, "requirements.txt")
         lines.write_text("".join(f"{package.download_line}\n" for package in lacking), encoding="utf-8")
         arguments = ["download", "-q", "--no-deps", "--require-hashes", "-d", folder, *_for(platform), "-r", str(lines)]
-        sizes = listed(f"{package.name} {package.version}{f' ({decimal_size(package.size_bytes)})' if package.size_bytes else ''}" for package in lacking)
+        sizes = listed(
+            f"{package.name} {package.version}{f' ({decimal_size(package.size_bytes)})' if package.size_bytes else ''}"
+            for package in lacking
+        )
         total = decimal_size(sum(package.size_bytes for package in lacking))
         cache.pip(arguments, f"these packages are not on this machine, and cannot be fetched ({total} in all): {sizes}")
         for package in lacking:

@@ -12,7 +12,9 @@ from homelab.remote.fanout import Fleet
 from homelab.supervision import ownership
 
 
-def end(fleet: Fleet, runs_dir: Path, say: Callable[[str], None]) -> tuple[list[stop.Outcome], list[str], dict[str, HomelabError], list[str]]:
+def end(
+    fleet: Fleet, runs_dir: Path, say: Callable[[str], None]
+) -> tuple[list[stop.Outcome], list[str], dict[str, HomelabError], list[str]]:
     """End them on every node: (what was ended, the runs that live and were left alone, the nodes that could not be asked, what else was repaired).
 
     A run that trains is left alone, and so is one that somebody owns: a supervisor, here or anywhere, or a command.

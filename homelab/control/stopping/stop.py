@@ -56,9 +56,7 @@ class Outcome:
         if self.held:
             lines.append(self.held)
         for node, error in self.unreachable.items():
-            lines.append(
-                f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}"
-            )
+            lines.append(f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}")
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +84,11 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     workdirs = {name: node.workdir for name, node in planned.items()}
     answers, errors = start.stop_all(fleet, paths.name, list(hosts), start.BY_HAND, workdirs=workdirs)
     unreachable = node_matching.unseen({name: _host_then(paths, name) for name in planned}, answers, errors, hosts)
-    ended = {name: answer for name, answer in answers.items() if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable}
+    ended = {
+        name: answer
+        for name, answer in answers.items()
+        if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable
+    }
     holder = stopped_holder.here(paths)
     held = f"{holder.is_stopped}, and sees none of this; it ends by itself after {holder.go_on}" if holder else ""
     outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done", held=held)

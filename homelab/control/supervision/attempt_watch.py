@@ -25,7 +25,14 @@ class AttemptWatch:
     `recut` those of a pipeline for what they have measured."""
 
     def __init__(
-        self, plan: Plan, streams: StatusStreams, step_times: StepTimeWindow, *, sees_ranks: bool, monitor: RejoinMonitor | None = None, recut: RecutWatch | None = None
+        self,
+        plan: Plan,
+        streams: StatusStreams,
+        step_times: StepTimeWindow,
+        *,
+        sees_ranks: bool,
+        monitor: RejoinMonitor | None = None,
+        recut: RecutWatch | None = None,
     ) -> None:
         self.streams = streams
         self._plan = plan

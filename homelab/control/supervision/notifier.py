@@ -46,7 +46,9 @@ class Notifier:
         problems = []
         try:
             if self._notify.command:
-                problems.append(by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._paths.name, "HOMELAB_OCCASION": occasion}))
+                problems.append(
+                    by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._paths.name, "HOMELAB_OCCASION": occasion})
+                )
             if self._notify.apprise:
                 problems.append(by_apprise(self._notify.apprise, title, text))
         except Exception as error:  # a plugin's own mistake is told as every other refusal

@@ -113,7 +113,14 @@ def start(paths: RunPaths, cluster_file: Path, nodes: Collection[str]) -> None:
     try:
         with paths.supervisor_log.open("ab") as log, hub_token.lent(environment) as (environment, descriptors):
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=paths.root, env=environment, pass_fds=descriptors
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=paths.root,
+                env=environment,
+                pass_fds=descriptors,
             )
     except (OSError, ValueError) as error:
         raise _not_started(paths, str(error)) from error
@@ -133,5 +140,9 @@ def _not_started(paths: RunPaths, why: str) -> HomelabError:
     return HomelabError(
         f"the supervisor did not start: {why}",
         where=str(paths.supervisor_log),
-        hint=Hint("the run goes on without it; by hand: {}, and after a failure: {}", homelab("supervise", paths.name), homelab("recover", paths.name)),
+        hint=Hint(
+            "the run goes on without it; by hand: {}, and after a failure: {}",
+            homelab("supervise", paths.name),
+            homelab("recover", paths.name),
+        ),
     )

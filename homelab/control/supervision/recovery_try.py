@@ -99,7 +99,9 @@ class RecoveryTry:
         nodes = [name for name in self.run.nodes if name not in act.exclude]
         next_attempt = NextAttempt(nodes, self.run.skip, act.because, act.halvings)
         plan = resume.resume(self._claimed, self.examination, self._halted, next_attempt)
-        return observation.Resumed(plan.attempt, plan.resume_step, tuple(node.name for node in plan.nodes), is_program=self.run.recipe.script is not None)
+        return observation.Resumed(
+            plan.attempt, plan.resume_step, tuple(node.name for node in plan.nodes), is_program=self.run.recipe.script is not None
+        )
 
     def _connected(self) -> Fleet:
         """The connections of this try; the run's folder is whole afterwards: a person may have deleted it in the middle of the run."""

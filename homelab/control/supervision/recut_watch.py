@@ -24,7 +24,12 @@ class RecutWatch:
     """`see` looks at the newest statuses; `because` says why another cut from the newest checkpoint on pays, "" where none does."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe, items: list[RecipeInput], plan: Plan) -> None:
-        self._cluster, self._items, self._plan, self._recipe = cluster.only(tuple(node.name for node in plan.nodes)), items, plan, as_begun(recipe, plan)
+        self._cluster, self._items, self._plan, self._recipe = (
+            cluster.only(tuple(node.name for node in plan.nodes)),
+            items,
+            plan,
+            as_begun(recipe, plan),
+        )
         self._began_s = time.monotonic()
         self._saw_start = False  # a supervisor may have been ended and started again while the ranks train
         self._start_s: float | None = None  # from the start of the ranks to their first step; None: it was not seen
@@ -49,7 +54,9 @@ class RecutWatch:
         try:
             with Fleet(self._cluster) as fleet:
                 evidence = gather.facts(fleet, recipe=self._recipe, material=self._items, port=0)
-            inputs = planner.inputs_from(evidence, self._recipe, self._items, name, attempt=self._plan.attempt, port=0, resume_step=checkpoint)
+            inputs = planner.inputs_from(
+                evidence, self._recipe, self._items, name, attempt=self._plan.attempt, port=0, resume_step=checkpoint
+            )
             faster = recut.faster(inputs, self._plan, restart_s)
         except HomelabError:
             return  # the watchdog sees a node that is gone

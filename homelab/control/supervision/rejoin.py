@@ -20,7 +20,13 @@ class RejoinMonitor:
     """A context manager. `well` holds the nodes that answered, passed their own preflight, and reach the `others` both ways."""
 
     def __init__(
-        self, cluster: Cluster, recipe: Recipe, items: list[RecipeInput], names: Collection[str], others: Collection[str], skip: Collection[str]
+        self,
+        cluster: Cluster,
+        recipe: Recipe,
+        items: list[RecipeInput],
+        names: Collection[str],
+        others: Collection[str],
+        skip: Collection[str],
     ) -> None:
         self._cluster, self._recipe, self._items, self._others, self._skip = cluster, recipe, items, tuple(others), skip
         self._well: set[str] = set()

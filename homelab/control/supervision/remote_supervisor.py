@@ -133,7 +133,9 @@ def end(fleet: Fleet, paths: RunPaths, say: Say) -> None:
     if at_work(fleet, paths) is None:
         return
     say(f"ending the supervisor of {paths.name}")
-    fleet.ask("supervisor-end", {"run": paths.name, "grace_s": END_GRACE_S}, names=places_of(fleet.cluster, paths), timeout_s=END_GRACE_S + 20.0)
+    fleet.ask(
+        "supervisor-end", {"run": paths.name, "grace_s": END_GRACE_S}, names=places_of(fleet.cluster, paths), timeout_s=END_GRACE_S + 20.0
+    )
 
 
 def places_of(cluster: Cluster, paths: RunPaths) -> list[str]:
@@ -186,7 +188,8 @@ def host_keys(cluster: Cluster, remote_cluster: Cluster) -> str:
 
 def _keys_of(cluster: Cluster, node: Node) -> list[str]:
     """Kind and key in base64, of all that are known of a node."""
-    if node.host == "local":  # known_hosts rarely has the key of this machine itself; its sshd keeps it in a readable file (sshd_config(5), HostKey)
+    # known_hosts rarely has the key of this machine itself; its sshd keeps it in a readable file (sshd_config(5), HostKey)
+    if node.host == "local":
         texts = [file.read_text(encoding="utf-8", errors="replace").split() for file in sorted(Path("/etc/ssh").glob("ssh_host_*_key.pub"))]
         return [" ".join(words[:2]) for words in texts if len(words) >= 2]
     return [f"{kind} {key.get_base64()}" for kind, key in resolve(node).recorded(cluster).items()]
@@ -226,7 +229,9 @@ def _refuse_unreached(cluster: Cluster, head: Node, errors: Mapping[str, Mapping
     raise HomelabError(
         f"{head.name} does not reach {listed(closed)}, so a supervisor there could not look after {'it' if len(closed) == 1 else 'them'}: {first['message']}",
         where=f"from node {head.name} to {name}: {first['where']}",
-        hint=Hint("{}; or leave it on this machine: --supervise here", _authorise(head, refused) if refused else advice(head.name, first["hint"])),
+        hint=Hint(
+            "{}; or leave it on this machine: --supervise here", _authorise(head, refused) if refused else advice(head.name, first["hint"])
+        ),
     )
 
 
@@ -249,6 +254,12 @@ def _folder_of(paths: RunPaths) -> dict[str, bytes]:
     content_of = {}
     for file in sorted(paths.root.rglob("*")):
         name = str(file.relative_to(paths.root))
-        if file.is_file() and not file.is_symlink() and name not in (*_NOT_SENT, *shipped) and not name.startswith(_NOT_SENT_FOLDER) and ".partial." not in name:
+        if (
+            file.is_file()
+            and not file.is_symlink()
+            and name not in (*_NOT_SENT, *shipped)
+            and not name.startswith(_NOT_SENT_FOLDER)
+            and ".partial." not in name
+        ):
             content_of[f"runs/{paths.name}/{name}"] = file.read_bytes()
     return content_of

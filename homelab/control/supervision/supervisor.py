@@ -82,7 +82,9 @@ class Supervisor:
             self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:
-        observed = Observation(time.monotonic(), time.time(), store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped"), result)
+        observed = Observation(
+            time.monotonic(), time.time(), store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped"), result
+        )
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
         verdict, checkpoint = self._watch.look()
@@ -125,8 +127,14 @@ class Supervisor:
         self._close()
         run, names = self._run, [node.name for node in self._plan.nodes]
         rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip)
-        recut = RecutWatch(run.cluster, run.recipe, run.items, self._plan) if self._plan.strategy == "pipeline" and run.recipe.recovery.auto else None
-        self._watch = AttemptWatch(self._plan, self._streams(), self._step_times, sees_ranks=run.recipe.script is None, monitor=rejoin, recut=recut)
+        recut = (
+            RecutWatch(run.cluster, run.recipe, run.items, self._plan)
+            if self._plan.strategy == "pipeline" and run.recipe.recovery.auto
+            else None
+        )
+        self._watch = AttemptWatch(
+            self._plan, self._streams(), self._step_times, sees_ranks=run.recipe.script is None, monitor=rejoin, recut=recut
+        )
         self._watch.__enter__()
 
     def _streams(self) -> StatusStreams:
@@ -139,7 +147,9 @@ class Supervisor:
         self._say(f"attempt {self._plan.attempt}: {incident.kind}: {incident.because}")
         details = {"time": incident.noticed_at, "kind": incident.kind, "nodes": list(incident.nodes)}
         details["ranks"] = list(incident.verdict.ranks) if incident.verdict else []
-        event_log.append(self._paths, event("trouble" if incident.verdict else "restart", self._plan.attempt, because=incident.because, **details))
+        event_log.append(
+            self._paths, event("trouble" if incident.verdict else "restart", self._plan.attempt, because=incident.because, **details)
+        )
         self._write("recovering", incident.because)
         if incident.verdict:
             self._notifier.tell("failed", f"attempt {self._plan.attempt}: {incident.because}. It is being recovered.")

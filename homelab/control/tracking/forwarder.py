@@ -44,7 +44,14 @@ class Progress:
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         problem = self.problem.as_dict() if self.problem else None
-        return {"sent_now": self.sent_now, "sent": self.sent, "points": self.total, "waiting": self.waiting, "repeated": self.repeated, "problem": problem}
+        return {
+            "sent_now": self.sent_now,
+            "sent": self.sent,
+            "points": self.total,
+            "waiting": self.waiting,
+            "repeated": self.repeated,
+            "problem": problem,
+        }
 
 
 class Forwarder:
@@ -158,7 +165,9 @@ class Forwarder:
         return HomelabError(
             f"{self.tracker} does not take the run's metrics: {type(error).__name__}: {said}",
             where=f"{self.tracker}, run {self._paths.name}; the run itself is not touched",
-            hint=Hint("is it up, and is its key right ({})? Then: {}", tracker.login, homelab(f"track --to {self.tracker}", self._paths.name)),
+            hint=Hint(
+                "is it up, and is its key right ({})? Then: {}", tracker.login, homelab(f"track --to {self.tracker}", self._paths.name)
+            ),
         )
 
     def _write(self, sending: Mapping[Key, int] | None = None) -> None:

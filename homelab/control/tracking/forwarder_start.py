@@ -49,6 +49,10 @@ def _start(paths: RunPaths, cluster_file: Path, tracker: str) -> None:
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as log:
-            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "PYTHONUTF8": "1"})
+            subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "PYTHONUTF8": "1"}
+            )
     except (OSError, ValueError) as error:
-        raise HomelabError(f"the metrics are not sent to {tracker}: {error}", where=str(log_file), hint=homelab("status", paths.name)) from error
+        raise HomelabError(
+            f"the metrics are not sent to {tracker}: {error}", where=str(log_file), hint=homelab("status", paths.name)
+        ) from error

@@ -63,7 +63,9 @@ def track(fleet: Fleet, paths: RunPaths, wanted: Wanted, say: Say) -> tuple[str,
 def _take(stack: ExitStack, paths: RunPaths, tracker: str, wanted: Wanted) -> AnyForwarder:
     if not stack.enter_context(forwarder_lock.held(paths, tracker)):
         raise TakenError(
-            f"another process sends this run to {tracker} already", where=f"run {paths.name}, {paths.tracking}", hint=homelab("status", paths.name)
+            f"another process sends this run to {tracker} already",
+            where=f"run {paths.name}, {paths.tracking}",
+            hint=homelab("status", paths.name),
         )
     forwarder = EventFileForwarder(paths) if tracker == "tensorboard" else Forwarder(paths, tracker, again=wanted.again)
     stack.callback(forwarder.close)

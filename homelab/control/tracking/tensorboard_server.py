@@ -43,7 +43,11 @@ class TensorBoardServer:
     def refuse_ended(self) -> None:
         """Raises HomelabError where it has ended by itself."""
         if self._process.poll() is not None:
-            raise HomelabError(f"TensorBoard has ended by itself: {self._last()}", where=f"exit code {self._process.returncode}", hint=homelab("tensorboard RUN"))
+            raise HomelabError(
+                f"TensorBoard has ended by itself: {self._last()}",
+                where=f"exit code {self._process.returncode}",
+                hint=homelab("tensorboard RUN"),
+            )
 
     def close(self) -> None:
         """End it."""

@@ -64,7 +64,9 @@ def _wandb(job: Job) -> Sink:
 
     settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True)
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    run = wandb.init(project=project, id=job.name, name=job.name, config=dict(job.settings), resume="allow", save_code=False, settings=settings)
+    run = wandb.init(
+        project=project, id=job.name, name=job.name, config=dict(job.settings), resume="allow", save_code=False, settings=settings
+    )
     run.define_metric("step")
     run.define_metric("*", step_metric="step")  # W&B's own step only ever grows
     return Sink(lambda point: run.log({"step": point.step, **point.values}), run.finish)
@@ -79,7 +81,9 @@ def _mlflow(job: Job) -> Sink:
     known_as = job.known_as
     if not known_as:
         experiment = client.get_experiment_by_name(name)
-        known_as = client.create_run(experiment.experiment_id if experiment else client.create_experiment(name), run_name=job.name).info.run_id
+        known_as = client.create_run(
+            experiment.experiment_id if experiment else client.create_experiment(name), run_name=job.name
+        ).info.run_id
         for key, value in job.settings.items():
             client.set_tag(known_as, f"recipe.{key}", str(value)[:5000])
 
@@ -92,7 +96,13 @@ def _mlflow(job: Job) -> Sink:
 def _aim(job: Job) -> Sink:
     from aim import Run
 
-    run = Run(run_hash=job.known_as or None, experiment=PROJECT, system_tracking_interval=None, log_system_params=False, capture_terminal_logs=False)
+    run = Run(
+        run_hash=job.known_as or None,
+        experiment=PROJECT,
+        system_tracking_interval=None,
+        log_system_params=False,
+        capture_terminal_logs=False,
+    )
     run.name, run["recipe"] = job.name, dict(job.settings)
 
     def send(point: Point) -> None:

@@ -34,7 +34,9 @@ class Sleeper(WireModel):
 def of_facts(interfaces: tuple[Interface, ...], address: str, interface: str) -> Sleeper | None:
     """What to remember of a node whose place on the LAN is `address` on `interface`; None where that has no MAC address (loopback, tunnels)."""
     for entry in interfaces:
-        network = next((str(ipaddress.IPv4Interface(own).network) for own in entry.addresses if own.split("/")[0] == address and ":" not in own), None)
+        network = next(
+            (str(ipaddress.IPv4Interface(own).network) for own in entry.addresses if own.split("/")[0] == address and ":" not in own), None
+        )
         if entry.name == interface and entry.mac and network:
             return Sleeper(mac=entry.mac, network=network, interface=interface, kind=entry.kind, wakes=entry.wakes)
     return None

@@ -44,7 +44,9 @@ class Woken(DisplayValue):
 def wake(cluster: Cluster, names: Sequence[str], say: Say, *, limit_s: float = LIMIT_S) -> tuple[dict[str, Woken], dict[str, HomelabError]]:
     """Send packets to each of these nodes that does not answer, until it does. The errors are those of nodes that still do not."""
     say(f"asking {len(names)} node{'s' if len(names) > 1 else ''} whether they are awake")
-    errors = {name: error for name, error in on_all(names, lambda name: connect(cluster, cluster.node(name)).close())[1].items() if _sleeps(error)}
+    errors = {
+        name: error for name, error in on_all(names, lambda name: connect(cluster, cluster.node(name)).close())[1].items() if _sleeps(error)
+    }
     known = {name: sleepers.recall(cluster.node(name)) for name in names}
     done = {name: _woken("unknown" if name in errors else "awake", known[name]) for name in names}
     asleep = {name: sleeper for name, sleeper in known.items() if name in errors and sleeper}
@@ -84,7 +86,9 @@ class _Waiting:
                 if by is None:
                     raise _not_in_its_network(node, sleeper)
                 sent_s = now_s
-            self.say(f"{name}: a packet for {sleeper.mac} was sent by {by}; waiting for its answer ({now_s - start_s:.0f} s of at most {self.limit_s:.0f})")
+            self.say(
+                f"{name}: a packet for {sleeper.mac} was sent by {by}; waiting for its answer ({now_s - start_s:.0f} s of at most {self.limit_s:.0f})"
+            )
             try:
                 connect(self.fleet.cluster, node).close()
                 return _woken("woken", sleeper, round(time.monotonic() - start_s, 1))

@@ -78,13 +78,9 @@ def forwarding(lab: Lab, *rules: str) -> Iterator[None]:
     needs("nft", package="nftables")
     chain = "\n".join(rules)
     try:
-        on_switch(
-            lab, "nft", f"table bridge {_TABLE} {{\nchain fault {{\ntype filter hook forward priority 0\n{chain}\n}}\n}}"
-        )
+        on_switch(lab, "nft", f"table bridge {_TABLE} {{\nchain fault {{\ntype filter hook forward priority 0\n{chain}\n}}\n}}")
     except HomelabError as error:
-        raise NotInjectable(
-            error.message, where="the switch", hint="is the kernel built with nft's bridge tables?"
-        ) from error
+        raise NotInjectable(error.message, where="the switch", hint="is the kernel built with nft's bridge tables?") from error
     try:
         yield
     finally:
@@ -200,9 +196,7 @@ def behind_nat(lab: Lab, node: str) -> Iterator[None]:
             call(*in_router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
             call(*in_router, "nft", rules)
         except HomelabError as error:
-            raise NotInjectable(
-                error.message, where="the router", hint="is the kernel built with nft's nat?"
-            ) from error
+            raise NotInjectable(error.message, where="the router", hint="is the kernel built with nft's nat?") from error
         _forget_neighbours(lab)
         undo.callback(_forget_neighbours, lab)
         undo.enter_context(cluster_says(lab, node, lan_address=None, interface=None))

@@ -66,7 +66,14 @@ def _card(**answers: Any) -> Inject:
     return _said(cards=[answers])
 
 
-_2060 = {"name": "NVIDIA GeForce RTX 2060", "architecture": "Turing", "capability": "7.5", "total": 6144, "limit": 160.0, "default_limit": 160.0}
+_2060 = {
+    "name": "NVIDIA GeForce RTX 2060",
+    "architecture": "Turing",
+    "capability": "7.5",
+    "total": 6144,
+    "limit": 160.0,
+    "default_limit": 160.0,
+}
 _A100 = {"name": "NVIDIA A100-SXM4-40GB", "capability": "8.0", "total": 40960, "mig": "Enabled", "limit": 400.0, "default_limit": 400.0}
 _HOT = {"temperature": 94, "utilization": 99, "reasons": ["hw_slowdown", "hw_thermal_slowdown"]}
 # nvidia-smi's words and exit codes when it cannot answer.
@@ -80,7 +87,12 @@ _LOST = ["Unable to determine the device handle for GPU0000:01:00.0: GPU is lost
 # name, title, the checks that find it, what is said
 ANSWERS: tuple[tuple[str, str, tuple[str, ...], Inject], ...] = (
     ("another-card", "the node has another card than cluster.toml says", ("gpu.inventory",), _card(**_2060)),
-    ("unknown-memory", "the card does not say how much memory it has", ("gpu.inventory", "gpu.memory", "gpu.mig"), _card(total=None, used=None)),
+    (
+        "unknown-memory",
+        "the card does not say how much memory it has",
+        ("gpu.inventory", "gpu.memory", "gpu.mig"),
+        _card(total=None, used=None),
+    ),
     ("old-driver", "the card's driver is too old for torch's CUDA", ("gpu.driver", "gpu.torch"), _said(driver="470.256.02", cuda="11.4")),
     ("driver-mismatch", "driver and library are of two versions", ("gpu.mismatch",), _said(refuses=_MISMATCH)),
     ("driver-not-loaded", "the driver's module is not loaded", ("gpu.driver",), _said(refuses=_NOT_LOADED)),
@@ -122,7 +134,13 @@ def _held(lab: Lab, node: str, mebibytes: int, environment: dict[str, str]) -> I
             yield
 
 
-add("busy-card", "another program holds the card's memory", "gpu.memory", inject=lambda lab, node: _held(lab, node, 6100, {}), needs=("card",))
+add(
+    "busy-card",
+    "another program holds the card's memory",
+    "gpu.memory",
+    inject=lambda lab, node: _held(lab, node, 6100, {}),
+    needs=("card",),
+)
 add(
     "stale-run-on-card", "a forgotten run holds the card's memory", "gpu.memory", "runs.alive",
     inject=lambda lab, node: _held(lab, node, 6100, {"HOMELAB_RUN": STALE_RUN, "HOMELAB_NODE": node}), needs=("card",),

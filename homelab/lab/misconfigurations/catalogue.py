@@ -8,17 +8,7 @@ from collections.abc import Iterator
 from homelab.errors import InputError, did_you_mean
 from homelab.lab import faults
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations import (
-    cables,
-    cards,
-    clock,
-    login,
-    network,
-    packages,
-    power,
-    resources,
-    training_files,
-)
+from homelab.lab.misconfigurations import cables, cards, clock, login, network, packages, power, resources, training_files
 from homelab.lab.misconfigurations.misconfiguration import REGISTERED, Misconfiguration
 from homelab.text.hint import Hint, homelab
 
@@ -34,7 +24,9 @@ def find(name: str) -> Misconfiguration:
     """The one of this name. Raises InputError with the nearest name."""
     if name not in REGISTERED:
         raise InputError(
-            f'no fault "{name}".{did_you_mean(name, [*faults.FAULTS, *REGISTERED])}', where="the fault", hint=Hint("{} lists all of them", homelab("lab faults"))
+            f'no fault "{name}".{did_you_mean(name, [*faults.FAULTS, *REGISTERED])}',
+            where="the fault",
+            hint=Hint("{} lists all of them", homelab("lab faults")),
         )
     return REGISTERED[name]
 

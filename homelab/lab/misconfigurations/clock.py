@@ -10,11 +10,7 @@ from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add
 from homelab.lab.misconfigurations.node_changes import sessions_have
 
-_FOLDERS = (
-    *Path("/usr/lib").glob("*-linux-gnu*/faketime"),
-    Path("/usr/lib64/faketime"),
-    Path("/usr/local/lib/faketime"),
-)
+_FOLDERS = (*Path("/usr/lib").glob("*-linux-gnu*/faketime"), Path("/usr/lib64/faketime"), Path("/usr/local/lib/faketime"))
 
 
 def _library() -> Path:

@@ -11,18 +11,7 @@ from homelab.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration, peer_of
-from homelab.lab.misconfigurations.node_changes import (
-    cluster_says,
-    covered,
-    edited,
-    enter,
-    inside,
-    layered,
-    needs,
-    running,
-    says,
-    view,
-)
+from homelab.lab.misconfigurations.node_changes import cluster_says, covered, edited, enter, inside, layered, needs, running, says, view
 from homelab.lab.network import INTERFACE
 from homelab.lab.tools import call
 
@@ -83,7 +72,13 @@ add(
     "pair-cut", "two nodes cannot talk to each other over TCP", "network.reach",
     inject=_behind("input", "ip saddr PEER meta l4proto tcp drop"), where="pair",
 )  # fmt: skip
-add("pair-one-way", "one node cannot connect to one other", "network.reach", inject=_behind("output", f"ip daddr PEER {_NEW} drop"), where="pair")
+add(
+    "pair-one-way",
+    "one node cannot connect to one other",
+    "network.reach",
+    inject=_behind("output", f"ip daddr PEER {_NEW} drop"),
+    where="pair",
+)
 # The other node has no firewall at all.
 add(
     "reject-out-pair", "the node's own firewall rejects its connections to one other node", "network.reach",
@@ -100,15 +95,10 @@ add(
 )  # fmt: skip
 
 
-@misconfiguration(
-    "docker0", "cluster.toml names docker0 as the node's interface", "network.virtual", "network.place", "network.reach"
-)
+@misconfiguration("docker0", "cluster.toml names docker0 as the node's interface", "network.virtual", "network.place", "network.reach")
 def docker0(lab: Lab, node: str) -> Iterator[None]:
     """Its address exists on every machine with Docker, and no other machine reaches it."""
-    with (
-        bridge(lab, node, "docker0", "172.17.0.1/16"),
-        cluster_says(lab, node, interface='"docker0"', lan_address=None),
-    ):
+    with bridge(lab, node, "docker0", "172.17.0.1/16"), cluster_says(lab, node, interface='"docker0"', lan_address=None):
         yield
 
 

@@ -29,9 +29,7 @@ def needs(*programs: str, package: str = "") -> None:
     """Raise NotInjectable that names the programs that are not installed."""
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
-        raise NotInjectable(
-            f"{', '.join(missing)} is not installed", where="this machine", hint=f"apt install {package or missing[0]}"
-        )
+        raise NotInjectable(f"{', '.join(missing)} is not installed", where="this machine", hint=f"apt install {package or missing[0]}")
 
 
 def first_process(lab: Lab, node: str) -> int:
@@ -177,9 +175,7 @@ def sessions_have(lab: Lab, node: str, **environment: str) -> Iterator[None]:
     words = " ".join(f'"{name}={value}"' for name, value in environment.items())
     with contextlib.ExitStack() as stack:
         stack.callback(restart_sshd, lab, node)
-        stack.enter_context(
-            edited(sshd.configuration(folder), lambda text: re.sub(r"(?m)^(SetEnv .*)$", rf"\1 {words}", text))
-        )
+        stack.enter_context(edited(sshd.configuration(folder), lambda text: re.sub(r"(?m)^(SetEnv .*)$", rf"\1 {words}", text)))
         restart_sshd(lab, node)
         yield
 

@@ -80,20 +80,12 @@ def query(machine: Answers, cards: Cards, fields: list[str], style: list[str]) -
         if index == 0 and "noheader" not in style:
             print(", ".join(fields))
         answers = [value_of[field] for field in fields]
-        print(
-            ", ".join(re.sub(r" (MiB|%|W)$", "", text) for text in answers)
-            if "nounits" in style
-            else ", ".join(answers)
-        )
+        print(", ".join(re.sub(r" (MiB|%|W)$", "", text) for text in answers) if "nounits" in style else ", ".join(answers))
     return 0
 
 
 def table(machine: Answers, cards: Cards) -> str:
-    head = "| NVIDIA-SMI %-20s Driver Version: %-14s CUDA Version: %-8s |" % (
-        machine["driver"],
-        machine["driver"],
-        machine["cuda"],
-    )
+    head = "| NVIDIA-SMI %-20s Driver Version: %-14s CUDA Version: %-8s |" % (machine["driver"], machine["driver"], machine["cuda"])
     line = "+" + "-" * 89 + "+"
     rows = [
         "|   %d  %-40s %6sC %18s / %s |" % (i, c["name"], c["temperature"], mebibytes(c["used"]), mebibytes(c["total"]))
@@ -110,20 +102,13 @@ def element(name: str, value: Any) -> str:
 
 
 def xml(machine: Answers, cards: Cards) -> str:
-    head = [
-        ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
-        ("driver_version", machine["driver"]),
-        ("cuda_version", machine["cuda"]),
-    ]
+    head = [("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")), ("driver_version", machine["driver"]), ("cuda_version", machine["cuda"])]
     head.append(("attached_gpus", len(cards)))
     body = "\n".join(element(*pair) for pair in head)
     for index, card in enumerate(cards):
         entries = "\n".join(element(*pair) for pair in card_elements(machine, index, card))
         body += '\n<gpu id="00000000:%02X:00.0">\n%s\n</gpu>' % (index + 1, entries)
-    return (
-        '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>\n%s\n</nvidia_smi_log>'
-        % body
-    )
+    return '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>\n%s\n</nvidia_smi_log>' % body
 
 
 def card_elements(machine: Answers, index: int, card: Answers) -> list[tuple[str, Any]]:
@@ -154,9 +139,7 @@ def card_elements(machine: Answers, index: int, card: Answers) -> list[tuple[str
             ],
         )
     ]
-    link.append(
-        ("link_widths", [("max_link_width", "%dx" % card["max_width"]), ("current_link_width", "%dx" % card["width"])])
-    )
+    link.append(("link_widths", [("max_link_width", "%dx" % card["max_width"]), ("current_link_width", "%dx" % card["width"])]))
     return [
         ("product_name", card["name"]), ("product_brand", "GeForce"), ("product_architecture", card["architecture"]),
         ("display_mode", "Disabled"), ("display_active", "Disabled"), ("persistence_mode", "Disabled"), ("addressing_mode", "None"),

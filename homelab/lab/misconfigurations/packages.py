@@ -30,9 +30,7 @@ def metadata_of(packages: Path, name: str) -> Path:
     """The folder with a package's metadata. Raises NotInjectable where the package is not installed."""
     folders = sorted(packages.glob(f"{name}-*.dist-info"))
     if not folders:
-        raise NotInjectable(
-            f"{name} is not installed in the nodes' Python", where=str(packages), hint=f"pip install {name}"
-        )
+        raise NotInjectable(f"{name} is not installed in the nodes' Python", where=str(packages), hint=f"pip install {name}")
     return folders[0]
 
 
@@ -45,9 +43,7 @@ def give_version(packages: Path, name: str, version: str) -> None:
     shutil.copytree(old, new)
     shutil.rmtree(old)
     text = (new / "METADATA").read_text(errors="surrogateescape")
-    (new / "METADATA").write_text(
-        re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1), errors="surrogateescape"
-    )
+    (new / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1), errors="surrogateescape")
     for file in (packages / name / "__init__.py", packages / name / "version.py"):
         if file.exists():
             lines = file.read_text()
@@ -147,7 +143,10 @@ add(
 
 def _python(is_wanted: Callable[[tuple[int, int]], bool]) -> str:
     folders = ".pyenv/versions/*/bin", ".local/share/uv/python/*/bin"
-    files = [*(file for folder in folders for file in sorted(Path.home().glob(f"{folder}/python3.*"))), *sorted(Path("/usr/bin").glob("python3.*"))]
+    files = [
+        *(file for folder in folders for file in sorted(Path.home().glob(f"{folder}/python3.*"))),
+        *sorted(Path("/usr/bin").glob("python3.*")),
+    ]
     for file in files:
         if (version := re.fullmatch(r"python3\.(\d+)", file.name)) and is_wanted((3, int(version[1]))):
             return str(file)

@@ -11,16 +11,7 @@ from pathlib import Path
 from homelab.lab.cgroup import Hierarchy
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
-from homelab.lab.misconfigurations.node_changes import (
-    covered,
-    inside,
-    mounted,
-    needs,
-    own_folder,
-    sessions_have,
-    sshd_process,
-    view,
-)
+from homelab.lab.misconfigurations.node_changes import covered, inside, mounted, needs, own_folder, sessions_have, sshd_process, view
 
 MIB = 2**20
 
@@ -123,13 +114,9 @@ def _memory_tree() -> Hierarchy:
     for path in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         if (path / "memory.limit_in_bytes").exists():
             return Hierarchy(path, 1)
-        if (path / "cgroup.subtree_control").exists() and "memory" in (
-            path / "cgroup.subtree_control"
-        ).read_text().split():
+        if (path / "cgroup.subtree_control").exists() and "memory" in (path / "cgroup.subtree_control").read_text().split():
             return Hierarchy(path, 2)
-    raise NotInjectable(
-        "there is no control group for memory that we may write", where="/sys/fs/cgroup", hint="start as root"
-    )
+    raise NotInjectable("there is no control group for memory that we may write", where="/sys/fs/cgroup", hint="start as root")
 
 
 def _group_of(pid: int, tree: Hierarchy) -> Path:

@@ -52,14 +52,7 @@ def place(lab: Lab) -> Path:
     """Give every node of the lab its copy of the model (a hard link where that can be) and of the data; return the recipe's file."""
     source = model_folder()
     rows = "".join(
-        json.dumps(
-            {
-                "messages": [
-                    {"role": "user", "content": f"What is {n} plus one?"},
-                    {"role": "assistant", "content": f"{n + 1}."},
-                ]
-            }
-        )
+        json.dumps({"messages": [{"role": "user", "content": f"What is {n} plus one?"}, {"role": "assistant", "content": f"{n + 1}."}]})
         + "\n"
         for n in range(ROWS)
     )

@@ -66,7 +66,9 @@ def pytorchjob(job: Job) -> LaunchDocument:
             "pytorchReplicaSpecs": {"Master": {"replicas": 1, **replica}, **workers},
         },
     }
-    return LaunchDocument(file_name=PYTORCHJOB, text=yaml_text.text(_without_aliases(content), job.comments(f"kubectl apply -f {PYTORCHJOB}")))
+    return LaunchDocument(
+        file_name=PYTORCHJOB, text=yaml_text.text(_without_aliases(content), job.comments(f"kubectl apply -f {PYTORCHJOB}"))
+    )
 
 
 def _without_aliases(content: object) -> object:

@@ -39,6 +39,8 @@ def scheduler_named(name: str) -> Scheduler:
     """The scheduler of this name. Raises InputError for one that is not known."""
     if name not in SCHEDULERS:
         raise InputError(
-            f'no scheduler is named "{name}".{did_you_mean(name, list(SCHEDULERS))}', where="--to", hint=f"the schedulers are: {', '.join(SCHEDULERS)}"
+            f'no scheduler is named "{name}".{did_you_mean(name, list(SCHEDULERS))}',
+            where="--to",
+            hint=f"the schedulers are: {', '.join(SCHEDULERS)}",
         )
     return SCHEDULERS[name]

@@ -39,7 +39,9 @@ def meet(request: JsonObject) -> None:
     {"send": [target, ...], "bytes", "seconds"} (see `homelab.node.network.throughput.send_all`). Ends with stdin.
     """
     listener = Listener(request["address"], request.get("port") and int(request["port"]))
-    _say({"ports": listener.ports, "rendezvous": listener.rendezvous, "udp": listener.udp, "burst": listener.burst, "error": listener.error})
+    _say(
+        {"ports": listener.ports, "rendezvous": listener.rendezvous, "udp": listener.udp, "burst": listener.burst, "error": listener.error}
+    )
     limit = threading.Timer(float(request.get("seconds", 60)), os._exit, (0,))
     limit.daemon = True
     limit.start()
@@ -81,9 +83,7 @@ def dial(targets: list[JsonObject], timeout_s: float) -> list[Dial]:
     Answers {"node", "address", "port", "error"} for each port, with latency_ms (the best), median_ms and worst_ms, and "repeats":
     how many packets of these handshakes had to be sent again.
     """
-    attempts = [
-        _Attempts(target, int(port), int(count)) for target in targets for port, count in target["ports"].items()
-    ]
+    attempts = [_Attempts(target, int(port), int(count)) for target in targets for port, count in target["ports"].items()]
     with selectors.DefaultSelector() as selector:
         waiting = set()
         for attempt in attempts:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _LAYERS = {quantisation.NF4: "four_bit", quantisation.INT8: "eight_bit", None: None}
 _HIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-_IN_USE_BYTES = 256 << 20  # of a card where nvidia-smi names no process (containers, WSL2): more memory in use means that a program computes there
+# of a card where nvidia-smi names no process (containers, WSL2): more memory in use means that a program computes there
+_IN_USE_BYTES = 256 << 20
 
 
 def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Callable[[str | None], Any]) -> Any:
@@ -82,9 +83,7 @@ def _is_well(answer: Any, layer: str | None) -> bool:
     devices = answer.get("devices") if isinstance(answer, dict) else None
     if not devices or not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
         return False
-    return all(
-        device.get("matmul_ok") is True and (layer is None or device.get(f"{layer}_ok") is True) for device in devices
-    )
+    return all(device.get("matmul_ok") is True and (layer is None or device.get(f"{layer}_ok") is True) for device in devices)
 
 
 def _computing(request: JsonObject, cards: list[JsonObject]) -> list[str]:

@@ -102,7 +102,11 @@ def _inside(folder: str, names: list[str], weights: list[str], request: JsonObje
         if os.path.isfile(os.path.join(folder, name))
     }
     kept.save()
-    return {"files": file_digests, "has_chat_template": has_chat_template(folder, names), "template_writes_date": template_writes_date(folder, names)}
+    return {
+        "files": file_digests,
+        "has_chat_template": has_chat_template(folder, names),
+        "template_writes_date": template_writes_date(folder, names),
+    }
 
 
 def weights_fault(path: str) -> str | None:

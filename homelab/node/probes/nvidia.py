@@ -51,7 +51,11 @@ def ask(timeout_s: float = TIMEOUT_S) -> JsonObject:
     if answer is not None:
         return dict(answer, said=said[:_MOST_LINES])
     state, cards = utilisation.gpus(timeout_s)
-    versions = {key: _version(match[1]) for key, match in (("driver_version", _DRIVER.search(output)), ("driver_cuda", _CUDA.search(output))) if match}
+    versions = {
+        key: _version(match[1])
+        for key, match in (("driver_version", _DRIVER.search(output)), ("driver_cuda", _CUDA.search(output)))
+        if match
+    }
     return dict(silent(state), cards=cards, said=[*said, _CUT_OFF][:_MOST_LINES], **versions)
 
 
@@ -192,10 +196,7 @@ def _uncorrected(counts: Element | None) -> int | None:
 
 def _repaired(entry: Element) -> int:
     """How many places of the memory were taken out of use because of uncorrected errors."""
-    return sum(
-        _whole(entry, path) or 0
-        for path in ("retired_pages/double_bit_retirement/retired_count", "remapped_rows/remapped_row_unc")
-    )
+    return sum(_whole(entry, path) or 0 for path in ("retired_pages/double_bit_retirement/retired_count", "remapped_rows/remapped_row_unc"))
 
 
 def _holder(process: Element) -> JsonObject:

@@ -19,7 +19,7 @@ _WORKS = re.compile(r"\s+Link \d+: [\d.]+ GB/s")  # "<inactive>" where there is 
 
 
 def add(cards: list[JsonObject]) -> None:
-    """"nvlink" of each of several cards: True where a link of it works; None where nvidia-smi does not say."""
+    """ "nvlink" of each of several cards: True where a link of it works; None where nvidia-smi does not say."""
     if len(cards) < 2:
         return
     joined = ask()

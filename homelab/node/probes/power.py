@@ -124,9 +124,7 @@ def _is_masked(root: str, unit: str) -> bool:
     for folder in _UNITS:
         path = f"{root}{folder}/{unit}"
         if os.path.lexists(path):  # the first folder that has it decides; a link to /dev/null or an empty file masks
-            return (os.path.islink(path) and os.readlink(path) == "/dev/null") or (
-                os.path.isfile(path) and os.path.getsize(path) == 0
-            )
+            return (os.path.islink(path) and os.readlink(path) == "/dev/null") or (os.path.isfile(path) and os.path.getsize(path) == 0)
     return False
 
 

@@ -151,9 +151,7 @@ def _nccl() -> str | None:
 def nccl_version(names: Iterable[str], torch_cuda: str | None) -> str | None:
     """From the names of a site-packages folder; of several the one for torch's CUDA, None where that does not decide."""
     version_of: dict[str, str] = dict(
-        (match[1], match[2])
-        for match in (re.match(r"nvidia_nccl_cu(\d+)-([\d.]+)\.dist-info$", name) for name in names)
-        if match
+        (match[1], match[2]) for match in (re.match(r"nvidia_nccl_cu(\d+)-([\d.]+)\.dist-info$", name) for name in names) if match
     )
     if torch_cuda and torch_cuda.split(".")[0] in version_of:
         return version_of[torch_cuda.split(".")[0]]

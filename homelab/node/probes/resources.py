@@ -21,9 +21,7 @@ def read(request: JsonObject) -> JsonObject:
     problem = _write_problem(workdir)
     state = _statvfs(workdir)
     temporary = _temporary_folder()
-    soft, hard = (
-        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
     return {
         "workdir": workdir,
         "workdir_writable": problem is None,

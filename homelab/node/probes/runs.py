@@ -26,7 +26,12 @@ def read(request: JsonObject) -> JsonObject:
     pids_of = processes.of_runs(request["workdir"], request["node"])
     at_work = {run: _at_work(request["workdir"], run, request["node"], pids) for run, pids in pids_of.items()}
     recovered = _recovered(request["workdir"], request["node"], set(pids_of))
-    return {"alive": sorted(pids_of), "at_work": at_work, "recovered": recovered, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+    return {
+        "alive": sorted(pids_of),
+        "at_work": at_work,
+        "recovered": recovered,
+        "secrets_removed": leftovers.remove_secrets(request["workdir"]),
+    }
 
 
 def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecovered]:
@@ -54,7 +59,8 @@ def _at_work(workdir: str, run: str, node: str, pids: list[int]) -> RunAtWork:
     agent = attempt_records.agent(node_dir) or {}
     beat, home = _newest_beat(os.path.join(paths.attempt_dir(folder, attempt), "ranks"), set(pids))
     return {
-        "has_ended": os.path.exists(os.path.join(node_dir, layout.EXIT_JSON)) or not {agent.get("pid"), agent.get("torchrun_pid")} & set(pids),
+        "has_ended": os.path.exists(os.path.join(node_dir, layout.EXIT_JSON))
+        or not {agent.get("pid"), agent.get("torchrun_pid")} & set(pids),
         "phase": beat["phase"] if isinstance(beat.get("phase"), str) else "",
         "step": _count(beat.get("step")),
         "total_steps": _count(beat.get("total_steps")),
@@ -77,7 +83,11 @@ def _newest_beat(ranks: str, pids: set[int]) -> tuple[JsonObject, str]:
 def _step_s(metrics: str) -> float | None:
     """The usual time of the last steps; None before the second one."""
     lines = files.json_objects(files.tail(metrics, _LAST_LINES))
-    seconds = [line["step_s"] for line in lines if line.get("kind") == "train" and isinstance(line.get("step_s"), (int, float)) and line["step_s"] > 0]
+    seconds = [
+        line["step_s"]
+        for line in lines
+        if line.get("kind") == "train" and isinstance(line.get("step_s"), (int, float)) and line["step_s"] > 0
+    ]
     return statistics.median(seconds) if seconds else None
 
 

@@ -48,12 +48,9 @@ def unattended(root: str = "") -> JsonObject | None:
         return None
     blacklist = options.get("unattended-upgrade::package-blacklist", [])
     return {
-        "reboots": last(options, "unattended-upgrade::automatic-reboot", "false").lower()
-        in ("true", "yes", "on", "1", "enable", "with"),
+        "reboots": last(options, "unattended-upgrade::automatic-reboot", "false").lower() in ("true", "yes", "on", "1", "enable", "with"),
         "reboot_time": last(options, "unattended-upgrade::automatic-reboot-time", "now"),
-        "driver_packages": [
-            name for name in _driver_packages(root) if not any(_matches(entry, name) for entry in blacklist)
-        ],
+        "driver_packages": [name for name in _driver_packages(root) if not any(_matches(entry, name) for entry in blacklist)],
     }
 
 

@@ -48,9 +48,7 @@ def parse(text: str, uptime_s: float | None = None) -> list[JsonObject]:
         if match is None:
             continue
         bus, code, rest = match.groups()
-        entry = entries.setdefault(
-            (bus, code), {"code": int(code), "bus_id": bus, "count": 0, "last_s_ago": None, "program": None}
-        )
+        entry = entries.setdefault((bus, code), {"code": int(code), "bus_id": bus, "count": 0, "last_s_ago": None, "program": None})
         entry["count"] += 1
         at = re.match(r"(?:<\d+>)?\[\s*(\d+\.\d+)\]", line)
         if at and uptime_s is not None:

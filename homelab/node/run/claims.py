@@ -200,7 +200,8 @@ def _wait(descriptor: int, place: str) -> None:
 def _frozen(descriptor: int, place: str) -> RefusedError:
     content = os.pread(descriptor, 32, 0).strip()
     if not content.isdigit():
-        return RefusedError("frozen", f"a process has kept the lock of the claims for {LOCK_S:.0f} s", f"on the node, who it is: fuser -v {place}; then end it", place)
+        message = f"a process has kept the lock of the claims for {LOCK_S:.0f} s"
+        return RefusedError("frozen", message, f"on the node, who it is: fuser -v {place}; then end it", place)
     pid = int(content)
     manner = "is frozen (stopped by a signal or a debugger) and keeps" if processes.state(pid) in ("T", "t") else "has kept"
     message = f"process {pid} {manner} the lock of the claims for more than {LOCK_S:.0f} s: {processes.command_line(pid)[:200] or '?'}"
@@ -217,7 +218,8 @@ def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
 def _refuse_superseded(request: JsonObject) -> None:
     after, newest = request.get("after"), _newest(request)
     if after is not None and newest > int(after):
-        raise RefusedError("superseded", f"{request['run']} has gone on elsewhere: this node knows attempt {newest} of it", see(request["run"]))
+        message = f"{request['run']} has gone on elsewhere: this node knows attempt {newest} of it"
+        raise RefusedError("superseded", message, see(request["run"]))
 
 
 def _newest(request: JsonObject) -> int:
@@ -252,7 +254,15 @@ def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:
     token, by, doing = (current[key] if isinstance(current.get(key), str) else "" for key in ("token", "by", "doing"))
     process = current.get("process")
     process = process if isinstance(process, dict) else {}
-    return {"run": str(run), "token": token, "by": by, "doing": doing, "age_s": min(age_s, LIFE_S), "process": process, "is_started": is_started}
+    return {
+        "run": str(run),
+        "token": token,
+        "by": by,
+        "doing": doing,
+        "age_s": min(age_s, LIFE_S),
+        "process": process,
+        "is_started": is_started,
+    }
 
 
 def _claims(folder: str) -> dict[str, JsonObject]:

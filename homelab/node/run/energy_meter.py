@@ -39,7 +39,9 @@ class Totals:
         """`sample`: index, uuid, name and watts (None: not told) of each card."""
         passed_s = at_s - self._at_s if self._at_s is not None else 0.0
         for index, uuid, name, watts in sample:
-            card = self.cards.setdefault(uuid, {"index": index, "uuid": uuid, "name": name, "joules": None, "measured_s": 0.0, "unmeasured_s": 0.0})
+            card = self.cards.setdefault(
+                uuid, {"index": index, "uuid": uuid, "name": name, "joules": None, "measured_s": 0.0, "unmeasured_s": 0.0}
+            )
             last = self._last.pop(uuid, None)
             if watts is None or last is None or not 0 <= at_s - last[0] <= _GAP_S:
                 card["unmeasured_s"] += max(0.0, passed_s)

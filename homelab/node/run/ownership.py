@@ -63,7 +63,12 @@ def follower(workdir: str, run: str) -> Follower | None:
     if age_s > (LEFT_S if has_left else SILENT_S):
         return None
     by, process = entry.get("by"), entry.get("process")
-    return {"by": by if isinstance(by, str) else "", "process": process if isinstance(process, dict) else {}, "silent_s": age_s, "has_left": has_left}
+    return {
+        "by": by if isinstance(by, str) else "",
+        "process": process if isinstance(process, dict) else {},
+        "silent_s": age_s,
+        "has_left": has_left,
+    }
 
 
 def claimant(workdir: str, run: str) -> Claimant | None:

@@ -131,7 +131,8 @@ def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: J
         "before": _metrics(os.path.join(home, "curves.jsonl"), 0, request["most"]) if request.get("before") else [],
         "log_tail": {
             "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
-            "stderr": _warnings_of_nccl(node_dir, beat, tail_lines) + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
+            "stderr": _warnings_of_nccl(node_dir, beat, tail_lines)
+            + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
         },
         "error": files.read_object(os.path.join(home, "error.json")),
     }

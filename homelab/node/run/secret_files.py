@@ -135,7 +135,11 @@ def _pointed(environment: Mapping[str, str], folder: str) -> dict[str, str]:
 
 def words(run_folder: str | None = None) -> list[str]:
     """What is searched for in words that leave this node: the secrets of one run, or of all runs of this user."""
-    folders = _folders(run_folder) if run_folder else [os.path.join(place, name) for place in _places() if _is_ours(place) for name in os.listdir(place)]
+    folders = (
+        _folders(run_folder)
+        if run_folder
+        else [os.path.join(place, name) for place in _places() if _is_ours(place) for name in os.listdir(place)]
+    )
     return secrecy.searched(files.text(os.path.join(folder, name)) for folder in folders for name in _listed(folder) if name != _OWNER)
 
 

@@ -58,7 +58,9 @@ def stacks(request: JsonObject) -> Stacks:
     while time.monotonic() < deadline and len(_dumps(node_dir)) < pipes:
         time.sleep(0.05)
     return {
-        "ranks": {rank: files.tail(file, _LINES) if os.path.getsize(file) > before else [] for rank, (file, before) in sizes_before.items()},
+        "ranks": {
+            rank: files.tail(file, _LINES) if os.path.getsize(file) > before else [] for rank, (file, before) in sizes_before.items()
+        },
         "cards": cards,
         "dumps": _dumps(node_dir),
     }

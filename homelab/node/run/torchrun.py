@@ -204,7 +204,8 @@ def _stop_everywhere(request: JsonObject) -> Stopped:
             "asked": outcome["asked"] + moved_outcome["asked"],
             "killed": outcome["killed"] + moved_outcome["killed"],
             "left": outcome["left"] + moved_outcome["left"],
-            "as_nodes": outcome["as_nodes"] or moved_outcome["as_nodes"],  # the names in this workdir count; those in the other one only where it has none
+            # the names in this workdir count; those in the other one only where it has none
+            "as_nodes": outcome["as_nodes"] or moved_outcome["as_nodes"],
         }
     return outcome
 

@@ -38,7 +38,9 @@ def download(request: JsonObject) -> SetupReceived:
             into = model_folder.receive if "model" in request else pieces.receive
             return into(request, _Body(response, url))  # type: ignore[arg-type]
     except urllib.error.URLError as error:
-        raise Refusal(f"it cannot be fetched: {getattr(error.reason, 'strerror', None) or error.reason}", where=url, hint=_HINT, kind="silent") from None
+        raise Refusal(
+            f"it cannot be fetched: {getattr(error.reason, 'strerror', None) or error.reason}", where=url, hint=_HINT, kind="silent"
+        ) from None
     except TimeoutError:
         raise Refusal(f"no answer within {_SILENT_S:.0f} s", where=url, hint=_HINT, kind="silent") from None
 

@@ -39,7 +39,9 @@ def folder() -> str:
 def read() -> JsonObject:
     """{"folders": [paths], "parents": [paths], "locks": {path: text}}; empty ones where nothing was made."""
     value = files.read_object(record_path()) or {}
-    paths = {key: [path for path in value.get(key) or [] if isinstance(path, str) and os.path.isabs(path)] for key in ("folders", "parents")}
+    paths = {
+        key: [path for path in value.get(key) or [] if isinstance(path, str) and os.path.isabs(path)] for key in ("folders", "parents")
+    }
     locks = value.get("locks")
     return {**paths, "locks": {str(path): str(lock) for path, lock in locks.items()} if isinstance(locks, dict) else {}}
 
@@ -75,6 +77,8 @@ def held() -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
     except BlockingIOError:
-        raise Refusal("another setup works on this node", where=folder(), hint="wait until it has ended, then: homelab setup", kind="busy") from None
+        raise Refusal(
+            "another setup works on this node", where=folder(), hint="wait until it has ended, then: homelab setup", kind="busy"
+        ) from None
     finally:
         os.close(descriptor)

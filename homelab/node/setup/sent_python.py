@@ -41,5 +41,7 @@ def unpack(version: str) -> str:
 def _check(entry: tarfile.TarInfo) -> None:
     """Raises ValueError. Not tarfile's own filter, which Python 3.9 may be without."""
     paths = [entry.name] + ([os.path.join(os.path.dirname(entry.name), entry.linkname)] if entry.issym() else [])
-    if not (entry.isfile() or entry.isdir() or entry.issym()) or any(os.path.isabs(path) or os.path.normpath(path).startswith("..") for path in paths):
+    if not (entry.isfile() or entry.isdir() or entry.issym()) or any(
+        os.path.isabs(path) or os.path.normpath(path).startswith("..") for path in paths
+    ):
         raise ValueError(f"unexpected entry in the archive: {entry.name!r}")

@@ -31,13 +31,17 @@ def share(request: JsonObject) -> None:
     """
     address = request["address"] or (os.environ.get("SSH_CONNECTION", "").split() + ["", "", ""])[2]
     if not address:  # an empty one would mean all of them
-        raise Refusal("this node does not know its address on the LAN", where="lan_address in cluster.toml", hint="homelab setup", kind="silent")
+        raise Refusal(
+            "this node does not know its address on the LAN", where="lan_address in cluster.toml", hint="homelab setup", kind="silent"
+        )
     token = secrets.token_hex(16)
     places = {f"/{token}/{sha256}": _place(entry) for sha256, entry in request["files"].items()}
     try:
         server = _Server((address, 0), places)
     except OSError as error:
-        raise Refusal(f"no other node can copy from here: {error.strerror or error}", where=address, hint="homelab setup", kind="silent") from None
+        raise Refusal(
+            f"no other node can copy from here: {error.strerror or error}", where=address, hint="homelab setup", kind="silent"
+        ) from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     end = threading.Timer(_LIMIT_S, os._exit, (0,))  # the controller lost its power
     end.daemon = True

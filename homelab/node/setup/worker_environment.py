@@ -115,14 +115,18 @@ def _unpack_uv() -> None:
 def _uv(lock: int, *arguments: str) -> list[str]:
     """The lines that uv printed. The lock stays held as long as uv runs, even without this process. Raises Refusal."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PYTHON", "VIRTUAL_ENV"))}
-    environment.update(UV_CACHE_DIR=os.path.join(record.folder(), "cache"), UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", NO_COLOR="1")
+    environment.update(
+        UV_CACHE_DIR=os.path.join(record.folder(), "cache"), UV_OFFLINE="1", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", NO_COLOR="1"
+    )
     try:
         done = subprocess.run(
             [_program(), *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", check=False, pass_fds=[lock], timeout=_UV_LIMIT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Refusal(f"uv {' '.join(arguments[:2])} has not ended within {_UV_LIMIT_S / 60:.0f} minutes", where=record.folder(), hint="homelab setup") from None
+        raise Refusal(
+            f"uv {' '.join(arguments[:2])} has not ended within {_UV_LIMIT_S / 60:.0f} minutes", where=record.folder(), hint="homelab setup"
+        ) from None
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0:
         text = "; ".join(line.strip() for line in lines[-6:]) or f"exit code {done.returncode}"

@@ -1,8 +1,8 @@
 """Checkpoints of a program of one's own ([script], `homelab run`), in whatever format it writes them.
 
-    saved/checkpoint-120/, saved/step_40.pt    written by the program into HOMELAB_CHECKPOINT_DIR; HOMELAB_LAST_CHECKPOINT is the newest at its start
-    checkpoints/step-00000120/saved.tar        the newest of them in one file with a manifest, made once nothing of the run is left:
-                                               it is verified, chosen and sent to other nodes as every checkpoint
+saved/checkpoint-120/, saved/step_40.pt    written by the program into HOMELAB_CHECKPOINT_DIR; HOMELAB_LAST_CHECKPOINT is the newest at its start
+checkpoints/step-00000120/saved.tar        the newest of them in one file with a manifest, made once nothing of the run is left:
+                                           it is verified, chosen and sent to other nodes as every checkpoint
 """
 
 from __future__ import annotations

@@ -32,7 +32,11 @@ def look(request: JsonObject) -> Results:
         "final": _is_whole(os.path.join(folder, layout.FINAL)),
         "merged": _merged_from(os.path.join(folder, result_files.MERGED)),
         "machine": platform.machine(),
-        "gguf": [name[len(result_files.GGUF) + 1 :] for name in names if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))],
+        "gguf": [
+            name[len(result_files.GGUF) + 1 :]
+            for name in names
+            if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))
+        ],
         "steps": manifest.steps(folder),
         "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
         "profiles": _profiled(folder),

@@ -108,7 +108,12 @@ def checkpoints(request: JsonObject) -> Checkpoints:
 def checkpoint_manifest(request: JsonObject) -> Manifest:
     """{"recipe_hash": the fingerprint it was saved with, None without a manifest; "files": {name: sha256}, "sizes"}. `request`: workdir, run, step."""
     folder = manifest.folder_of(paths.run_dir(request["workdir"], request["run"]), request["step"])
-    return {"recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"), "path": folder, "files": manifest.digests(folder), "sizes": manifest.sizes(folder)}
+    return {
+        "recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"),
+        "path": folder,
+        "files": manifest.digests(folder),
+        "sizes": manifest.sizes(folder),
+    }
 
 
 def send_checkpoint(request: JsonObject, stream: BinaryIO) -> None:

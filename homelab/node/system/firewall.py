@@ -32,7 +32,9 @@ def look() -> JsonObject:
     out = parse_nft(rules, "output")
     facts = {"firewall_seen": ruleset is not None, "firewall_out": "nftables" if out else None, "firewall_out_chains": out}
     if _ufw_is_enabled():
-        return dict(facts, firewall="ufw", firewall_chains=[], firewall_out="ufw" if out or _ufw_stops_out() else None, firewall_out_chains=[])
+        return dict(
+            facts, firewall="ufw", firewall_chains=[], firewall_out="ufw" if out or _ufw_stops_out() else None, firewall_out_chains=[]
+        )
     if _is_alive("/run/firewalld.pid"):
         return dict(facts, firewall="firewalld", firewall_chains=[])
     chains = parse_nft(rules)
@@ -101,7 +103,6 @@ def _can_drop(chain: Any, rules: Any, visited: Any) -> bool:
         return False
     visited.add(chain)
     return any(
-        _DROPS.search(line)
-        or any(_can_drop(chain[:2] + (target.rstrip(";"),), rules, visited) for target in _JUMP.findall(line))
+        _DROPS.search(line) or any(_can_drop(chain[:2] + (target.rstrip(";"),), rules, visited) for target in _JUMP.findall(line))
         for line in rules[chain]
     )

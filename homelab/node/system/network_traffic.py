@@ -24,7 +24,11 @@ def read() -> Traffic:
     # What a bridge, a container or a tunnel carries passes a real card once more. Where there is no real card (a container) all count.
     real = [name for name in names if os.path.exists(os.path.join(_INTERFACES, name, "device"))]
     pairs = [counted[name] for name in real or names]
-    return {"received_bytes": sum(pair[0] for pair in pairs), "sent_bytes": sum(pair[1] for pair in pairs), "counted_at_s": time.monotonic()}
+    return {
+        "received_bytes": sum(pair[0] for pair in pairs),
+        "sent_bytes": sum(pair[1] for pair in pairs),
+        "counted_at_s": time.monotonic(),
+    }
 
 
 def parse(text: str) -> dict[str, tuple[int, int]]:

@@ -84,7 +84,9 @@ class ChosenProfile:
     choices: tuple[Choice, ...] = ()
 
 
-def choose(cluster: Cluster, recipe: Recipe, machines: Machines, addresses: Mapping[str, LanAddress], throughputs: Throughputs) -> ChosenProfile:
+def choose(
+    cluster: Cluster, recipe: Recipe, machines: Machines, addresses: Mapping[str, LanAddress], throughputs: Throughputs
+) -> ChosenProfile:
     """The profile that cluster.toml names, or the one that fits to what was measured."""
     asked = cluster.wire.profile
     if len(machines.nodes) < 2 or (machines.device != "cuda" and asked == "auto"):
@@ -118,7 +120,9 @@ def _found(machines: Machines, addresses: Mapping[str, LanAddress], throughputs:
     if len(speeds) < len(links):
         return None
     slowest = min(speeds, key=lambda name: speeds[name])
-    return _kind_of(speeds[slowest] / 1000 * network_cost.GIGABIT_BYTES_PER_S), f"not measured; {slowest}'s cable runs at {speeds[slowest]} Mbit/s"
+    return _kind_of(
+        speeds[slowest] / 1000 * network_cost.GIGABIT_BYTES_PER_S
+    ), f"not measured; {slowest}'s cable runs at {speeds[slowest]} Mbit/s"
 
 
 def _link(facts: Facts | None, interface: str) -> Interface | None:
@@ -133,7 +137,9 @@ def _chosen(name: NetworkProfileName, because: str, machines: Machines) -> Chose
     profile, several = PROFILES[name], any(machines.ranks_on(node) > 1 for node in machines.nodes)
     variables = [variable for variable in profile.variables if not (variable.one_card_each and several)]
     choices = [Choice(subject="network profile", value=name, because=f"{because}; {profile.because}")]
-    choices += [Choice(subject=variable.name, value=variable.value, because=f"{variable.because} ({variable.source})") for variable in variables]
+    choices += [
+        Choice(subject=variable.name, value=variable.value, because=f"{variable.because} ({variable.source})") for variable in variables
+    ]
     return ChosenProfile({variable.name: variable.value for variable in variables}, tuple(choices))
 
 

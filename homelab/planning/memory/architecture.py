@@ -198,9 +198,7 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0
 
 
-def adapted_linears(
-    architecture: Architecture, targets: Literal["all-linear"] | Sequence[str]
-) -> tuple[tuple[Linear, int], ...]:
+def adapted_linears(architecture: Architecture, targets: Literal["all-linear"] | Sequence[str]) -> tuple[tuple[Linear, int], ...]:
     """The layers that get an adapter, each with how often it occurs in the model.
 
     "all-linear" is every nn.Linear but the head (peft, `_maybe_include_all_linear_layers`). A target may be written with its
@@ -224,13 +222,9 @@ def adapted_linears(
     return tuple(layers[name] for name in names)
 
 
-def lora_parameters(
-    architecture: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str] = ALL_LINEAR
-) -> int:
+def lora_parameters(architecture: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str] = ALL_LINEAR) -> int:
     """Trainable parameters of LoRA: the sum of rank x (inputs + outputs) over all adapted layers (Hu et al. 2021).
 
     Raises InputError for a target that the model lacks.
     """
-    return sum(
-        count * rank * (linear.inputs + linear.outputs) for linear, count in adapted_linears(architecture, targets)
-    )
+    return sum(count * rank * (linear.inputs + linear.outputs) for linear, count in adapted_linears(architecture, targets))

@@ -77,12 +77,7 @@ def _free(facts: Mapping[str, Facts], recipe: TrainRecipe, names: Sequence[str])
 
 
 def applied(
-    plan: Plan,
-    recipe: TrainRecipe,
-    shape: Architecture,
-    node: str,
-    cases: Sequence[DryRunCase],
-    results: Sequence[Mapping[str, Any]],
+    plan: Plan, recipe: TrainRecipe, shape: Architecture, node: str, cases: Sequence[DryRunCase], results: Sequence[Mapping[str, Any]]
 ) -> Plan:
     """The plan with what the dry runs on `node` have found in place of the formulas; a rank without one of its own gets the
     formulas times what the nearest dry run came to. Says so in a warning where a rank turns out not to fit."""
@@ -94,11 +89,7 @@ def applied(
         f"rank {after.rank} on {after.node} does not fit by the dry run: {(after.memory.total_bytes - after.memory.available_bytes) / _GB:.1f} GB "
         "too little, where the formulas found room: homelab plan RECIPE --fit"
         for before, after in zip(plan.ranks, ranks, strict=True)
-        if before.memory
-        and after.memory
-        and before.memory.fits
-        and after.memory.fits is False
-        and after.memory.available_bytes
+        if before.memory and after.memory and before.memory.fits and after.memory.fits is False and after.memory.available_bytes
     ]
     return plan.model_copy(update={"ranks": ranks, "warnings": (*plan.warnings, *warnings)})
 
@@ -116,9 +107,13 @@ def without_shape(
         result = results_of.get(wanted_of(plan, recipe, rank))
         if result is not None:
             available, held_bytes = free.get(rank.rank, (None, 0))
-            sizes = {name: int(size) for name, size in result["items"].items() if size} | rank_memory.beside(plan.device, plan.world_size, result["items"])
+            sizes = {name: int(size) for name, size in result["items"].items() if size} | rank_memory.beside(
+                plan.device, plan.world_size, result["items"]
+            )
             items = tuple(MemoryItem(name=name, size_bytes=size) for name, size in {**sizes, memory_items.HELD: held_bytes}.items() if size)
-            run = DryRun(node=node, peak_bytes=result["peak_bytes"], at=result["at"], seconds=result["seconds"], analytic_bytes=result["peak_bytes"])
+            run = DryRun(
+                node=node, peak_bytes=result["peak_bytes"], at=result["at"], seconds=result["seconds"], analytic_bytes=result["peak_bytes"]
+            )
             rank = rank.model_copy(update={"memory": MemoryEstimate(items=items, available_bytes=available, dry_run=run)})
         if rank.memory is not None and rank.memory.fits is False and rank.memory.available_bytes:
             lacking = (rank.memory.total_bytes - rank.memory.available_bytes) / _GB
@@ -131,12 +126,7 @@ def without_shape(
 
 
 def _rank(
-    plan: Plan,
-    recipe: TrainRecipe,
-    shape: Architecture,
-    node: str,
-    results_of: Mapping[DryRunCase, Mapping[str, Any]],
-    rank: RankPlan,
+    plan: Plan, recipe: TrainRecipe, shape: Architecture, node: str, results_of: Mapping[DryRunCase, Mapping[str, Any]], rank: RankPlan
 ) -> RankPlan:
     assert rank.memory is not None
     own = wanted_of(plan, recipe, rank)

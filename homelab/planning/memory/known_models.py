@@ -179,7 +179,12 @@ def _table() -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
     for kind, sizes, is_tied, positions in _DENSE:
         for most, written in positions.items():
-            config = {"model_type": kind, **dict(zip(_SIZES, sizes, strict=True)), "tie_word_embeddings": is_tied, "max_position_embeddings": most}
+            config = {
+                "model_type": kind,
+                **dict(zip(_SIZES, sizes, strict=True)),
+                "tie_word_embeddings": is_tied,
+                "max_position_embeddings": most,
+            }
             table |= {name.lower(): config | _MORE.get(kind, {}) for each in written for name in _spelt(each)}
     return table | {name.lower(): config for config, written in _OTHER for each in written for name in _spelt(each)}
 

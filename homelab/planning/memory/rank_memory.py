@@ -131,7 +131,8 @@ def estimate(architecture: Architecture, method: Method, train: Train, setup: Ra
     sizes.update((name, size) for name, size in setup.measured.items() if name in SEEN_BY_A_DRY_RUN)
     if setup.division.parts > 1:
         sizes = division.divided(sizes, architecture, method, setup.precision, trainable_parameters(architecture, method), setup.division)
-    elif setup.world_size > 1:  # DDP makes its buckets anew before the second step, in the order of the gradients, while it still has the old ones
+    elif setup.world_size > 1:
+        # DDP makes its buckets anew before the second step, in the order of the gradients, while it still has the old ones
         sizes[EXCHANGED] = max(0, sizes[GRADIENTS] - sum(sizes.get(name, 0) for name in MOVING))
     sizes |= beside(setup.device, setup.world_size, sizes)
     sizes[HELD] = setup.held_by_others_bytes
@@ -249,9 +250,7 @@ def _step_bytes(architecture: Architecture, method: Method, train: Train, device
     return max(embeddings, 2 * TRAINED_BYTES * max(elements for elements, _ in _trainable_tensors(architecture, method)))
 
 
-def _casted_bytes(
-    architecture: Architecture, method: Method, train: Train, trainable: int, head: int, working: int
-) -> int:
+def _casted_bytes(architecture: Architecture, method: Method, train: Train, trainable: int, head: int, working: int) -> int:
     """16-bit copies that autocast makes of fp32 weights: of adapters, or in full training of all matrices.
 
     Without checkpointing autograd keeps all of them. With it they are kept to the end of the forward pass (autocast's cache)

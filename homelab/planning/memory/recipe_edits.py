@@ -17,14 +17,7 @@ from pydantic import ValidationError
 
 from homelab.config.recipe import TrainRecipe
 from homelab.errors import InputError
-from homelab.planning.memory.scenario import (
-    SHORTEST_ROW,
-    DoesNotFit,
-    MemoryScenario,
-    RankMemory,
-    each_lacking,
-    lacking_bytes,
-)
+from homelab.planning.memory.scenario import SHORTEST_ROW, DoesNotFit, MemoryScenario, RankMemory, each_lacking, lacking_bytes
 from homelab.text.hint import Hint, homelab
 
 if TYPE_CHECKING:
@@ -127,11 +120,7 @@ def fixes(recipe: TrainRecipe, scenario: MemoryScenario) -> tuple[RecipeFix, ...
     for way in ways:
         if not any(_same_keys(smaller_way.edits, way.edits) for smaller_way in smaller):
             smaller.append(way)
-    return tuple(
-        sorted(
-            smaller, key=lambda way: (sum(edit.alters_training for edit in way.edits), len(way.edits), way.gain_bytes)
-        )
-    )
+    return tuple(sorted(smaller, key=lambda way: (sum(edit.alters_training for edit in way.edits), len(way.edits), way.gain_bytes)))
 
 
 def changed(recipe: TrainRecipe, edits: Iterable[Edit]) -> TrainRecipe:

@@ -98,8 +98,7 @@ def lacking_bytes(recipe: TrainRecipe, scenario: MemoryScenario) -> int:
 def each_lacking(recipe: TrainRecipe, scenario: MemoryScenario) -> list[tuple[int, RankMemory]]:
     """How many bytes every rank lacks for one row of seq_len tokens, the least first."""
     shortages = [
-        (needed_bytes(recipe, scenario, rank, tokens=recipe.train.seq_len) - rank.available_bytes, rank)
-        for rank in scenario.ranks
+        (needed_bytes(recipe, scenario, rank, tokens=recipe.train.seq_len) - rank.available_bytes, rank) for rank in scenario.ranks
     ]
     return sorted(shortages, key=lambda entry: (entry[0], entry[1].rank))
 

@@ -29,7 +29,8 @@ _CLASSES = (
     _Class(r"GTX .*|TITAN Xp?|P40?|P[2-6]\d00|M[46]0|K80|MX450|T\d{3,4}", 0.75),  # no tensor cores. 1080 Ti: .82 by Lambda
     _Class(r"T4G?|A2|L[24]", 0.165),  # 70 W. T4: .11 to .18 in eight rows; the others by analogy
     _Class(r"A100|A800|A30|G?V100S?|TITAN V|P100", 0.43),  # HBM. A100: .39 to .50 in 18 rows; V100: .34 by Lambda
-    _Class(r"G?[HB][1-9]00|GH200|H20|GB[23]00", 0.25),  # an H100 has three times the peak of an A100 at 1.7 times its power: .23 by Lambda
+    # an H100 has three times the peak of an A100 at 1.7 times its power: .23 by Lambda
+    _Class(r"G?[HB][1-9]00|GH200|H20|GB[23]00", 0.25),
     _Class(r"GB10|(AGX )?(Orin|Thor)", 0.30),  # GB10: .35 in one report; the others by analogy
     _Class(r"A10G", 0.45),  # half rate like a GeForce card, at 150 W
     _Class(r"A10|A16|A40", 0.28),  # A10: .28 by Lambda

@@ -83,7 +83,11 @@ def of_data(recipe: TrainRecipe, train: DataFile | None, files: Iterable[SpeedPr
     count = train.rows if train else None
     if count is None or not train or not train.size_bytes:
         return Rows(
-            None, float(seq_len), False, f"not known: rows of {seq_len} tokens are assumed, the most there can be", loss_part=_loss_part(recipe)
+            None,
+            float(seq_len),
+            False,
+            f"not known: rows of {seq_len} tokens are assumed, the most there can be",
+            loss_part=_loss_part(recipe),
         )
     mean = min(train.size_bytes / count / BYTES_PER_TOKEN, float(seq_len))
     mean = max(mean, 1.0)

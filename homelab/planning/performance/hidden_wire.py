@@ -100,7 +100,9 @@ def _gradients(architecture: Architecture, method: Method, train: Train) -> Iter
         own += [architecture.hidden] * architecture.norms_per_layer + [architecture.head_dim] * (2 if architecture.query_key_norm else 0)
     else:
         adapted = [linear for linear, _ in adapted_linears(architecture, method.targets)]
-        own = [method.rank * size for linear in reversed(adapted) if linear in architecture.block for size in (linear.outputs, linear.inputs)]
+        own = [
+            method.rank * size for linear in reversed(adapted) if linear in architecture.block for size in (linear.outputs, linear.inputs)
+        ]
         yield from ((method.rank * (linear.inputs + linear.outputs), begin) for linear in adapted if linear.name == "lm_head")
     for block in range(layers):
         for number, size in enumerate(own, 1):

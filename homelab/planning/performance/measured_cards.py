@@ -91,10 +91,27 @@ class MeasuredCard(ConfigModel):
 
     def recipe(self) -> TrainRecipe:
         """The recipe of this row, as far as its speed goes. Raises ValueError for settings that no recipe has."""
-        adapters = {} if self.method == "full" else {"rank": self.rank, "alpha": self.rank, "targets": self.targets if isinstance(self.targets, str) else list(self.targets)}
+        adapters = (
+            {}
+            if self.method == "full"
+            else {"rank": self.rank, "alpha": self.rank, "targets": self.targets if isinstance(self.targets, str) else list(self.targets)}
+        )
         base = {"base": self.base} if self.base != "auto" else {}
-        train = {"global_batch": self.micro_batch, "steps": 1, "learning_rate": 1e-4, "seq_len": self.seq_len, "gradient_checkpointing": self.gradient_checkpointing}
-        found = parse_recipe({"model": {"name": "/shape"}, "data": {"train": "/rows.jsonl"}, "method": {"kind": self.method, **adapters, **base}, "train": train})
+        train = {
+            "global_batch": self.micro_batch,
+            "steps": 1,
+            "learning_rate": 1e-4,
+            "seq_len": self.seq_len,
+            "gradient_checkpointing": self.gradient_checkpointing,
+        }
+        found = parse_recipe(
+            {
+                "model": {"name": "/shape"},
+                "data": {"train": "/rows.jsonl"},
+                "method": {"kind": self.method, **adapters, **base},
+                "train": train,
+            }
+        )
         assert isinstance(found, TrainRecipe)
         return found
 
@@ -147,13 +164,20 @@ def fault(row: MeasuredCard) -> tuple[str, str] | None:
         return "peak_bytes", f"{binary_size(row.peak_bytes)}, more than the card's memory of {binary_size(memory_bytes)}"
     if row.tokens_per_s * flops > card.peak_flops * ABOVE_PEAK:
         most = card.peak_flops * ABOVE_PEAK / flops
-        return "tokens_per_s", f"{row.tokens_per_s:.0f} tokens/s; at most {most:.0f} are possible with the {card.peak_flops / 1e12:.0f} TFLOPS of a {card.name}"
+        return (
+            "tokens_per_s",
+            f"{row.tokens_per_s:.0f} tokens/s; at most {most:.0f} are possible with the {card.peak_flops / 1e12:.0f} TFLOPS of a {card.name}",
+        )
     return None
 
 
 def moved(rows: Iterable[MeasuredCard], card: Card, method: Method, precision: str) -> Moved | None:
     """What these rows say of the card with this method; None where they say nothing."""
-    of_card = [row for row in rows if (sheet := hardware.lookup(row.card)) and sheet.name == card.name and (row.precision == "fp32") == (precision == "fp32")]
+    of_card = [
+        row
+        for row in rows
+        if (sheet := hardware.lookup(row.card)) and sheet.name == card.name and (row.precision == "fp32") == (precision == "fp32")
+    ]
     ratios = [(row, ratio) for row in of_card if (ratio := _ratio(row)) is not None]
     alike = [one for one in ratios if one[0].recipe().method.quantisation == method.quantisation] or ratios
     if not alike:

@@ -63,7 +63,8 @@ def roofline(card: Card, architecture: Architecture, method: Method, train: Trai
     return Speed(
         step_s=_OPTIMIZER_BYTES * trainable / card.bandwidth_bytes_per_s,
         micro_batch_s=rounds * linears * packed / card.bandwidth_bytes_per_s,
-        token_s=(flops_per_token(architecture, method, train) + attention_flops_per_token(architecture, train) / ATTENTION_OVER_LAYERS) / peak,
+        token_s=(flops_per_token(architecture, method, train) + attention_flops_per_token(architecture, train) / ATTENTION_OVER_LAYERS)
+        / peak,
         floor_s=max(rounds / 3 * LAUNCH_S_PER_LAYER[quantised] * architecture.layers, read_s),
     )
 

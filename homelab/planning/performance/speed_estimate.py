@@ -114,7 +114,9 @@ class _Basis:
         weights = {name: tuple(1 / speed.pass_s(self.row_tokens) for speed in per_rank) for name, per_rank in speeds.items()}
         together = sum(sum(rates) for rates in weights.values())
         portions = [(name, f"{sum(rates) / together:.0%}") for name, rates in weights.items()]
-        return SpeedEstimate(weights, speeds, sources, Choice(subject="speeds", value=_list(portions), because=because), self.files, self.row_tokens)
+        return SpeedEstimate(
+            weights, speeds, sources, Choice(subject="speeds", value=_list(portions), because=because), self.files, self.row_tokens
+        )
 
     def relative(self, weights: PerRank, source: str, value: str, because: str) -> SpeedEstimate:
         """The estimate where relative weights are all that is known."""
@@ -151,8 +153,9 @@ def _weights_alone(basis: _Basis, device: str, unused: str) -> SpeedEstimate:
     return basis.relative(equal, EQUAL, "equal", because)
 
 
-
-def _roofline(recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], guessing: Guessing, by_others: Mapping[str, Moved]) -> Speeds | None:
+def _roofline(
+    recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], guessing: Guessing, by_others: Mapping[str, Moved]
+) -> Speeds | None:
     """A guess for every rank; None on CPUs, and where the model's shape is not known."""
     shape = guessing.shape
     if shape is None:
@@ -181,12 +184,16 @@ def _by_others(recipe: TrainRecipe, cards: Mapping[str, Sequence[Card | None]], 
 def _sources(cards: Mapping[str, Sequence[Card | None]], by_others: Mapping[str, Moved]) -> dict[str, str]:
     """Node -> where the guess of its cards comes from: others' figures only where all of its cards have some."""
     found = {name: [by_others.get(card.name) if card else None for card in of_node] for name, of_node in cards.items()}
-    return {name: measured_cards.words([moved for moved in of_node if moved]) if all(of_node) else DATA_SHEET for name, of_node in found.items()}
+    return {
+        name: measured_cards.words([moved for moved in of_node if moved]) if all(of_node) else DATA_SHEET for name, of_node in found.items()
+    }
 
 
 def _told(by_others: Mapping[str, Moved]) -> str:
     """Which cards others have measured, and who they are."""
-    return "".join(f"; {name} {measured_cards.words([moved])} ({moved.ratio:.2f} of the data sheet's guess)" for name, moved in by_others.items())
+    return "".join(
+        f"; {name} {measured_cards.words([moved])} ({moved.ratio:.2f} of the data sheet's guess)" for name, moved in by_others.items()
+    )
 
 
 def _owned(node: Node, cards: Sequence[Card | None]) -> tuple[float, ...]:
@@ -211,9 +218,7 @@ def _in_proportion(basis: Speeds, owned: PerRank, row_tokens: float) -> Speeds:
     speeds_of = {}
     for name, speeds in basis.items():
         rates = [rate * weight / total for weight in owned[name]]
-        speeds_of[name] = tuple(
-            speed.slower(1 / (own * speed.pass_s(row_tokens))) for speed, own in zip(speeds, rates, strict=True)
-        )
+        speeds_of[name] = tuple(speed.slower(1 / (own * speed.pass_s(row_tokens))) for speed, own in zip(speeds, rates, strict=True))
     return speeds_of
 
 

@@ -120,7 +120,11 @@ class SpeedProfile(WireModel):
         """All that is known of the wire; files of earlier versions know that of one run."""
         if self.syncs or self.sync_s is None or self.world_size < 2:
             return self.syncs
-        return (MeasuredSync(strategy=self.strategy, compress=self.compress, bucket_mb=self.bucket_mb, world_size=self.world_size, sync_s=self.sync_s),)
+        return (
+            MeasuredSync(
+                strategy=self.strategy, compress=self.compress, bucket_mb=self.bucket_mb, world_size=self.world_size, sync_s=self.sync_s
+            ),
+        )
 
 
 def usable(
@@ -136,9 +140,7 @@ def usable(
         reason = file if isinstance(file, str) else _mismatch(file, recipe, node_facts, device, precision)
         if reason is None:
             assert isinstance(file, SpeedProfile)
-            profiles[node.name] = file.model_copy(
-                update={"ranks": tuple(sorted(file.ranks, key=lambda rank: rank.local_rank))}
-            )
+            profiles[node.name] = file.model_copy(update={"ranks": tuple(sorted(file.ranks, key=lambda rank: rank.local_rank))})
         else:
             warnings.append(
                 f"{node.name}: its measured speeds are not used: {reason}. They are measured again in the first steps ({node_facts.speed_profiles.path})"
@@ -173,11 +175,7 @@ def _mismatch(file: SpeedProfile, recipe: TrainRecipe, facts: Facts, device: str
         ("method", file.method.kind, method.kind),
         ("base", file.method.base, method.base),
         ("LoRA rank", file.method.rank if adapters else 0, method.rank if adapters else 0),
-        (
-            "LoRA targets",
-            _targets(file.method.targets) if adapters else "",
-            _targets(method.targets) if adapters else "",
-        ),
+        ("LoRA targets", _targets(file.method.targets) if adapters else "", _targets(method.targets) if adapters else ""),
         ("device", file.device, device),
         ("precision", file.precision, precision),
         ("gradient_checkpointing", file.gradient_checkpointing, train.gradient_checkpointing),

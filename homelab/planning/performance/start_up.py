@@ -50,7 +50,11 @@ def with_start(time: TimeEstimate, job: TrainingJob, inputs: PlanInputs, ranks: 
     low, usual, high = (sum(of) for of in zip(*((part.seconds_low, part.seconds, part.seconds_high) for part in parts), strict=True))
     hours = {
         name: (before * 3600 + seconds) / 3600
-        for name, before, seconds in (("hours", time.hours, usual), ("hours_low", time.hours_low, low), ("hours_high", time.hours_high, high))
+        for name, before, seconds in (
+            ("hours", time.hours, usual),
+            ("hours_low", time.hours_low, low),
+            ("hours_high", time.hours_high, high),
+        )
         if before is not None
     }
     return time.model_copy(update={"start": parts, "start_s": usual, "start_s_low": low, "start_s_high": high, **hours})
@@ -59,7 +63,14 @@ def with_start(time: TimeEstimate, job: TrainingJob, inputs: PlanInputs, ranks: 
 def choices(time: TimeEstimate | None) -> list[Choice]:
     """What every part of the start rests on."""
     parts = time.start if time is not None else ()
-    return [Choice(subject=f"start: {part.name}", value=f"{part.seconds:.2g} s ({part.seconds_low:.2g} to {part.seconds_high:.2g})", because=part.because) for part in parts]
+    return [
+        Choice(
+            subject=f"start: {part.name}",
+            value=f"{part.seconds:.2g} s ({part.seconds_low:.2g} to {part.seconds_high:.2g})",
+            because=part.because,
+        )
+        for part in parts
+    ]
 
 
 def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> Iterator[StartPart]:
@@ -72,7 +83,11 @@ def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> I
     shipped = _CODE_BYTES + sum(file.size_bytes or 0 for file in inputs.data.values() if file.hub is None)
     wire = network_cost.wire_between(machines.names, job.throughputs)
     speeds = Span(wire.bytes_per_s, wire.bytes_per_s, wire.bytes_per_s / _CONTROLLER_WORST)
-    ship = _part("ship", _at(shipped * len(machines.names), speeds), f"code and data, {bytes_text(shipped)}, to {len(machines.names)} nodes at {wire}")
+    ship = _part(
+        "ship",
+        _at(shipped * len(machines.names), speeds),
+        f"code and data, {bytes_text(shipped)}, to {len(machines.names)} nodes at {wire}",
+    )
     if ship.seconds > _HIDDEN_S:
         yield ship
     yield _part("imports", _IMPORTS_S, "Python, torch and transformers: 6 to 9 s measured on two cores, longer from a cold disk")
@@ -81,13 +96,23 @@ def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> I
         asked = "" if machines.facts else " (no node was asked whether it has them)"
         fewer = NF4_BYTES / 2 if job.recipe.method.quantisation == NF4 else 1.0  # what is kept of it is read at the next start
         best, usual, worst = _at(part * model_bytes, _DISK_BYTES_PER_S)
-        yield _part("read", Span(best * fewer, usual, worst), f"{bytes_text(part * model_bytes)} of weights from the disk{asked}: 1.2 GB/s assumed")
+        yield _part(
+            "read", Span(best * fewer, usual, worst), f"{bytes_text(part * model_bytes)} of weights from the disk{asked}: 1.2 GB/s assumed"
+        )
     if job.recipe.method.quantisation is not None and job.shape is not None:
         yield _quantise(job, machines, _largest_part(ranks, machines))
     if len(ranks) > 1:
-        because = "torchrun's meeting, then NCCL: assumed" if device == "cuda" else "torchrun's meeting, then gloo: 0.1 to 0.8 s measured for a group"
+        because = (
+            "torchrun's meeting, then NCCL: assumed"
+            if device == "cuda"
+            else "torchrun's meeting, then gloo: 0.1 to 0.8 s measured for a group"
+        )
         yield _part("connect", _CONNECT_S[device], because)
-    because = "kernels are loaded and memory is taken at their first use: assumed" if device == "cuda" else "the first step is slower than the others: assumed"
+    because = (
+        "kernels are loaded and memory is taken at their first use: assumed"
+        if device == "cuda"
+        else "the first step is slower than the others: assumed"
+    )
     yield _part("first steps", _FIRST_STEPS_S[device], because)
 
 
@@ -99,7 +124,11 @@ def _quantise(job: TrainingJob, machines: Machines, part: float) -> StartPart:
     if machines.device == "cuda":
         usual_s = weights / _QUANTISED_PER_S_ON_CARD
         best_s = kept_s if kind == NF4 else usual_s / 3
-        return _part("quantise", Span(best_s, usual_s, 4 * usual_s), "on the cards, as fast as PCIe brings the weights: 4 GB/s assumed; a 4-bit base is kept for the next start")
+        return _part(
+            "quantise",
+            Span(best_s, usual_s, 4 * usual_s),
+            "on the cards, as fast as PCIe brings the weights: 4 GB/s assumed; a 4-bit base is kept for the next start",
+        )
     cores = min((max(1, facts.system.cpu_count) for name, facts in machines.facts.items() if name in machines.names), default=4)
     one_s = weights / _QUANTISED_PER_S_AND_CORE[kind]
     best_s = kept_s if kind == NF4 else one_s / cores
@@ -109,7 +138,11 @@ def _quantise(job: TrainingJob, machines: Machines, part: float) -> StartPart:
 
 def _model_bytes(job: TrainingJob) -> float | None:
     """The files of the base: as a node has them, else 2 bytes a weight; None where neither is known."""
-    sizes = [facts.model.size_bytes for facts in job.machines.facts.values() if facts.model is not None and facts.model.found and facts.model.size_bytes]
+    sizes = [
+        facts.model.size_bytes
+        for facts in job.machines.facts.values()
+        if facts.model is not None and facts.model.found and facts.model.size_bytes
+    ]
     if sizes:
         return float(max(sizes))
     return None if job.shape is None else 2.0 * job.shape.total
@@ -120,7 +153,10 @@ def _largest_part(ranks: Sequence[RankPlan], machines: Machines) -> float:
     stages = [rank.stage for rank in ranks if rank.stage is not None]
     if not stages:
         return 1.0
-    held = {name: sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage is not None and rank.node == name) for name in machines.names}
+    held = {
+        name: sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage is not None and rank.node == name)
+        for name in machines.names
+    }
     return max(held.values()) / stages[0].layers
 
 

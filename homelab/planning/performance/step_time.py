@@ -144,12 +144,18 @@ def choices(job: Job, time: TimeEstimate | None) -> list[Choice]:
     ]
 
 
-def workers_of(recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, sources: Mapping[str, str], *, padded: bool, slowdown: float = 1.0) -> list[Worker]:
+def workers_of(
+    recipe: TrainRecipe, ranks: Sequence[RankPlan], speeds: Speeds, sources: Mapping[str, str], *, padded: bool, slowdown: float = 1.0
+) -> list[Worker]:
     """The ranks of a plan with the limits that the worker gives them; `slowdown`: what the strategy makes of their speeds."""
     workers = []
     for rank in ranks:
-        limits = Limits.planned(rank.micro_batch, rank.token_cap, seq_len=recipe.train.seq_len, asked=recipe.parallel.micro_batch, padded=padded)
-        workers.append(Worker(rank.rank, rank.node, sources[rank.node], speeds[rank.node][rank.local_rank].slower(slowdown), limits, rank.share))
+        limits = Limits.planned(
+            rank.micro_batch, rank.token_cap, seq_len=recipe.train.seq_len, asked=recipe.parallel.micro_batch, padded=padded
+        )
+        workers.append(
+            Worker(rank.rank, rank.node, sources[rank.node], speeds[rank.node][rank.local_rank].slower(slowdown), limits, rank.share)
+        )
     return workers
 
 
@@ -173,9 +179,13 @@ def passes_of(workers: Sequence[Worker], lengths: Sequence[int], rows_of: Sequen
 
 # All strategies of a plan ask for the same few, and a curve over numbers of machines asks for each node alone again and again.
 @functools.lru_cache(maxsize=256)
-def _passes(ranks: tuple[tuple[Speed, Limits], ...], lengths: tuple[int, ...], rows_of: tuple[int, ...] | None) -> tuple[tuple[int, ...], ...]:
+def _passes(
+    ranks: tuple[tuple[Speed, Limits], ...], lengths: tuple[int, ...], rows_of: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], ...]:
     tokens = []
-    for (speed, limits), positions in zip(ranks, assignment.assign(lengths, [one[0] for one in ranks], [one[1] for one in ranks], rows_of), strict=True):
+    for (speed, limits), positions in zip(
+        ranks, assignment.assign(lengths, [one[0] for one in ranks], [one[1] for one in ranks], rows_of), strict=True
+    ):
         own_lengths = [lengths[position] for position in positions]
         cuts = packing.micro_batches(range(len(own_lengths)), own_lengths, speed, limits)
         passes = ([own_lengths[row] for row in cut] for cut in cuts)

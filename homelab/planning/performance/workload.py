@@ -39,7 +39,9 @@ def estimate(inputs: PlanInputs, machines: Machines, precision: str, shape: Arch
         held_out_rows = (held_out.rows if held_out else None) or 0
     elif recipe.data.eval_fraction > 0:
         held_out_rows = round((rows.count or 0) * recipe.data.eval_fraction)
-    speeds = speed_estimate.estimate_speeds(recipe, machines, Guessing(precision, shape, inputs.measured_cards.rows), rows.tokens_mean, profiles)
+    speeds = speed_estimate.estimate_speeds(
+        recipe, machines, Guessing(precision, shape, inputs.measured_cards.rows), rows.tokens_mean, profiles
+    )
     return Workload(speeds, rows, held_out_rows, (*warnings, *inputs.measured_cards.refused))
 
 

@@ -77,7 +77,9 @@ class MicroBatching:
     def items(self, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
         """What the rank holds with so many layers, as this stage."""
         recipe, part = self.job.recipe, Part(layers, stage == 0, self._is_last(stage))
-        return stage_memory.estimate(self.shape, recipe.method, recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows), part, in_flight)
+        return stage_memory.estimate(
+            self.shape, recipe.method, recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows), part, in_flight
+        )
 
     def fits(self, rank: int, stage: int, layers: int, in_flight: int) -> bool:
         """Whether the rank has room for that; yes where its memory is not known."""

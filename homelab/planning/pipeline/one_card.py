@@ -44,7 +44,12 @@ def fastest(job: TrainingJob) -> OneCard | None:
     """The card that does it best alone; None on CPUs, without known speeds, and where all weights are trained: those cannot stay in the host's memory."""
     if job.machines.device != "cuda" or job.shape is None or job.workload.speeds.speeds is None or job.recipe.method.kind == "full":
         return None
-    cards = [card for slot in job.machines.slots for rows in _MICRO_BATCHES if rows <= job.recipe.train.global_batch and (card := _alone(job, slot, rows))]
+    cards = [
+        card
+        for slot in job.machines.slots
+        for rows in _MICRO_BATCHES
+        if rows <= job.recipe.train.global_batch and (card := _alone(job, slot, rows))
+    ]
     return max(cards, key=lambda card: card.tokens_per_s, default=None)
 
 
@@ -54,7 +59,9 @@ def _alone(job: TrainingJob, slot: RankSlot, rows: int) -> OneCard | None:
     if shape is None or available_bytes is None:
         return None
     without_one = dataclasses.replace(shape, layers=shape.layers - 1)
-    layer_bytes = rank_memory.base_weight_bytes(shape, method, job.precision) - rank_memory.base_weight_bytes(without_one, method, job.precision)
+    layer_bytes = rank_memory.base_weight_bytes(shape, method, job.precision) - rank_memory.base_weight_bytes(
+        without_one, method, job.precision
+    )
     layers_bytes = shape.layers * layer_bytes
     setup = dataclasses.replace(ranks.setup_of(job, slot, rows), world_size=1)
     needed_bytes = sum(item.size_bytes for item in rank_memory.estimate(shape, method, job.recipe.train, setup))

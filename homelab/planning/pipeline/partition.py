@@ -51,7 +51,9 @@ def _orders(ranks: int, room: dict[tuple[int, int], int]) -> Iterator[tuple[int,
             yield tuple(order[turn:] + order[:turn])
 
 
-def _best(order: Sequence[int], layers: int, room: dict[tuple[int, int], int], seconds: Callable[[int, int, int], float]) -> tuple[int, ...] | None:
+def _best(
+    order: Sequence[int], layers: int, room: dict[tuple[int, int], int], seconds: Callable[[int, int, int], float]
+) -> tuple[int, ...] | None:
     """The layers of each stage with the least time of the slowest one; None where they do not fit."""
     # best[l]: (slowest, layers of each) over the stages so far, which hold l layers together
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}

@@ -28,7 +28,9 @@ class NoLayerFits(DoesNotFit):
 
     def __init__(self, nodes: Sequence[str], others: Sequence[str], scenario: MemoryScenario) -> None:
         leave = f"leave it out: --nodes {','.join(others)}" if others else Hint("{}, or a shorter seq_len", homelab("plan RECIPE --fit"))
-        super().__init__(f"not even one layer fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario)
+        super().__init__(
+            f"not even one layer fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario
+        )
         self.nodes, self.others = tuple(nodes), tuple(others)
 
 
@@ -56,12 +58,18 @@ def fastest(job: TrainingJob) -> Stages:
 def _cuts(batching: MicroBatching) -> list[Stages]:
     """The best cuts for this size of micro-batches. Where memory is too short to keep all stages busy, the stages keep one micro-batch each."""
     for flights in (pipeline_schedule.least_in_flight, _one):
-        cuts = partition.cuts(batching.stages, batching.shape.layers, functools.partial(batching.most_layers, flights=flights), functools.cache(batching.seconds))
+        cuts = partition.cuts(
+            batching.stages,
+            batching.shape.layers,
+            functools.partial(batching.most_layers, flights=flights),
+            functools.cache(batching.seconds),
+        )
         if cuts:
             break
     flights_of = {cut: batching.in_flight(cut.order, cut.layers) for cut in cuts}
     return [
-        Stages(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight))) for cut, in_flight in flights_of.items()
+        Stages(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)))
+        for cut, in_flight in flights_of.items()
     ]
 
 

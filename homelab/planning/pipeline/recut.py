@@ -48,8 +48,16 @@ def faster(inputs: PlanInputs, running: Plan, restart_s: float) -> Recut | None:
     try:
         taking_part = dataclasses.replace(machines.choose(inputs), held_bytes=_held_bytes(running))
         work = job.of(inputs, taking_part, running.precision)
-        is_same = [(slot.node.name, slot.local_rank) for slot in taking_part.slots] == [(rank.node, rank.local_rank) for rank in running.ranks]
-        if not is_same or len(stages) < 2 or not isinstance(work, job.TrainingJob) or work.shape is None or set(work.workload.speeds.sources.values()) != {MEASURED}:
+        is_same = [(slot.node.name, slot.local_rank) for slot in taking_part.slots] == [
+            (rank.node, rank.local_rank) for rank in running.ranks
+        ]
+        if (
+            not is_same
+            or len(stages) < 2
+            or not isinstance(work, job.TrainingJob)
+            or work.shape is None
+            or set(work.workload.speeds.sources.values()) != {MEASURED}
+        ):
             return None
         best = pipeline_plan.fastest(work)
     except HomelabError:
@@ -69,11 +77,17 @@ def faster(inputs: PlanInputs, running: Plan, restart_s: float) -> Recut | None:
 def _step_s(work: job.TrainingJob, running: Plan, stages: Mapping[int, StagePlan]) -> float:
     order = _in_order(stages)
     batching = MicroBatching(work, running.ranks[0].micro_batch)
-    return stage_time.step_s(batching.times(order, [stages[rank].end - stages[rank].begin for rank in order], [stages[rank].in_flight for rank in order]))
+    return stage_time.step_s(
+        batching.times(order, [stages[rank].end - stages[rank].begin for rank in order], [stages[rank].in_flight for rank in order])
+    )
 
 
 def _held_bytes(running: Plan) -> dict[int, int]:
-    return {rank.rank: sum(item.size_bytes for item in rank.memory.items if item.name == HELD) for rank in running.ranks if rank.memory is not None}
+    return {
+        rank.rank: sum(item.size_bytes for item in rank.memory.items if item.name == HELD)
+        for rank in running.ranks
+        if rank.memory is not None
+    }
 
 
 def _layers(ranks: tuple[RankPlan, ...], stages: Mapping[int, StagePlan]) -> str:

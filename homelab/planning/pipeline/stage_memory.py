@@ -15,13 +15,7 @@ from homelab.planning.memory import rank_memory
 from homelab.planning.memory.activations import width
 from homelab.planning.memory.architecture import Architecture
 from homelab.planning.memory.memory_estimate import MemoryItem
-from homelab.planning.memory.rank_memory import (
-    ALLOCATOR,
-    ALLOCATOR_FRACTION,
-    COMMUNICATOR,
-    COMMUNICATOR_BYTES,
-    RankSetup,
-)
+from homelab.planning.memory.rank_memory import ALLOCATOR, ALLOCATOR_FRACTION, COMMUNICATOR, COMMUNICATOR_BYTES, RankSetup
 from homelab.protocol.memory_items import (
     ACTIVATIONS,
     BASE_WEIGHTS,
@@ -57,7 +51,10 @@ def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup
     stored = rank_memory.TRAINED_BYTES if method.kind == "full" else width(setup.precision)
     sizes[BASE_WEIGHTS] = max(0, sizes[BASE_WEIGHTS] - stored * elsewhere)
     if method.kind == "full":
-        for name, per_element in ((GRADIENTS, rank_memory.TRAINED_BYTES), (OPTIMIZER, sizes[OPTIMIZER] / rank_memory.trainable_parameters(own, method))):
+        for name, per_element in (
+            (GRADIENTS, rank_memory.TRAINED_BYTES),
+            (OPTIMIZER, sizes[OPTIMIZER] / rank_memory.trainable_parameters(own, method)),
+        ):
             sizes[name] = round(max(0, sizes[name] - per_element * elsewhere))
     if not part.is_last:
         sizes[LOGITS] = 0
@@ -67,7 +64,9 @@ def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup
     sizes[ACTIVATIONS] = in_flight * sizes[ACTIVATIONS]
     sizes[MESSAGES] = _messages(shape, method, setup, train, part, in_flight)
     if setup.device == "cuda":
-        sizes[ALLOCATOR] = round(ALLOCATOR_FRACTION * sum(sizes.get(name, 0) for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP, MESSAGES)))
+        sizes[ALLOCATOR] = round(
+            ALLOCATOR_FRACTION * sum(sizes.get(name, 0) for name in (ACTIVATIONS, WORKING_SET, LOGITS, STEP, MESSAGES))
+        )
         sizes.setdefault(COMMUNICATOR, setup.measured.get(COMMUNICATOR, COMMUNICATOR_BYTES))
     return tuple(MemoryItem(name=name, size_bytes=size) for name, size in sizes.items() if size)
 

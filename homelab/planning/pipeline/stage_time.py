@@ -41,7 +41,9 @@ def costs_of(shape: Architecture, method: Method, train: Train, loss_part: float
     head_forward = 2 * head + (2 * head if hidden_wire.has_early_head(method, train) else 0)
     blocks_forward = 2 * shape.linear_parameters
     total = head_forward + head_backward_part + blocks_forward + blocks_backward
-    return Costs(blocks_forward / total / shape.layers, blocks_backward / total / shape.layers, head_forward / total, head_backward_part / total)
+    return Costs(
+        blocks_forward / total / shape.layers, blocks_backward / total / shape.layers, head_forward / total, head_backward_part / total
+    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def step_s(stages: Sequence[StageTimes]) -> float:
                 elif kind == "forward":
                     line_s[kind, number] = ready[kind, number + 1, index] = max(line_s[kind, number], ended_s) + stage.message_s[index]
                 elif number > 0:
-                    line_s[kind, number] = ready[kind, number - 1, index] = max(line_s[kind, number], ended_s) + stages[number - 1].message_s[index]
+                    line_s[kind, number] = ready[kind, number - 1, index] = (
+                        max(line_s[kind, number], ended_s) + stages[number - 1].message_s[index]
+                    )
         assert next_action != before, "every stage waits for another"
     return max(free_s)

@@ -43,10 +43,7 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
             environment = " ".join(f"{key}={value}" for key, value in sorted(masked(node.environment).items()))
             parts.append(Padding(Text(environment, style="dim"), (0, 0, 0, 2)))
         parts.append(Padding(Text(quote_torchrun(node.command), overflow="fold"), (0, 0, 0, 2)))
-    parts += [
-        Text(),
-        _choices(plan) if why else Text("The reason of each choice: homelab plan RECIPE --why", style="dim"),
-    ]
+    parts += [Text(), _choices(plan) if why else Text("The reason of each choice: homelab plan RECIPE --why", style="dim")]
     return Group(*parts)
 
 
@@ -73,12 +70,7 @@ def _ranks(plan: Plan) -> Table:
     total = sum(rank.share for rank in plan.ranks)
     for rank in plan.ranks:
         table.add_row(
-            str(rank.rank),
-            rank.node,
-            rank.device_name,
-            _share(rank, total),
-            str(rank.micro_batch) if total else "",
-            _fit(rank.memory),
+            str(rank.rank), rank.node, rank.device_name, _share(rank, total), str(rank.micro_batch) if total else "", _fit(rank.memory)
         )
     return table
 
@@ -121,10 +113,7 @@ def _dry_runs(plan: Plan) -> list[Text]:
             )
         elif rank.memory and rank.memory.dry_run_scaled:
             lines.append(
-                Text(
-                    f"rank {rank.rank}: by formulas, times {rank.memory.dry_run_scaled:.2f} as the nearest dry run says",
-                    style="dim",
-                )
+                Text(f"rank {rank.rank}: by formulas, times {rank.memory.dry_run_scaled:.2f} as the nearest dry run says", style="dim")
             )
     return lines
 
@@ -133,9 +122,7 @@ def _memory(plan: Plan) -> RenderableType:
     estimated = [rank for rank in plan.ranks if rank.memory is not None]
     if not estimated:
         return Text("Memory: the model's shape is not known here, so there is no estimate.", style="dim")
-    table = Table(
-        title="Memory at the peak, estimated", title_justify="left", title_style="bold", box=None, pad_edge=False
-    )
+    table = Table(title="Memory at the peak, estimated", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("")
     for rank in estimated:
         table.add_column(f"rank {rank.rank}", justify="right")

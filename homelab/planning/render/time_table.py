@@ -15,21 +15,14 @@ from homelab.planning.types import Plan, TimeEstimate
 from homelab.text.units import gigabytes
 
 # What stands behind a speed; all but "measured" are guesses.
-_SOURCES = {
-    "measured": "measured",
-    "scaled": "guess (scaled)",
-    "owner": "guess (`speed`)",
-    "data sheet": "guess (data sheet)",
-}
+_SOURCES = {"measured": "measured", "scaled": "guess (scaled)", "owner": "guess (`speed`)", "data sheet": "guess (data sheet)"}
 
 
 def of_plan(plan: Plan) -> RenderableType:
     """Who is busy for how long in a step, the step, the hours, what each node adds, and what follows from it."""
     time = plan.time
     if time is None:
-        because = next(
-            (choice.because for choice in plan.choices if choice.subject == "time"), "the recipe brings its own program"
-        )
+        because = next((choice.because for choice in plan.choices if choice.subject == "time"), "the recipe brings its own program")
         return Text(f"Time: not known ({because}).", style="dim")
     table = Table(title=_title(time), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading, justify in (
@@ -55,7 +48,9 @@ def of_plan(plan: Plan) -> RenderableType:
 
 def of_strategies(plan: Plan) -> RenderableType:
     """What each strategy would cost on these machines; the plan's own is marked. Below stands why others cannot be."""
-    table = Table(title="Strategies: the same training, divided in other ways", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title="Strategies: the same training, divided in other ways", title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
     table.add_column("")
     table.add_column("")
     for heading in ("state", "sent", "on the wire", "step", "tokens/s"):
@@ -71,7 +66,11 @@ def of_strategies(plan: Plan) -> RenderableType:
             "" if price.tokens_per_s is None else rate(price.tokens_per_s).split()[0], Text(room, style="dim"),
         )  # fmt: skip
     refusals = (Text(f"- {price.name}: {price.refused}", style="dim") for price in plan.strategies if price.refused)
-    return Group(table, Text("state: weights, gradient and optimizer of the rank that holds most; sent: by each rank in a step", style="dim"), *refusals)
+    return Group(
+        table,
+        Text("state: weights, gradient and optimizer of the rank that holds most; sent: by each rank in a step", style="dim"),
+        *refusals,
+    )
 
 
 def before_and_after(before: Plan | DoesNotFit, after: Plan, names: Sequence[str]) -> RenderableType:
@@ -131,9 +130,7 @@ def _waiting(time: TimeEstimate) -> str:
 
 
 def _title(time: TimeEstimate) -> str:
-    return (
-        "Time, from measured speeds" if time.is_measured else "Time, a guess (9 of 10 in the range), until the first run measures it"
-    )
+    return "Time, from measured speeds" if time.is_measured else "Time, a guess (9 of 10 in the range), until the first run measures it"
 
 
 def _start(time: TimeEstimate) -> str:
@@ -141,7 +138,7 @@ def _start(time: TimeEstimate) -> str:
 
 
 def _range(low: float | None, high: float | None, said: Callable[[float], str]) -> str:
-    """"890 to 1700 tokens/s", in two digits; "" where the figure is no guess."""
+    """ "890 to 1700 tokens/s", in two digits; "" where the figure is no guess."""
     if low is None or high is None:
         return ""
     first, last = said(low), said(high)
@@ -153,9 +150,7 @@ def _total(plan: Plan, time: TimeEstimate) -> str:
     if time.hours is None or time.steps is None:
         return time.rows_because
     start_text = f" from step {plan.resume_step} on" if plan.resume_step else ""
-    extra = f", saves of {duration(time.save_s)}" + (
-        f", evaluations of {duration(time.evaluate_s)}" if time.evaluate_s else ""
-    )
+    extra = f", saves of {duration(time.save_s)}" + (f", evaluations of {duration(time.evaluate_s)}" if time.evaluate_s else "")
     hours = _range(time.hours_low, time.hours_high, lambda guess: duration(guess * 3600, 2)) or duration(time.hours * 3600)
     return f"{hours} for the start and {time.steps} steps{start_text}{extra}; rows of {time.row_tokens:.0f} tokens ({time.rows_because})"
 

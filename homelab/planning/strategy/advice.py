@@ -46,10 +46,7 @@ def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:
     """A node that costs more than it gives. Compared: all nodes, all but the worst, and the best machine alone."""
     if len(nodes) < 2 or not time.gains:
         return
-    best, worst = (
-        max(time.gains, key=lambda gain: gain.alone_tokens_per_s),
-        min(time.gains, key=lambda gain: gain.gain),
-    )
+    best, worst = (max(time.gains, key=lambda gain: gain.alone_tokens_per_s), min(time.gains, key=lambda gain: gain.gain))
     without = time.tokens_per_s / (1 + worst.gain)
     if max(best.alone_tokens_per_s, without) <= time.tokens_per_s:
         return

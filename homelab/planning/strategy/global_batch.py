@@ -59,6 +59,4 @@ def times(recipe: TrainRecipe, factor: int) -> TrainRecipe:
 
 
 def _with(plan: Plan, value: str, because: str) -> Plan:
-    return plan.model_copy(
-        update={"choices": (*plan.choices, Choice(subject="global batch", value=value, because=because))}
-    )
+    return plan.model_copy(update={"choices": (*plan.choices, Choice(subject="global batch", value=value, because=because))})

@@ -80,11 +80,7 @@ def _matrices(architecture: Architecture, method: Method) -> Iterator[tuple[int,
 
 
 def sharded_micro_batch_s(
-    architecture: Architecture,
-    method: Method,
-    precision: str,
-    ring_size: int,
-    bytes_per_s: float = GIGABIT_BYTES_PER_S,
+    architecture: Architecture, method: Method, precision: str, ring_size: int, bytes_per_s: float = GIGABIT_BYTES_PER_S
 ) -> float:
     """Seconds on the wire of one micro-batch with sharded weights (FSDP, ZeRO-3), for gathering alone.
 
@@ -118,9 +114,7 @@ def bytes_text(size_bytes: float) -> str:
     """5.7 GB, 168 MB: decimal, as networks count."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
-            return (
-                f"{size_bytes / scale:.3g} {unit}" if size_bytes < 1000 * scale else f"{size_bytes / scale:.0f} {unit}"
-            )
+            return f"{size_bytes / scale:.3g} {unit}" if size_bytes < 1000 * scale else f"{size_bytes / scale:.0f} {unit}"
     return f"{size_bytes:.0f} B"
 
 

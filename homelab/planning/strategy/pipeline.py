@@ -33,7 +33,9 @@ class Pipeline(Strategy):
         """The layers of every rank; all of them on one that is alone, as after the others were lost. Raises InputError for what a pipeline does not
         train, DoesNotFit where no cut has room."""
         if not isinstance(job, TrainingJob):
-            raise InputError('strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"')
+            raise InputError(
+                'strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"'
+            )
         if job.machines.world_size == 1:
             return ranks.whole_models(job)
         fault = _fault(job)
@@ -41,7 +43,9 @@ class Pipeline(Strategy):
             raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
         stages = pipeline_plan.fastest(job)
         planned = pipeline_plan.rank_plans(stages)
-        saved = Choice(subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it")
+        saved = Choice(
+            subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it"
+        )
         return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
@@ -88,28 +92,55 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
     if shape is None:
         return _without_shape(job)
     if count > shape.layers:
-        return f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks", "leave nodes out with --nodes"
+        return (
+            f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks",
+            "leave nodes out with --nodes",
+        )
     if recipe.method.backend == "unsloth":
         return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
     if recipe.parallel.compress != "none":
-        return f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
+        return (
+            f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp',
+            'compress = "none", or strategy = "ddp"',
+        )
     if recipe.parallel.bucket_mb != "auto":
         return "sends no gradients of weights, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
     if recipe.method.kind != "full" and recipe.method.dropout > 0:
-        return "draws dropout stage by stage, which would be another training", "[method] dropout = 0 (another training, too), or another strategy"
+        return (
+            "draws dropout stage by stage, which would be another training",
+            "[method] dropout = 0 (another training, too), or another strategy",
+        )
     if recipe.method.model_dropout:
-        return "would draw the model's own dropout stage by stage, which is another training", "leave [method] model_dropout out, or another strategy"
+        return (
+            "would draw the model's own dropout stage by stage, which is another training",
+            "leave [method] model_dropout out, or another strategy",
+        )
     if recipe.method.kind == "full" and shape.tied_embeddings:
-        return "cannot train embeddings that are the head too: they are on the first stage and on the last", 'kind = "lora", or strategy = "zero3"'
-    outside = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
+        return (
+            "cannot train embeddings that are the head too: they are on the first stage and on the last",
+            'kind = "lora", or strategy = "zero3"',
+        )
+    outside = (
+        []
+        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
+    )
     if outside:
-        return f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it", '[method] targets = "all-linear", or another strategy'
-    some = [] if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR else [name for name in recipe.method.targets if _NUMBER.search(name)]
+        return (
+            f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it",
+            '[method] targets = "all-linear", or another strategy',
+        )
+    some = (
+        []
+        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        else [name for name in recipe.method.targets if _NUMBER.search(name)]
+    )
     if some:
-        return f"has something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} in some layers alone", (
-            'name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'
+        return (
+            f"has something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} in some layers alone",
+            ('name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'),
         )
     return None
 
@@ -118,9 +149,18 @@ def _without_shape(job: TrainingJob) -> tuple[str, str]:
     """Why the shape of the model is not known, as far as its config.json says it."""
     config = job.config
     if config is None:
-        return "needs the shape of the model, which is not known here", "copy the model to the nodes: homelab setup RECIPE; or name another strategy"
+        return (
+            "needs the shape of the model, which is not known here",
+            "copy the model to the nodes: homelab setup RECIPE; or name another strategy",
+        )
     kind, text = config.get("model_type", "without a model_type"), config.get("text_config")
     settings = text if isinstance(text, dict) else config
     if has_experts(settings):
-        return f"does not train a mixture of experts ({kind}): {why_mixtures_stay_whole(settings)}", 'strategy = "auto", or another [model] name'
-    return f"needs the shape of the model, and models of type {kind} are not known to the planner", 'strategy = "zero3": it divides any model of transformers'
+        return (
+            f"does not train a mixture of experts ({kind}): {why_mixtures_stay_whole(settings)}",
+            'strategy = "auto", or another [model] name',
+        )
+    return (
+        f"needs the shape of the model, and models of type {kind} are not known to the planner",
+        'strategy = "zero3": it divides any model of transformers',
+    )

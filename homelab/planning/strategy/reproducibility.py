@@ -50,7 +50,11 @@ def warnings_of(job: Job) -> list[str]:
         warnings.append(
             'law: backend = "unsloth" trains the same on unequal nodes in fp32 on CPUs (tested, 1e-5); of its CUDA kernels nobody has shown it'
         )
-    if any(_has_balancing_loss(node_facts.model.config) for node_facts in job.machines.facts.values() if node_facts.model and node_facts.model.config):
+    if any(
+        _has_balancing_loss(node_facts.model.config)
+        for node_facts in job.machines.facts.values()
+        if node_facts.model and node_facts.model.config
+    ):
         warnings.append(
             "law: the model adds a loss that balances its experts (output_router_logits in its config.json) once per micro-batch, whatever"
             " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
@@ -87,7 +91,9 @@ def date_warnings(job: Job, moment: datetime | None) -> list[str]:
     if not isinstance(job, TrainingJob) or not has_one:
         return []
     date = f" ({moment:%d %b %Y})" if moment else ""
-    return [f"law: the model's chat template writes the date into the rows: that of the launch by UTC{date}, on every node and after every recovery"]
+    return [
+        f"law: the model's chat template writes the date into the rows: that of the launch by UTC{date}, on every node and after every recovery"
+    ]
 
 
 def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> list[str]:
@@ -114,9 +120,13 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> 
             " loss is then not a number"
         )
     elif dtype is None:
-        warnings.append("fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)")
+        warnings.append(
+            "fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)"
+        )
     if strategy != "ddp" and job.machines.device == "cuda" and job.machines.world_size > 1:
-        warnings.append(f"fp16 with {strategy} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet")
+        warnings.append(
+            f"fp16 with {strategy} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet"
+        )
     return warnings
 
 
@@ -136,7 +146,5 @@ def _has_balancing_loss(config: Mapping[str, Any]) -> bool:
     """transformers' mixtures of experts add router_aux_loss_coef x their load-balancing loss, but only with `output_router_logits`."""
     text = config.get("text_config")
     config = text if isinstance(text, dict) else config
-    experts = any(
-        config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    )
+    experts = any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"))
     return experts and config.get("output_router_logits") is True and config.get("router_aux_loss_coef", 1) != 0

@@ -166,7 +166,11 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         version = facts.python.packages.get("torch") or ""
         release = re.match(r"(\d{1,4})\.(\d{1,4})", version)
         if name in job.machines.names and release and (int(release[1]), int(release[2])) < _LEAST_TORCH:
-            renewal = "renew the NVIDIA driver there (580 or newer) and run `homelab setup`" if job.machines.device == "cuda" else "`homelab setup`"
+            renewal = (
+                "renew the NVIDIA driver there (580 or newer) and run `homelab setup`"
+                if job.machines.device == "cuda"
+                else "`homelab setup`"
+            )
             return f"needs torch {_LEAST_TORCH[0]}.{_LEAST_TORCH[1]} or newer, and {name} has {version}", f'{renewal}, or strategy = "ddp"'
     if recipe.train.optimizer != "adamw":
         blocks = f'with optimizer = "{recipe.train.optimizer}" would be another training: it rounds in blocks of 256 weights, and shards cut them elsewhere'

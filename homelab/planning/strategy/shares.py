@@ -111,9 +111,7 @@ def _given(
     unknown = [name for name in table if name not in names]
     if unknown:
         raise InputError(
-            f'no node is named "{unknown[0]}".{did_you_mean(unknown[0], names)}',
-            where=_WHERE,
-            hint=f"the nodes are: {', '.join(names)}",
+            f'no node is named "{unknown[0]}".{did_you_mean(unknown[0], names)}', where=_WHERE, hint=f"the nodes are: {', '.join(names)}"
         )
     missing = [name for name in weights if name not in table]
     if missing:

@@ -36,15 +36,7 @@ class Report:
 
     def numbers(self) -> list[float]:
         """For a collective; `of` reads them back."""
-        return [
-            self.speed.step_s,
-            self.speed.micro_batch_s,
-            self.speed.token_s,
-            self.tokens,
-            self.announced_s,
-            self.measured_s,
-            self.noise,
-        ]
+        return [self.speed.step_s, self.speed.micro_batch_s, self.speed.token_s, self.tokens, self.announced_s, self.measured_s, self.noise]
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Report | None:

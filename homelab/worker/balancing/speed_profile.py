@@ -140,7 +140,13 @@ def _of_whole(speed: Speed, rank: Rank) -> Speed:
 def _run(task: Task, steps: int, report: Report, rank: Rank) -> dict[str, Any]:
     """What this run has measured of a rank; `steps` are those that its meter remembers."""
     counted = min(steps - SETTLING_STEPS, WINDOW_STEPS)
-    return {"run": task.run_dir.name, "strategy": task.strategy, "world_size": task.world_size, "steps": counted, **asdict(_of_whole(report.speed, rank))}
+    return {
+        "run": task.run_dir.name,
+        "strategy": task.strategy,
+        "world_size": task.world_size,
+        "steps": counted,
+        **asdict(_of_whole(report.speed, rank)),
+    }
 
 
 def _earlier(path: Path) -> dict[str, Any]:
@@ -161,7 +167,9 @@ def _earlier_syncs(earlier: dict[str, Any], speeds: dict[str, Any]) -> list[dict
     if not _is_same(earlier, speeds, _OF_THE_WIRE):
         return []
     try:
-        return [one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0 and one["world_size"] > 1]
+        return [
+            one for one in earlier.get("syncs", []) if isinstance(one, dict) and _key(one) and one["sync_s"] >= 0 and one["world_size"] > 1
+        ]
     except (TypeError, KeyError):
         return []
 

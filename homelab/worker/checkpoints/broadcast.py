@@ -73,8 +73,8 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
             raise load_check.set_aside(fault, task)
         return folder
     part = _HAS_NO_PART if not task.is_keeper else _LACKS if fault else _HOLDS
-    own_entry = [part, float(_size_bytes(folder)), *checkpoint_copies.numbers(_digest(folder))] if part == _HOLDS else [part, 0.0, *checkpoint_copies.numbers("")]
-    everyone = process_group.gather(own_entry)
+    size_bytes, digest = (_size_bytes(folder), _digest(folder)) if part == _HOLDS else (0, "")
+    everyone = process_group.gather([part, float(size_bytes), *checkpoint_copies.numbers(digest)])
     digests = {rank: str(entry[2:]) for rank, entry in enumerate(everyone) if entry[0] == _HOLDS}
     # The controller also asks nodes that take no part now. Without its answer the ranks decide.
     expected = str(checkpoint_copies.numbers(task.plan.get("resume_digest") or ""))
@@ -82,11 +82,10 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     odd = [rank for rank, digest in digests.items() if digest != right]
     holders = [rank for rank, digest in digests.items() if digest == right]
     if not holders:
-        raise load_check.set_aside(fault, task) if fault else WorkerError(
-            f"no node of this attempt holds the checkpoint of step {task.resume_step} whole",
-            where=str(folder),
-            hint="homelab recover",
-        )
+        if fault:
+            raise load_check.set_aside(fault, task)
+        message = f"no node of this attempt holds the checkpoint of step {task.resume_step} whole"
+        raise WorkerError(message, where=str(folder), hint="homelab recover")
     team = [rank for rank, entry in enumerate(everyone) if entry[0] != _HAS_NO_PART]
     moves = checkpoint_holders.copies(dict.fromkeys(holders, WHOLE), team, to_all=True)
     if not moves:
@@ -94,13 +93,13 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     source, receivers = moves[0].source, [move.target for move in moves]
     size_bytes = int(everyone[source][1])
     if task.rank in odd:
-        fault = WorkerError(f"its weights or its optimizer are not those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover")
+        fault = WorkerError(
+            f"its weights or its optimizer are not those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover"
+        )
     if task.rank in receivers:
         assert fault is not None
         if folder.exists():
-            recorder.note(
-                f"the checkpoint of step {task.resume_step} on {task.node} is set aside: {fault.message} ({fault.where})"
-            )
+            recorder.note(f"the checkpoint of step {task.resume_step} on {task.node} is set aside: {fault.message} ({fault.where})")
         disk_space.make(task.checkpoints_dir, task.resume_step, size_bytes, task.checkpoint.keep)
     _spread(task, source, receivers, size_bytes, recorder)
     return folder
@@ -130,7 +129,8 @@ def _spread(task: Task, source: int, receivers: list[int], size_bytes: int, reco
     elif task.rank in receivers:
         _receive(task, folder, group, source, progress)
     process_group.wait_while_moving("spread", task.world_size, lambda: recorder.heartbeat(phases.LOADING))
-    if group is not None:  # torch names later groups by how many a rank has (_hash_ranks_to_str of 2.13), which must not differ between ranks
+    # torch names later groups by how many a rank has (_hash_ranks_to_str of 2.13), which must not differ between ranks
+    if group is not None:
         dist.destroy_process_group(group)
     if task.rank == source:
         took_s = time.perf_counter() - start_s
@@ -152,9 +152,7 @@ def _send(folder: Path, group: Any, source: int, progress: _Progress) -> None:
             def read(chunk: torch.Tensor, path: Path = folder / name, file: Any = file) -> None:
                 if file.readinto(memoryview(chunk.numpy())) != len(chunk):
                     raise TrainingError(
-                        "a file of the checkpoint became shorter while it was sent",
-                        where=str(path),
-                        hint="homelab recover",
+                        "a file of the checkpoint became shorter while it was sent", where=str(path), hint="homelab recover"
                     )
 
             _stream(group, source, facts["bytes"], before=read, after=progress.moved)
@@ -196,12 +194,7 @@ def _receive(task: Task, folder: Path, group: Any, source: int, progress: _Progr
 
 
 def _stream(
-    group: Any,
-    source: int,
-    size_bytes: int,
-    *,
-    before: Callable[[torch.Tensor], None] | None = None,
-    after: Callable[[torch.Tensor], None],
+    group: Any, source: int, size_bytes: int, *, before: Callable[[torch.Tensor], None] | None = None, after: Callable[[torch.Tensor], None]
 ) -> None:
     """One file, chunk by chunk: `before` fills what is sent, `after` sees what has gone or come. Some are always on their way."""
     on_the_way: deque[tuple[Any, torch.Tensor]] = deque()

@@ -26,14 +26,7 @@ from homelab.worker.errors import WorkerError
 _FULL_BYTES = 1 << 20  # a disk with less than this free has refused a write
 
 
-def write(
-    root: Path,
-    step: int,
-    recipe_hash: str,
-    writers: Mapping[str, Callable[[Path], None]],
-    *,
-    attempt: int | None = None,
-) -> Path:
+def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callable[[Path], None]], *, attempt: int | None = None) -> Path:
     """Write one checkpoint: every writer gets the path of its file. Returns the folder.
 
     Until the last rename nothing under the final name exists, so a crash or a full disk leaves the older checkpoints as they were.
@@ -48,14 +41,7 @@ def write(
             writer(partial / name)
             sync(partial / name)
             files[name] = {"bytes": (partial / name).stat().st_size, "sha256": file_sha256(partial / name)}
-        content = {
-            "schema": SCHEMA,
-            "step": step,
-            "recipe_hash": recipe_hash,
-            "attempt": attempt,
-            "files": files,
-            "time": time.time(),
-        }
+        content = {"schema": SCHEMA, "step": step, "recipe_hash": recipe_hash, "attempt": attempt, "files": files, "time": time.time()}
         if attempt is not None:
             fencing.check(root.parent, attempt)
         (partial / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -141,9 +127,7 @@ def verify(folder: Path, recipe_hash: str) -> dict[str, Any]:
         files = dict(content["files"])
         step, own_hash, schema = content["step"], content["recipe_hash"], content["schema"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WorkerError(
-            f"the manifest of the checkpoint cannot be read: {error}", where=str(folder / MANIFEST), hint=hint
-        ) from error
+        raise WorkerError(f"the manifest of the checkpoint cannot be read: {error}", where=str(folder / MANIFEST), hint=hint) from error
     if schema != SCHEMA or folder.name != folder_name(step):
         raise WorkerError(f"the manifest is of step {step}, schema {schema}", where=str(folder / MANIFEST), hint=hint)
     if own_hash != recipe_hash:

@@ -35,9 +35,7 @@ def refuse(folder: Path, run: str) -> None:
         except Exception as error:  # each library has its own
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UnloadableError(
-                f"{path.name} of the checkpoint cannot be loaded: {first[:300]}",
-                where=str(path),
-                hint=f"homelab recover {run}",
+                f"{path.name} of the checkpoint cannot be loaded: {first[:300]}", where=str(path), hint=f"homelab recover {run}"
             ) from error
     _refuse_missing(folder, run)
 
@@ -67,7 +65,14 @@ def set_aside(fault: WorkerError, task: Task) -> WorkerError:
     root, step = task.checkpoints_dir, task.resume_step
     if not isinstance(fault, UnloadableError):
         return fault
-    older = next((saved_step for saved_step in reversed(checkpoint_folder.complete_steps(root)) if saved_step < step and _is_good(root, saved_step, task)), None)
+    older = next(
+        (
+            saved_step
+            for saved_step in reversed(checkpoint_folder.complete_steps(root))
+            if saved_step < step and _is_good(root, saved_step, task)
+        ),
+        None,
+    )
     problem = f"{fault.message} (the checkpoint of step {step} on {task.node}, whole by its manifest)"
     if older is None:
         hint = (
@@ -79,7 +84,11 @@ def set_aside(fault: WorkerError, task: Task) -> WorkerError:
     try:
         aside = Path(manifest.set_aside(place))
     except OSError as error:
-        return WorkerError(problem, where=fault.where, hint=f"it cannot be moved ({error.strerror}): remove {place}, then homelab recover {task.run_dir.name}")
+        return WorkerError(
+            problem,
+            where=fault.where,
+            hint=f"it cannot be moved ({error.strerror}): remove {place}, then homelab recover {task.run_dir.name}",
+        )
     return WorkerError(
         f"{problem}; it was set aside",
         where=str(aside / Path(fault.where).name),

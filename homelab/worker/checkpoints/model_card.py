@@ -40,7 +40,8 @@ def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool)
         f"`{model}` fine-tuned with {_method(method)}, on {_cluster(task)}.",
         "## Result",
         _results(curves, int(curves.last[0]) if curves.last else 0),
-        f"These are the weights after step {step}" + (", the best of all evaluations." if step == early_stopping.best_step(curves.eval_losses) else "."),
+        f"These are the weights after step {step}"
+        + (", the best of all evaluations." if step == early_stopping.best_step(curves.eval_losses) else "."),
         *(["## Use", _MOVED] if is_moved_by_peft else []),
         "## Data",
         "\n".join(_data(role, source, task.data) for role, source in task.run["data"].items() if source),

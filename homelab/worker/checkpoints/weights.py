@@ -24,7 +24,7 @@ from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapter_targets
-from homelab.worker.model.build import DTYPES
+from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.runtime.task import Task
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ OPTIMIZER = "optimizer.pt"
 _ADAPTER = re.compile(r"\.default(?=\.|$)")  # in the names of PEFT's weights
 
 
-def checkpoint_state(trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
+def checkpoint_state(
+    trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     """What a checkpoint holds beside what its strategy saves (`Strategy.state`): file name -> content; `copy_of` keeps it as it is now.
 
     The Trainer reads all but the weights under these names.

@@ -54,9 +54,7 @@ class StepBatches(Dataset):
     What is in an item depends on what `balance` believes when it is taken: take step s after step s - 1 is done.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], *, seed: int, global_batch: int, steps: int, balance: Balance, rank: int, form: Form
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], *, seed: int, global_batch: int, steps: int, balance: Balance, rank: int, form: Form) -> None:
         self.rows = rows
         self.seed = seed
         self.global_batch = global_batch
@@ -86,10 +84,7 @@ class StepBatches(Dataset):
             step=step,
             epoch=epoch,
             micro_batches=[self.form.batch(group, packed=self.packed) for group in groups] or [self.stand_in()],
-            seeds=[
-                random_seed(self.seed, step, [source for row in group for source in row.sources])
-                for group in groups or [[]]
-            ],
+            seeds=[random_seed(self.seed, step, [source for row in group for source in row.sources]) for group in groups or [[]]],
             sources=sources,
             rows=len(rows),
             input_tokens=sum(len(row.tokens) for row in rows),

@@ -22,7 +22,8 @@ _SHARED_ROLES = {
 }  # fmt: skip
 _CALLS = ("function_call", "tool_call")
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
-_SPEAKERS = ("user", "assistant", "system", "human", "gpt", "chatgpt", "bot", "chatbot", "ai")  # in any spelling but that of the templates
+# in any spelling but that of the templates
+_SPEAKERS = ("user", "assistant", "system", "human", "gpt", "chatgpt", "bot", "chatbot", "ai")
 _CONTENTS = ("text", "value", "message", "body")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -40,7 +41,9 @@ def conversation(value: Any, where: str, *, role: str = "role", content: str = "
 def text(value: Any, where: str, key: str) -> str:
     """The text of a column. Raises WorkerError with the place."""
     if not isinstance(value, str):
-        raise WorkerError(f'"{key}" must be text, here it is {type(value).__name__}', where=f"{where}, key {key}", hint=f'write "{key}": "..."')
+        raise WorkerError(
+            f'"{key}" must be text, here it is {type(value).__name__}', where=f"{where}, key {key}", hint=f'write "{key}": "..."'
+        )
     check_characters(value, f"{where}, key {key}")
     return value
 
@@ -77,7 +80,9 @@ def _message(message: Any, where: str, role: str, content: str) -> Message:
     name = _SHARED_ROLES.get(said.lower()) if role != "role" else _ROLES.get(said, said)
     if role == "role" and said not in ("user", "assistant", "system") and said not in _ROLES and said.lower() in _SPEAKERS:
         meant = _SHARED_ROLES[said.lower()]
-        raise WorkerError(f'no chat template knows the role "{said}"', where=where, hint=f'write "role": "{meant}" in its place, in every row')
+        raise WorkerError(
+            f'no chat template knows the role "{said}"', where=where, hint=f'write "role": "{meant}" in its place, in every row'
+        )
     if name is None:
         known = ", ".join(sorted(set(_SHARED_ROLES)))
         raise WorkerError(f'the speaker "{said}" is not known', where=where, hint=f'write one of {known} for "{role}"')

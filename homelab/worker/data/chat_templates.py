@@ -82,7 +82,9 @@ class Renderer:
             notes.append(f"instructions are read as a question and its answer: {asked}")
         family = self.template.family if self.template is not None and is_chat and form.kind != row_forms.TEXT else None
         if family:
-            notes.append(f"rendered with the template that TRL trains {family} with: every answer carries loss, with what the assistant thought")
+            notes.append(
+                f"rendered with the template that TRL trains {family} with: every answer carries loss, with what the assistant thought"
+            )
         return notes
 
     def _as_chat(self, record: Record, form: RowForm, sample: Sample) -> Text:

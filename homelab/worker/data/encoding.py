@@ -168,13 +168,9 @@ class Encoder:
             f"{part} data: {len(rows)} rows as {form.said}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
         )
         if cut:
-            self.note(
-                f"{part} data: {cut} of {len(rows)} rows are longer than seq_len {self.seq_len} and were cut at the end"
-            )
+            self.note(f"{part} data: {cut} of {len(rows)} rows are longer than seq_len {self.seq_len} and were cut at the end")
         if silent:
-            self.note(
-                f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing"
-            )
+            self.note(f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing")
         if mute:
             self.note(f"{part} data: the answer of {mute} of {len(rows)} rows is empty; they teach the model to say nothing")
         if renderer.rewritten:
@@ -204,9 +200,7 @@ class Encoder:
                 return_attention_mask=False,
                 verbose=False,
             )
-            for record, text, tokens, offsets in zip(
-                records, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
-            ):
+            for record, text, tokens, offsets in zip(records, texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 trained = bytearray(_trained(offsets, text.spans))
                 if special and end is not None:  # a text ends with the end token, and the model learns to stop there
                     if not tokens or tokens[-1] != end:

@@ -20,7 +20,11 @@ def fix_of_line(line: str, path: Path) -> str:
     """The fix for a line of a .jsonl file that is no JSON object."""
     line = line.strip()
     if line.startswith("["):
-        return 'a row is a conversation: write {"messages": [...]} around each' if _is_conversation(line) else f"the file is one JSON list: {_renamed(path, '.json')}"
+        return (
+            'a row is a conversation: write {"messages": [...]} around each'
+            if _is_conversation(line)
+            else f"the file is one JSON list: {_renamed(path, '.json')}"
+        )
     if line.endswith(","):
         return f"no comma stands behind a row: sed -i 's/,[[:space:]]*$//' {shlex.quote(str(path))}"
     if line.startswith(("{'", "{ '")):
@@ -30,7 +34,11 @@ def fix_of_line(line: str, path: Path) -> str:
 
 def fix_of_value(value: Any, path: Path) -> str:
     """The fix for a .json file that is JSON and no list of rows."""
-    lists = [key for key, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)] if isinstance(value, dict) else []
+    lists = (
+        [key for key, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
+        if isinstance(value, dict)
+        else []
+    )
     if len(lists) == 1 and lists[0] not in ("messages", "conversations", "conversation") and lists[0].isidentifier():
         return f'its rows stand under "{lists[0]}": {_made(path, _UNDER_KEY.format(key=lists[0]))}'
     if isinstance(value, dict) and value and all(isinstance(inner, list | dict) for inner in value.values()) and not lists:

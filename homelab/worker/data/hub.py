@@ -96,7 +96,13 @@ def _kept(builder: Any, commit: str) -> Any:
     folder = Path(builder.cache_dir).parent / commit  # .../org___name/CONFIGURATION/VERSION/COMMIT
     if not builder.repo_id or not folder.is_dir():
         return None
-    return Cache(repo_id=builder.repo_id, dataset_name=builder.dataset_name, config_name=folder.parent.parent.name, version=folder.parent.name, hash=commit)
+    return Cache(
+        repo_id=builder.repo_id,
+        dataset_name=builder.dataset_name,
+        config_name=folder.parent.parent.name,
+        version=folder.parent.name,
+        hash=commit,
+    )
 
 
 def _other(source: dict[str, Any], builder: Any, revision: str, node: str, run: str) -> WorkerError:

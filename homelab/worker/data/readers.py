@@ -49,7 +49,9 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
         raise WorkerError(
             f'data files end in {", ".join(SUFFIXES)}; this one ends in "{path.suffix}"',
             where=f"{path}, key [data] train",
-            hint=file_forms.fix_of_separator("\t", path) if path.suffix == ".tsv" else "rename the file after what it holds, or convert it to JSONL",
+            hint=file_forms.fix_of_separator("\t", path)
+            if path.suffix == ".tsv"
+            else "rename the file after what it holds, or convert it to JSONL",
         )
     if source.get("sha256"):
         with path.open("rb") as file:
@@ -105,20 +107,18 @@ def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         reader = csv.DictReader(file, strict=True)
         try:
             if (apart := file_forms.fix_of_header(list(reader.fieldnames or ()), path)) is not None:
-                raise WorkerError(f"the columns of a .csv file are separated by commas, here by {apart[0]}", where=f"{path}, line 1", hint=apart[1])
+                raise WorkerError(
+                    f"the columns of a .csv file are separated by commas, here by {apart[0]}", where=f"{path}, line 1", hint=apart[1]
+                )
             for fields in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in fields or None in fields.values():
-                    hint = (
-                        'put double quotes around fields that hold commas or line breaks, and write " inside them as ""'
-                    )
+                    hint = 'put double quotes around fields that hold commas or line breaks, and write " inside them as ""'
                     raise WorkerError("this row has another number of columns than the header", where=where, hint=hint)
                 yield where, fields
         except csv.Error as error:
             hint = "close every double quote on the row where it was opened"
-            raise WorkerError(
-                f"this is not CSV: {error}", where=f"{path}, line {reader.line_num}", hint=hint
-            ) from error
+            raise WorkerError(f"this is not CSV: {error}", where=f"{path}, line {reader.line_num}", hint=hint) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -154,7 +154,9 @@ def _text(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 paragraph = []
 
 
-def _object(fields: Any, where: str, hint: str = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}') -> dict[str, Any]:
+def _object(
+    fields: Any, where: str, hint: str = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
+) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise WorkerError(f"a row is a JSON object, this one is {type(fields).__name__}", where=where, hint=hint)
     return fields

@@ -46,7 +46,9 @@ def refuse_other(own_digests: Mapping[str, Mapping[str, str]], task: Task, resum
     """
     began = _began_with(resume)
     numbers = [
-        number for role in ROLES for number in (*checkpoint_copies.numbers(own_digests[role]["sha256"]), *checkpoint_copies.numbers(own_digests[role]["commit"]))
+        number
+        for role in ROLES
+        for number in (*checkpoint_copies.numbers(own_digests[role]["sha256"]), *checkpoint_copies.numbers(own_digests[role]["commit"]))
     ]
     everyone = process_group.gather(numbers)
     for place, role in enumerate(ROLES):

@@ -17,9 +17,7 @@ from homelab.worker.data.readers import Record
 from homelab.worker.errors import WorkerError
 
 # The published text of Stanford Alpaca (github.com/tatsu-lab/stanford_alpaca, train.py), for models without a chat template.
-_ALPACA = (
-    "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
-)
+_ALPACA = "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
 _WITH_INPUT = ", paired with an input that provides further context"
 
 
@@ -97,7 +95,9 @@ def _as_text(form: RowForm, system: list[Message], history: list[Message], asked
     if form.name != "Alpaca":
         return "\n\n".join([*(message["content"] or "" for message in (*system, *history)), asked, *([given] if given else [])])
     start = f"{system[0]['content']}\n\n" if system else _ALPACA.format(_WITH_INPUT if given else "")
-    turns = "".join(f"### {'Instruction' if message['role'] == 'user' else 'Response'}:\n{message['content'] or ''}\n\n" for message in history)
+    turns = "".join(
+        f"### {'Instruction' if message['role'] == 'user' else 'Response'}:\n{message['content'] or ''}\n\n" for message in history
+    )
     further = f"### Input:\n{given}\n\n" if given else ""
     return f"{start}{turns}### Instruction:\n{asked}\n\n{further}### Response:\n"
 
@@ -134,8 +134,15 @@ def _history(record: Record, form: RowForm) -> tuple[list[Message], frozenset[st
     turns: list[Message] = []
     for turn in value if isinstance(value, list) else [None]:
         if not isinstance(turn, list | tuple) or len(turn) != 2:
-            raise WorkerError(f'"{column}" must be a list of pairs', where=f"{record.where}, key {column}", hint=f'write "{column}": [["question", "answer"], ...]')
-        turns += [{"role": role, "content": messages.text(said, record.where, column)} for role, said in zip(("user", "assistant"), turn, strict=True)]
+            raise WorkerError(
+                f'"{column}" must be a list of pairs',
+                where=f"{record.where}, key {column}",
+                hint=f'write "{column}": [["question", "answer"], ...]',
+            )
+        turns += [
+            {"role": role, "content": messages.text(said, record.where, column)}
+            for role, said in zip(("user", "assistant"), turn, strict=True)
+        ]
     return turns, frozenset({column})
 
 

@@ -17,7 +17,11 @@ from homelab.worker.data.chat_messages import Message
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
 _ASKED, _SAID, _NAME, _VALUE = "probeasked", "probesaid", "probename", "probevalue"
 _RESULT = "probedresult"
-_FUNCTION = {"name": _NAME, "description": "probes", "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "c"}}, "required": ["city"]}}
+_FUNCTION = {
+    "name": _NAME,
+    "description": "probes",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "c"}}, "required": ["city"]},
+}
 _USER, _ASSISTANT = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
 _OTHERWISE = {"developer": "system", "function": "tool", "ipython": "tool"}  # one role under a newer and an older name
 ABSENT = object()
@@ -79,12 +83,22 @@ def probed(source: str, render: Render) -> Traits:
     """The traits of the template `source`; `render` gives its text, and may raise anything."""
     tried = _Tries(render)
     names, variables = _names(source)
-    takes_parts = not tried.shows([_USER, _ASSISTANT], {}, _ASKED, _SAID) and tried.shows([_in_parts(_USER), _in_parts(_ASSISTANT)], {}, _ASKED, _SAID)
+    takes_parts = not tried.shows([_USER, _ASSISTANT], {}, _ASKED, _SAID) and tried.shows(
+        [_in_parts(_USER), _in_parts(_ASSISTANT)], {}, _ASKED, _SAID
+    )
     as_given = _in_parts if takes_parts else dict
-    tools = frozenset(inside for inside in (True, False) if tried.shows([as_given(_USER), as_given(_ASSISTANT)], {"tools": [_inside(_FUNCTION, inside)]}, _NAME))
+    tools = frozenset(
+        inside
+        for inside in (True, False)
+        if tried.shows([as_given(_USER), as_given(_ASSISTANT)], {"tools": [_inside(_FUNCTION, inside)]}, _NAME)
+    )
     calls = {inside: shape for inside in (True, False) if (shape := _call_shape(tried, as_given, inside)) is not None}
     tail = (tried([as_given(_USER), as_given(_ASSISTANT)], {}) or "").rpartition(_SAID)[2]
-    roles = {role: other for role, other in _OTHERWISE.items() if not tried.shows_role(role, calls, as_given) and tried.shows_role(other, calls, as_given)}
+    roles = {
+        role: other
+        for role, other in _OTHERWISE.items()
+        if not tried.shows_role(role, calls, as_given) and tried.shows_role(other, calls, as_given)
+    }
     return Traits(names, variables, takes_parts, calls, tools, bool(tail.strip()), roles)
 
 

@@ -46,7 +46,8 @@ class Turns:
             return None
         closed = max(len(text[:end].rstrip()), start)
         if self._marks is not None and not any(mark.end() == closed for mark in self._marks.finditer(text, start, closed)):
-            after = self._marks.match(text, end)  # the mark that ends it stands in the next message (GLM-4), or is another one there (gpt-oss)
+            # the mark that ends it stands in the next message (GLM-4), or is another one there (gpt-oss)
+            after = self._marks.match(text, end)
             if after is not None and (end < len(upto) or not self._ends_marked):
                 return start, after.end()
         return start, closed if self._ends_marked else end

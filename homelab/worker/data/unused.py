@@ -22,7 +22,9 @@ class Unused:
     def __init__(self) -> None:
         self._rows: Counter[str] = Counter()
 
-    def count(self, record: Record, sample: Sample, traits: Traits | None = None, options: Mapping[str, Any] | None = None, text: str = "") -> None:
+    def count(
+        self, record: Record, sample: Sample, traits: Traits | None = None, options: Mapping[str, Any] | None = None, text: str = ""
+    ) -> None:
         """Count one row. With `traits`, it was rendered as `text` by the template that has them, with these options."""
         read = sample.used | frozenset(options or ())
         names = {f'"{key}"' for key, value in record.fields.items() if key not in read and value not in (None, "", [], {})}

@@ -27,7 +27,9 @@ def parts(model: Any) -> Iterator[tuple[str, Any, str]]:
     for name, part in base.named_modules():
         if isinstance(part, LoraLayer):
             kind = _kind(part, embeddings, head, is_tied=is_tied)
-            if usable.PARTS[kind].merge != usable.UNTIED and any(inner in shared for inner in (f"{name}.base_layer.weight", f"{name}.weight")):
+            if usable.PARTS[kind].merge != usable.UNTIED and any(
+                inner in shared for inner in (f"{name}.base_layer.weight", f"{name}.weight")
+            ):
                 kind = usable.SHARED
             yield name.replace(".base_layer", ""), part, kind
 
@@ -106,7 +108,10 @@ def notes(model: Any) -> list[str]:
     if not unties(model):
         return []
     refusal = usable.gguf_refusal(type(base_of(model)).__name__, is_untied=True)
-    return ["merge: head and embeddings become two tensors (tie_word_embeddings = false)" + (f"; no GGUF file: {refusal.reason}" if refusal else "")]
+    return [
+        "merge: head and embeddings become two tensors (tie_word_embeddings = false)"
+        + (f"; no GGUF file: {refusal.reason}" if refusal else "")
+    ]
 
 
 def can_untie(model: Any) -> bool:
@@ -125,7 +130,9 @@ def can_untie(model: Any) -> bool:
     except Exception:  # a class may refuse it in any way
         return False
     pairs = {tuple(names) for names in _ties(tied) if weight_of(tied.get_input_embeddings()) is tied.get_parameter(names[0])}
-    return weight_of(untied.get_output_embeddings()) is not weight_of(untied.get_input_embeddings()) and _ties(tied) - pairs == _ties(untied)
+    return weight_of(untied.get_output_embeddings()) is not weight_of(untied.get_input_embeddings()) and _ties(tied) - pairs == _ties(
+        untied
+    )
 
 
 def mark_untied(config: Any) -> None:

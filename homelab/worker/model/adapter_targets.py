@@ -44,7 +44,9 @@ def all_linear(model: Any) -> list[str]:
     chosen = []
     for name in every:
         *parents, last = name.split(".")
-        is_router = is_mixture and (any(_ROUTER.match(part) for part in (*parents, last)) or (name.rpartition(".")[0] in blocks and _scores(model, name)))
+        is_router = is_mixture and (
+            any(_ROUTER.match(part) for part in (*parents, last)) or (name.rpartition(".")[0] in blocks and _scores(model, name))
+        )
         if not is_router and last not in avoided and not any(_ROUTED.match(part) for part in parents):
             chosen.append(name)
     if not chosen:
@@ -84,7 +86,9 @@ def is_moved_by_peft(adapted: Any) -> bool:
     from peft.utils import transformers_weight_conversion as conversion
 
     def reached(config: Any) -> tuple[object, ...]:
-        return tuple(named if isinstance(named, str) else sorted(named or ()) for named in (config.target_modules, config.target_parameters))
+        return tuple(
+            named if isinstance(named, str) else sorted(named or ()) for named in (config.target_modules, config.target_parameters)
+        )
 
     for config in adapted.peft_config.values():
         read = copy.deepcopy(config)
@@ -124,7 +128,12 @@ def unfit(error: ValueError, model_linear: list[str], dropout: float) -> WorkerE
             seen, where="[method] dropout in the recipe",
             hint=f"edit the recipe: [method] dropout = 0 (now {dropout:g}): adapters on fused tensors have none; or leave the experts out of targets", needs_launch=True,
         )  # fmt: skip
-    return WorkerError(seen, where="[method] targets in the recipe", hint=f'this model has {_ends(model_linear)}; or set targets = "all-linear"', needs_launch=True)
+    return WorkerError(
+        seen,
+        where="[method] targets in the recipe",
+        hint=f'this model has {_ends(model_linear)}; or set targets = "all-linear"',
+        needs_launch=True,
+    )
 
 
 def _ends(names: list[str]) -> str:

@@ -76,7 +76,9 @@ def refuse_config(config: object, where: str) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if not isinstance(config, dict):
-        raise WorkerError("config.json holds no JSON object", where=where, hint="the file is damaged: copy the folder again from where it came")
+        raise WorkerError(
+            "config.json holds no JSON object", where=where, hint="the file is damaged: copy the folder again from where it came"
+        )
     kind, own_code = config.get("model_type"), config.get("auto_map")
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
         return
@@ -97,7 +99,9 @@ def refuse_config(config: object, where: str) -> None:
     if newer:
         hint = f"homelab setup --upgrade installs the newest release on all nodes (config.json was written with transformers {written})"
         raise WorkerError(seen, where=where, hint=hint)
-    hint = f'is model_type = "{kind}" in config.json as its maker wrote it? If so, a newer transformers may know it: homelab setup --upgrade'
+    hint = (
+        f'is model_type = "{kind}" in config.json as its maker wrote it? If so, a newer transformers may know it: homelab setup --upgrade'
+    )
     raise WorkerError(f"{seen}{_nearly(kind, CONFIG_MAPPING)}", where=where, hint=hint)
 
 
@@ -185,7 +189,9 @@ def load_error(error: Exception, path: str, what: str = "model") -> Exception:
     first = (lines[-1] if lines[0].endswith(":") else lines[0])[:300]
     where = f"[model] name = {path!r}"
     if what == "tokenizer" and os.path.isdir(path) and not any(os.path.exists(os.path.join(path, name)) for name in model_forms.TOKENIZERS):
-        return WorkerError(f"the model folder {path} has no tokenizer ({' or '.join(model_forms.TOKENIZERS[:3])})", where=where, hint=_copied(path))
+        return WorkerError(
+            f"the model folder {path} has no tokenizer ({' or '.join(model_forms.TOKENIZERS[:3])})", where=where, hint=_copied(path)
+        )
     for pattern, hint in _KNOWN_FAULTS:
         if re.search(pattern, text, re.I | re.S):
             seen = f"{type(error).__name__}: {first}" if isinstance(error, KeyError) else first
@@ -198,7 +204,11 @@ def load_error(error: Exception, path: str, what: str = "model") -> Exception:
             hint="install that package in the node's environment, or choose a model that needs none (homelab setup installs the usual ones)",
         )  # fmt: skip
     if isinstance(error, OSError):
-        return WorkerError(f"the {what} cannot be loaded: {first}", where=where, hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN")
+        return WorkerError(
+            f"the {what} cannot be loaded: {first}",
+            where=where,
+            hint="check the name; copy a damaged folder again; a private or gated model needs HF_TOKEN",
+        )
     return WorkerError(
         f"the {what} cannot be loaded: {type(error).__name__}: {first}", where=where,
         hint="the files do not go with the installed transformers: copy the folder again from where it came, or install newer packages: homelab setup --upgrade",

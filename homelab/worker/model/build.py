@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,40 +25,17 @@ from homelab.worker.model import (
     stored_weights,
     trained_weights,
 )
+from homelab.worker.model.pretrained import DTYPES, from_pretrained
 from homelab.worker.runtime.recipe import Method
 from homelab.worker.runtime.task import Task
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Note = Callable[[str], None]
-
-
-def model_path(run: dict[str, Any]) -> str:
-    """The base model's folder (with ~ expanded) or hub id. Raises WorkerError for a folder that holds no model."""
-    name = str(run["recipe"]["model"]["name"])
-    if not name.startswith(("/", "~")):
-        return name
-    folder = Path(name).expanduser()
-    base_kind.refuse_folder(folder)
-    return str(folder)
 
 
 def refuse_unfit(task: Task, path: str) -> None:
     """Raises WorkerError where the base model cannot be trained in the recipe's way, as far as its files tell before any weight is read."""
     config = base_kind.config_of(path, task.model.revision)
     stored_weights.refuse(stored_weights.of(config), task.method, path)
-
-
-def load_tokenizer(run: dict[str, Any], path: str) -> Any:
-    """The model's own tokenizer, whose chat template has the time of the launch; one without a padding token pads with its end token (padding never
-    carries loss)."""
-    from transformers import AutoTokenizer
-
-    from homelab.worker.data import template_clock
-
-    tokenizer = from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return template_clock.bind(tokenizer, template_clock.moment_of(run))
 
 
 def load_model(task: Task, path: str, note: Note, reader: Callable[..., Any] | None = None) -> Any:
@@ -93,11 +69,14 @@ def load_model(task: Task, path: str, note: Note, reader: Callable[..., Any] | N
 def _slowness(task: Task) -> str:
     """What a person should know of this precision on this processor, after a colon; or nothing. The questions to mkldnn are those that torch asks itself."""
     mkldnn = torch.ops.mkldnn
-    known = {"bf16": (mkldnn._is_mkldnn_bf16_supported, 25), "fp16": (mkldnn._is_mkldnn_fp16_supported, 80)}  # one product of matrices, measured
+    # one product of matrices, measured
+    known = {"bf16": (mkldnn._is_mkldnn_bf16_supported, 25), "fp16": (mkldnn._is_mkldnn_fp16_supported, 80)}
     if task.device != "cpu" or task.precision not in known:
         return ""
     has_instructions, times = known[task.precision]
-    return "" if has_instructions() else f': this CPU has no instructions for it and is up to {times} times faster with [train] precision = "fp32"'
+    if has_instructions():
+        return ""
+    return f': this CPU has no instructions for it and is up to {times} times faster with [train] precision = "fp32"'
 
 
 def _told(model: Any, task: Task, note: Note) -> Any:
@@ -122,10 +101,7 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
     """Use the loss in chunks of tokens. A model with another kind of loss keeps its own where the recipe leaves the choice open."""
     plain, switches = model.forward, task.switches
     try:
-        fused_loss.check(
-            model,
-            fused_loss.install(model, labelled_only=switches.labelled_only, gradient_at_once=switches.gradient_at_once),
-        )
+        fused_loss.check(model, fused_loss.install(model, labelled_only=switches.labelled_only, gradient_at_once=switches.gradient_at_once))
     except WorkerError as error:
         if task.train.fused_loss != "auto":
             raise
@@ -149,7 +125,9 @@ def _load_base(task: Task, path: str, note: Note, reader: Callable[..., Any] | N
     if task.stage is not None:
         from homelab.worker.pipeline import stage_model
 
-        note(f"pipeline: layers {task.stage.begin} to {task.stage.end - 1} of {task.stage.layers}, stage {task.stage.number + 1} of {task.stage.count}")
+        note(
+            f"pipeline: layers {task.stage.begin} to {task.stage.end - 1} of {task.stage.layers}, stage {task.stage.number + 1} of {task.stage.count}"
+        )
         reader = functools.partial(stage_model.load, stage=task.stage)
         model = load_base(path, task.model.revision, how, dtype, card, where, reader)
         model.config.use_cache = False
@@ -166,7 +144,13 @@ def _load_base(task: Task, path: str, note: Note, reader: Callable[..., Any] | N
 
 
 def load_base(
-    path: str, revision: str | None, quantisation: str | None, dtype: Any, card: int | None, where: str, reader: Callable[..., Any] | None = None
+    path: str,
+    revision: str | None,
+    quantisation: str | None,
+    dtype: Any,
+    card: int | None,
+    where: str,
+    reader: Callable[..., Any] | None = None,
 ) -> Any:
     """The base model as it is trained on, and asked afterwards: quantised (NF4, INT8), or in `dtype` ("auto": as it is stored).
 
@@ -190,16 +174,17 @@ def load_base(
             options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
         else:
             options["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=dtype,
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
             )
     if card is not None:  # directly to the GPU: the host may have less memory than the model needs
         options["device_map"] = {"": card}
     elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
-    model = reader(path, **options) if reader else _whole(from_pretrained(AutoModelForCausalLM, path, output_loading_info=True, ignore_mismatched_sizes=True, **options), path)
+    if reader is None:
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model = _whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
+    else:
+        model = reader(path, **options)
     stored_weights.widen(model, stored, dtype)
     if quantisation == INT8:
         from homelab.worker.model import int8_linear
@@ -234,22 +219,12 @@ def _whole(loaded: tuple[Any, dict[str, Any]], path: str) -> Any:
     """The model that was loaded. Raises WorkerError where the files lack some of its weights: transformers makes random ones in their place, others on every rank."""
     model, info = loaded
     if info["mismatched_keys"]:
-        raise base_kind.of_other_sizes([(str(name), tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]], path)
+        sizes = [(str(name), tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]]
+        raise base_kind.of_other_sizes(sizes, path)
     missing = sorted(info["missing_keys"])
     if missing:
         raise base_kind.lacks(missing, type(model).__name__, path, model.config.architectures)
     return model
-
-
-def from_pretrained(auto: Any, path: str, **options: Any) -> Any:
-    """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
-    try:
-        return auto.from_pretrained(path, trust_remote_code=False, **options)
-    except Exception as error:
-        known = base_kind.load_error(error, path, "tokenizer" if "Tokenizer" in auto.__name__ else "model")
-        if known is error:
-            raise
-        raise known from error
 
 
 def enable_checkpointing(model: Any) -> None:

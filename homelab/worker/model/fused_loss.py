@@ -37,9 +37,7 @@ def chunk_tokens(vocabulary: int) -> int:
     return max(1, CHUNK_LOGITS // vocabulary)
 
 
-def install(
-    model: Any, chunk: int | None = None, *, labelled_only: bool = True, gradient_at_once: bool = True
-) -> Callable[..., Any]:
+def install(model: Any, chunk: int | None = None, *, labelled_only: bool = True, gradient_at_once: bool = True) -> Callable[..., Any]:
     """Teach a causal LM of transformers to compute its loss in chunks of `chunk` tokens; `logits` of such an output are None.
 
     Without `labels` the model answers as before. `labelled`, the positions in [rows x tokens] whose next token carries a loss, may come
@@ -83,9 +81,7 @@ def install(
         counted = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
         if torch.is_tensor(counted):
             counted = counted.to(loss.device)
-        return CausalLMOutputWithPast(
-            loss=loss / counted, hidden_states=decoded.hidden_states, attentions=decoded.attentions
-        )
+        return CausalLMOutputWithPast(loss=loss / counted, hidden_states=decoded.hidden_states, attentions=decoded.attentions)
 
     # The signature says that the model takes num_items_in_batch; `__wrapped__` would be taken for one of accelerate's own wrappers.
     forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
@@ -107,9 +103,7 @@ def _flat(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, tor
     return hidden.reshape(-1, hidden.shape[-1]), targets
 
 
-def summed_loss(
-    model: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk: int, *, at_once: bool = True
-) -> torch.Tensor:
+def summed_loss(model: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk: int, *, at_once: bool = True) -> torch.Tensor:
     """Cross entropy (nats, fp32, a scalar) summed over all tokens. `hidden` is [tokens, hidden], `targets` [tokens] what each has to
     predict; -100 carries no loss. `at_once`: with a frozen head the gradient is made here."""
     head, cap = model.get_output_embeddings(), _softcap(model)
@@ -154,9 +148,7 @@ def _autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def _chunk_loss(
-    head: Callable[[torch.Tensor], torch.Tensor], cap: float | None, part: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
+def _chunk_loss(head: Callable[[torch.Tensor], torch.Tensor], cap: float | None, part: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits = head(part)
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
@@ -224,4 +216,6 @@ def _enlarged(decoder: Any, times: float) -> Iterator[None]:
 
 
 def _other_kind(model: Any, why: str) -> WorkerError:
-    return WorkerError(f"{type(model).__name__} has a loss of its own kind: {why}", where=_WHERE, hint="set [train] fused_loss = false", needs_launch=True)
+    return WorkerError(
+        f"{type(model).__name__} has a loss of its own kind: {why}", where=_WHERE, hint="set [train] fused_loss = false", needs_launch=True
+    )

@@ -139,7 +139,8 @@ def unreached(model: Any) -> frozenset[str] | None:
     try:
         with torch.enable_grad():
             root = model(input_ids=tokens, use_cache=False).logits.grad_fn
-    except Exception:  # the model's own code: it looks at numbers that are not there on the meta device, or at a shape that PEFT has changed
+    except Exception:
+        # The model's own code: it looks at numbers that are not there on the meta device, or at a shape that PEFT has changed.
         return None
     finally:
         model.train(was_training)
@@ -174,7 +175,11 @@ def tied(model: Any) -> tuple[tuple[str, ...], ...]:
 def adapted(model: Any) -> dict[str, int]:
     """The modules with adapters, `*` for the number of a layer -> how many there are."""
     found: dict[str, int] = {}
-    places = {_ADAPTER.split(name, maxsplit=1)[0].removesuffix(".base_layer") for name, parameter in model.named_parameters() if parameter.requires_grad and _ADAPTER.search(name)}
+    places = {
+        _ADAPTER.split(name, maxsplit=1)[0].removesuffix(".base_layer")
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and _ADAPTER.search(name)
+    }
     for place in sorted(places):
         key = pattern(place).removeprefix("base_model.model.")
         found[key] = found.get(key, 0) + 1
@@ -198,7 +203,9 @@ def draws(model: Any) -> bool | None:
             after = _generators(device)
             random.setstate(before[0])
             numpy.random.set_state(before[1])
-    return any(repr(one) != repr(other) for one, other in zip(before[:2], after[:2], strict=True)) or not all(map(torch.equal, before[2:], after[2:]))
+    return any(repr(one) != repr(other) for one, other in zip(before[:2], after[:2], strict=True)) or not all(
+        map(torch.equal, before[2:], after[2:])
+    )
 
 
 def _generators(device: torch.device) -> list[Any]:

@@ -28,14 +28,18 @@ def settle(model: Any, task: Task, note: Callable[[str], None]) -> None:
     if not task.method.model_dropout:
         left = switch_off(model)
         if off := [source for source in found if source.place not in {kept.place for kept in left}]:
-            note(f"model dropout: {_listed(off)} of the model {'is' if len(off) == 1 else 'are'} off, so that the curve does not depend on the cluster")
+            note(
+                f"model dropout: {_listed(off)} of the model {'is' if len(off) == 1 else 'are'} off, so that the curve does not depend on the cluster"
+            )
         found = left
     if not found and (task.method.dropout > 0 or inspection.draws(model) is not True):
         return
     what = _listed(found) or f"{type(model).__name__} draws random numbers of its own in training"
     if task.stage is not None:
         hint = f"{_OFF}; or another strategy" if task.method.model_dropout else 'set [parallel] strategy = "ddp" or "zero3"'
-        raise WorkerError(f"the stages of a pipeline would draw other numbers than one process: {what}", where=_WHERE, hint=hint, needs_launch=True)
+        raise WorkerError(
+            f"the stages of a pipeline would draw other numbers than one process: {what}", where=_WHERE, hint=hint, needs_launch=True
+        )
     if task.world_size > 1 and any("layerdrop" in source.place or "drop_path" in source.place for source in found):
         raise WorkerError(f"ranks that leave out other layers cannot train together: {what}", where=_WHERE, hint=_OFF, needs_launch=True)
     note(f"law: {what}: draws depend on which rows share a micro-batch")

@@ -73,7 +73,9 @@ def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> 
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a damaged file can raise any error in its readers
-        note(f"the quantised base in {folder} is damaged and is made again: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        note(
+            f"the quantised base in {folder} is damaged and is made again: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        )
         shutil.rmtree(folder, ignore_errors=True)
         return None
     note(f"base: quantised before, read from {folder}")
@@ -84,7 +86,9 @@ def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> N
     """Write the quantised `model` to `folder`, by the first rank of the node, where the disk has room. What was kept of the same model
     with other files or versions goes. A full disk must not end a training for it.
     """
-    sources = {name: getattr(module.weight.quant_state, weight_digests.SOURCE, None) for name, module in weight_digests.quantised(model).items()}
+    sources = {
+        name: getattr(module.weight.quant_state, weight_digests.SOURCE, None) for name, module in weight_digests.quantised(model).items()
+    }
     if task.local_rank != 0 or not all(sources.values()):
         return
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

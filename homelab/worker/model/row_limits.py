@@ -78,7 +78,12 @@ def _lengths(starts: Sequence[int], end: int) -> Iterable[int]:
 
 def beyond_positions(most: int, seen: str, where: str) -> WorkerError:
     """The error for rows that are longer than the model has positions."""
-    return WorkerError(f"{seen}, and the model has {most} positions", where=where, hint=f"edit the recipe: [train] seq_len = {most} or less", needs_launch=True)
+    return WorkerError(
+        f"{seen}, and the model has {most} positions",
+        where=where,
+        hint=f"edit the recipe: [train] seq_len = {most} or less",
+        needs_launch=True,
+    )
 
 
 def beyond_embedding(ids: int, tokens: dict[int, str], path: str, where: str) -> WorkerError:

@@ -88,5 +88,3 @@ def widen(model: Any, stored: Stored | None, dtype: Any) -> None:
 def held(stored: Stored | None, wanted: str | None) -> str | None:
     """NF4, INT8 or None: how the base is held, of what the files are and what the recipe wants."""
     return stored.held if stored is not None else wanted
-
-

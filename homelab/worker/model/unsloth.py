@@ -26,7 +26,8 @@ def begin(task: Task) -> None:
     Raises WorkerError when it is not installed or refuses this machine.
     """
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would fetch a file from the hub at every start, for statistics
-    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(task.rank_dir / "unsloth"))  # folder for the code that it writes, otherwise the current folder
+    # folder for the code that it writes, otherwise the current folder
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(task.rank_dir / "unsloth"))
     if task.device == "cuda":
         from homelab.worker.runtime import process_group
 
@@ -56,7 +57,7 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
     from unsloth import FastLanguageModel
 
     from homelab.worker.model import adapted, adapter_targets, trained_weights
-    from homelab.worker.model.build import DTYPES, from_pretrained
+    from homelab.worker.model.pretrained import DTYPES, from_pretrained
 
     method, train = task.method, task.train
     is_cpu = task.device == "cpu"

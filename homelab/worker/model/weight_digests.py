@@ -40,7 +40,10 @@ def each(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
         own = [place for place in sums if place[1] == device]
         numbers = torch.cat([sums[place] for place in own]).cpu().split([len(sums[place]) for place in own])
         bytes_of |= {place: part.contiguous().numpy().tobytes() for place, part in zip(own, numbers, strict=True)}
-    return {name: hashlib.sha256(f"{tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode() + bytes_of[place]).hexdigest() for name, place in places.items()}
+    return {
+        name: hashlib.sha256(f"{tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode() + bytes_of[place]).hexdigest()
+        for name, place in places.items()
+    }
 
 
 def joined(digests: Mapping[str, str]) -> str:

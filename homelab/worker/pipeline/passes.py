@@ -45,7 +45,9 @@ class Pipeline:
     context: Callable[[], AbstractContextManager[Any]]
     after_pass: Callable[[], None]
 
-    def step(self, batches: Sequence[Batch], seeds: Sequence[int], count: torch.Tensor, backward: Callable[[torch.Tensor], None]) -> tuple[float, Work]:
+    def step(
+        self, batches: Sequence[Batch], seeds: Sequence[int], count: torch.Tensor, backward: Callable[[torch.Tensor], None]
+    ) -> tuple[float, Work]:
         """All passes of an optimizer step; the loss of this stage (0 but on the last one) and what it has cost.
 
         `count` divides the summed loss; `backward` is called with each loss.

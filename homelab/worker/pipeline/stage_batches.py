@@ -19,7 +19,9 @@ class StageBatches(StepBatches):
 
     def __getitem__(self, step: int) -> StepItem:
         item = super().__getitem__(step)
-        return dataclasses.replace(item, sources=item.sources if self.stage.is_first else [], input_tokens=round(item.input_tokens * self.stage.work))
+        return dataclasses.replace(
+            item, sources=item.sources if self.stage.is_first else [], input_tokens=round(item.input_tokens * self.stage.work)
+        )
 
 
 def batches_of(task: Task, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:

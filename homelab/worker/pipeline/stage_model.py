@@ -49,7 +49,7 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
     from transformers import AutoConfig
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    from homelab.worker.model.build import from_pretrained
+    from homelab.worker.model.pretrained import from_pretrained
 
     config = from_pretrained(AutoConfig, path, revision=options.get("revision"))
     whole = _class_of(config)
@@ -66,7 +66,11 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
         return CausalLMOutputWithPast(logits=self.base_model(**inputs).last_hidden_state)
 
     not_own = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # the files have the weights of all stages
-    own = type(whole.__name__, (whole,), {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own})
+    own = type(
+        whole.__name__,
+        (whole,),
+        {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own},
+    )
     model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
     check(model)
     return model
@@ -140,6 +144,11 @@ def _class_of(config: Any) -> Any:
         )  # fmt: skip
     known = AutoModelForCausalLM._model_mapping
     if type(config) not in known:
-        raise WorkerError(f"{config.model_type} is no causal language model that transformers knows", where=_WHERE, hint="choose another [model] name", needs_launch=True)
+        raise WorkerError(
+            f"{config.model_type} is no causal language model that transformers knows",
+            where=_WHERE,
+            hint="choose another [model] name",
+            needs_launch=True,
+        )
     classes = known[type(config)]
     return classes[0] if isinstance(classes, list | tuple) else classes

@@ -70,7 +70,9 @@ def numbers_of(groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
     numbers: list[list[list[int]]] = []
     for stage, sizes in enumerate(groups):
         before = [sum(groups[earlier][group] for earlier in range(stage)) for group in range(len(sizes))]
-        numbers.append([list(range(starts[group] + before[group], starts[group] + before[group] + size)) for group, size in enumerate(sizes)])
+        numbers.append(
+            [list(range(starts[group] + before[group], starts[group] + before[group] + size)) for group, size in enumerate(sizes)]
+        )
     return numbers
 
 

@@ -23,10 +23,15 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
     Raises WorkerError on every rank when a weight of a stage is not in the folder, or has another shape.
     """
     own = {weights.adapter_name(name): weight for name, weight in weights.trained(model).items()}
-    wanted = [json.loads(text) for text in process_group.exchange("wanted", json.dumps({name: list(weight.shape) for name, weight in own.items()}))]
+    wanted = [
+        json.loads(text)
+        for text in process_group.exchange("wanted", json.dumps({name: list(weight.shape) for name, weight in own.items()}))
+    ]
     if folder is None:
         if fault := process_group.exchange("fault", "")[source]:
-            raise WorkerError(fault, where=f"rank {source}", hint="the base model on a node is another one: copy the same model folder to every node")
+            raise WorkerError(
+                fault, where=f"rank {source}", hint="the base model on a node is another one: copy the same model folder to every node"
+            )
         for name in sorted(own):
             arriving = torch.zeros(own[name].shape, dtype=torch.float32)
             dist.recv(arriving, source)
@@ -38,7 +43,9 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
         fault = f"what was trained does not fit this model: {odd[0]} is missing or has another shape" if odd else ""
         process_group.exchange("fault", fault)
         if fault:
-            raise WorkerError(fault, where=str(folder), hint="the base model on a node is another one: copy the same model folder to every node")
+            raise WorkerError(
+                fault, where=str(folder), hint="the base model on a node is another one: copy the same model folder to every node"
+            )
         for name in sorted(files):
             file, key = files[name]
             takers = [rank for rank, names in enumerate(wanted) if name in names]

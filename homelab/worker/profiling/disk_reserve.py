@@ -18,4 +18,8 @@ def check(folder: Path, events: int) -> None:
     needed_bytes = events * EVENT_BYTES + RESERVE_BYTES
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free_bytes / 1e6:.0f} MB are free, and {needed_bytes / 1e6:.0f} MB are wanted", str(folder))
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {free_bytes / 1e6:.0f} MB are free, and {needed_bytes / 1e6:.0f} MB are wanted",
+            str(folder),
+        )

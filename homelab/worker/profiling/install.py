@@ -21,7 +21,9 @@ def install(trainer: Any, task: Task, recorder: Recorder) -> Callable[[], None]:
     if task.rank not in asked["ranks"] or first <= task.resume_step or _was_profiled(task):
         return lambda: None
     if last > recorder.total_steps:
-        recorder.note(f"no profile: the run ends after step {recorder.total_steps}, before step {last}. fix: launch again with earlier steps, --profile FIRST-LAST")
+        recorder.note(
+            f"no profile: the run ends after step {recorder.total_steps}, before step {last}. fix: launch again with earlier steps, --profile FIRST-LAST"
+        )
         return lambda: None
     profiler = StepProfiler(trainer, task, recorder, first, last)
     profiler.install()

@@ -30,7 +30,12 @@ def line(events: Iterable[Event], calls: Iterable[Call], held_bytes: int, *, on_
     peak_s, peak_bytes = max(points, key=lambda point: point[1])
     at_us = peak_s * 1e6 + from_us
     phase = next((call.phase for call in calls if call.phase and call.begin_us <= at_us <= call.end_us), "")
-    return {"points": [[round(at_s, 6), size] for at_s, size in _fewer(points)], "peak_bytes": peak_bytes, "peak_s": peak_s, "peak_phase": phase}
+    return {
+        "points": [[round(at_s, 6), size] for at_s, size in _fewer(points)],
+        "peak_bytes": peak_bytes,
+        "peak_s": peak_s,
+        "peak_phase": phase,
+    }
 
 
 def _fewer(points: list[tuple[float, int]]) -> list[tuple[float, int]]:

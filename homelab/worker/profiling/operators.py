@@ -68,7 +68,12 @@ def _label(call: Call, modules: Mapping[str, Sequence[str]]) -> str:
 def _as_row(name: str, row: _Row, modules: Mapping[str, Sequence[str]], step_us: float, *, is_on_card: bool) -> dict[str, Any]:
     whole = row.device_us if is_on_card else row.self_us
     places = [
-        {"module": place, "class": modules.get(place, ("", ""))[0], "source": modules.get(place, ("", ""))[1], "share": part / whole if whole > 0 else 0.0}
+        {
+            "module": place,
+            "class": modules.get(place, ("", ""))[0],
+            "source": modules.get(place, ("", ""))[1],
+            "share": part / whole if whole > 0 else 0.0,
+        }
         for place, part in sorted(row.places.items(), key=lambda entry: -entry[1])[:_MOST_PLACES]
         if place
     ]

@@ -18,7 +18,8 @@ from homelab.worker.profiling.trace_tree import Event
 
 Span = tuple[float, float]
 _ASYNCHRONOUS = "all-reduce"
-_KERNELS = {"all-reduce": "allreduce", "gather": "allgather", "scatter": "reducescatter"}  # kind: what NCCL calls its kernel, in small letters
+# kind: what NCCL calls its kernel, in small letters
+_KERNELS = {"all-reduce": "allreduce", "gather": "allgather", "scatter": "reducescatter"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Exchange:
     overlap_us: float
 
 
-def placed(entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], events: Sequence[Event], base_ns: int) -> list[Exchange]:
+def placed(
+    entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], events: Sequence[Event], base_ns: int
+) -> list[Exchange]:
     """The noted exchanges (Unix nanoseconds) with their overlap. `base_ns`: the zero of the trace's times."""
     noted = sorted(entries, key=lambda entry: int(entry["begin_ns"]))
     ready_us = {int(step["begin_ns"]): (step["ready_ns"] - base_ns) / 1e3 for step in steps if step.get("ready_ns")}
@@ -59,7 +62,8 @@ def table(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for one in exchanges:
         row = rows.setdefault(
-            one.name, {"name": one.name, "kind": one.kind, "calls": 0, "payload_bytes": 0, "sent_bytes": 0.0, "seconds": 0.0, "overlap_s": 0.0}
+            one.name,
+            {"name": one.name, "kind": one.kind, "calls": 0, "payload_bytes": 0, "sent_bytes": 0.0, "seconds": 0.0, "overlap_s": 0.0},
         )
         row["calls"] += 1
         row["payload_bytes"] += one.payload_bytes

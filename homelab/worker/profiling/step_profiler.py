@@ -1,8 +1,8 @@
 """torch.profiler around some steps of one rank. It never ends or changes the training: what fails becomes a note of the run.
 
-    the step before      the profiler warms up (on a card its start takes long)
-    the steps            phases and modules are ranges, exchanges are noted, the balancer does not learn from their times
-    after the last       the raw trace goes to the disk, and a process of its own makes the profile's files of it (`summarise`)
+the step before      the profiler warms up (on a card its start takes long)
+the steps            phases and modules are ranges, exchanges are noted, the balancer does not learn from their times
+after the last       the raw trace goes to the disk, and a process of its own makes the profile's files of it (`summarise`)
 """
 
 from __future__ import annotations
@@ -165,13 +165,21 @@ class StepProfiler:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         try:
             done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_LONGEST_SUMMARY_S, env=environment, check=False
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_LONGEST_SUMMARY_S,
+                env=environment,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             self._give_up("while it was summed up", first_words(error))
             return
         if done.returncode:
-            self._give_up("while it was summed up", (done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"])[-1])
+            self._give_up(
+                "while it was summed up", (done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"])[-1]
+            )
         else:
             self._recorder.note(f"steps {self._first} to {self._last} are profiled: {self._folder}")
 

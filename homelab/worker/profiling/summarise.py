@@ -99,7 +99,16 @@ def _waits(calls: Sequence[Call], raw: raw_profile.RawProfile, base_ns: int) -> 
         for child_begin, child_end in [*ends, (call.end_us, call.end_us)]:
             if child_begin - begin > _LEAST_GAP_US:
                 pid, tid = call.thread
-                yield {"ph": "X", "cat": _ANNOTATION, "name": profile_files.REDUCTION, "pid": pid, "tid": tid, "ts": begin, "dur": child_begin - begin, "args": {}}
+                yield {
+                    "ph": "X",
+                    "cat": _ANNOTATION,
+                    "name": profile_files.REDUCTION,
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": begin,
+                    "dur": child_begin - begin,
+                    "args": {},
+                }
             begin = max(begin, child_end)
 
 
@@ -115,7 +124,10 @@ def _phases(calls: Sequence[Call]) -> dict[str, float]:
 
 def _name_steps(events: list[dict[str, Any]], raw: raw_profile.RawProfile) -> None:
     """The profiler counts its own steps; a person knows those of the run."""
-    names = sorted({event["name"] for event in events if str(event.get("name", "")).startswith(trace_tree.STEP)}, key=lambda name: int(name[len(trace_tree.STEP) :]))
+    names = sorted(
+        {event["name"] for event in events if str(event.get("name", "")).startswith(trace_tree.STEP)},
+        key=lambda name: int(name[len(trace_tree.STEP) :]),
+    )
     known = {name: f"{trace_tree.STEP}{step['step']}" for name, step in zip(names, raw.steps, strict=False)}
     for event in events:
         event["name"] = known.get(event.get("name", ""), event.get("name", ""))

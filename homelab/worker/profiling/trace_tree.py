@@ -36,7 +36,11 @@ class Call:
 
 def calls(events: Sequence[Event]) -> list[Call]:
     """All calls in the order of their beginnings, with their own time, phase and module."""
-    every = [_call(event) for event in events if event.get("ph") == "X" and event.get("cat") in _CALLS and not str(event["name"]).startswith(_ASYNCHRONOUS)]
+    every = [
+        _call(event)
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in _CALLS and not str(event["name"]).startswith(_ASYNCHRONOUS)
+    ]
     every.sort(key=lambda call: (str(call.thread), call.begin_us, -call.end_us))
     roots = _nested(every)
     forward = _modules_by_flow(events, roots)

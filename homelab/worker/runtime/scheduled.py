@@ -60,7 +60,9 @@ def next_attempt(run_dir: Path) -> int:
             attempt += 1
         except OSError as error:
             raise WorkerError(
-                f"the job's folder takes no file: {error.strerror}", where=str(run_dir), hint=f"make it writable for this user: ls -ld {run_dir}"
+                f"the job's folder takes no file: {error.strerror}",
+                where=str(run_dir),
+                hint=f"make it writable for this user: ls -ld {run_dir}",
             ) from error
     step = max(checkpoint_folder.complete_steps(run_dir / layout.CHECKPOINTS), default=0)
     files.write_json(run_dir / layout.plan_json(attempt), {**plan, "attempt": attempt, "resume_step": step})

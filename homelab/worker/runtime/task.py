@@ -96,10 +96,13 @@ class Task:
     def balance(self) -> Balance:
         """The assignment rule that this attempt starts with."""
         limits = [
-            Limits.planned(rank.micro_batch, rank.token_cap, seq_len=self.train.seq_len, asked=self.parallel.micro_batch) for rank in self.ranks
+            Limits.planned(rank.micro_batch, rank.token_cap, seq_len=self.train.seq_len, asked=self.parallel.micro_batch)
+            for rank in self.ranks
         ]
         speeds = [Speed(**rank.speed) if rank.speed else None for rank in self.ranks]
-        return Balance(self.shares, limits, [self.named(rank.rank) for rank in self.ranks], speeds, measured=self.plan.get("balance") == "measured")
+        return Balance(
+            self.shares, limits, [self.named(rank.rank) for rank in self.ranks], speeds, measured=self.plan.get("balance") == "measured"
+        )
 
     def named(self, *ranks: int) -> str:
         """`rank 0 (tower), rank 1 (laptop)` for these."""
@@ -217,9 +220,7 @@ def _check(task: Task, plan_file: Path) -> None:
     numbers = [rank.rank for rank in task.ranks]
     if task.world_size != task.plan["world_size"] or numbers != list(range(task.world_size)):
         planned = f"{task.plan['world_size']} processes, ranks {numbers}"
-        raise WorkerError(
-            f"torchrun started {task.world_size} processes, the plan says {planned}", where=str(plan_file), hint=hint
-        )
+        raise WorkerError(f"torchrun started {task.world_size} processes, the plan says {planned}", where=str(plan_file), hint=hint)
     if task.nodes[task.rank] != task.node:
         message = f"rank {task.rank} runs on node {task.node}, the plan puts it on {task.nodes[task.rank]}"
         raise WorkerError(message, where=str(plan_file), hint=hint)
@@ -227,6 +228,4 @@ def _check(task: Task, plan_file: Path) -> None:
         recipe.section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON))
     batch = task.train.global_batch
     if sum(task.shares) != batch or min(task.shares) < 0:
-        raise WorkerError(
-            f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint
-        )
+        raise WorkerError(f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint)

@@ -76,7 +76,9 @@ class _Gather(_Counted, AllGather):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:  # fmt: skip
         work: dist.Work | None = self._exchange.timed(
-            self._name, lambda: dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op), output_tensor.nbytes
+            self._name,
+            lambda: dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op),
+            output_tensor.nbytes,
         )
         return work
 

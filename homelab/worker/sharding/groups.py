@@ -1,8 +1,8 @@
 """How a model is cut into groups: the weights of a group are gathered together, and their gradients summed together.
 
-    per step    only what is trained is sharded. Linear layers of a block are one group, gathered in the training precision: autocast
-                casts the same numbers in the same way, with twice the bytes. Norms and embeddings, which autocast leaves in fp32, are another
-    per pass    everything is sharded but quantised weights, block by block, gathered as it is stored
+per step    only what is trained is sharded. Linear layers of a block are one group, gathered in the training precision: autocast
+            casts the same numbers in the same way, with twice the bytes. Norms and embeddings, which autocast leaves in fp32, are another
+per pass    everything is sharded but quantised weights, block by block, gathered as it is stored
 """
 
 from __future__ import annotations

@@ -66,12 +66,23 @@ class Change:
 def changes(model: Any) -> tuple[Change, ...]:
     """Of a PEFT model with one LoRA adapter: every weight that was trained, and every quantised one. Raises WorkerError for another adapter."""
     config = model.peft_config[_NAME]
-    if any(getattr(config, key, False) for key in ("use_dora", "modules_to_save", "lora_bias")) or getattr(config, "bias", "none") != "none":
-        raise WorkerError("this adapter is more than LoRA (DoRA, biases or whole modules)", where="adapter_config.json", hint="merge it with the program that made it")
+    if (
+        any(getattr(config, key, False) for key in ("use_dora", "modules_to_save", "lora_bias"))
+        or getattr(config, "bias", "none") != "none"
+    ):
+        raise WorkerError(
+            "this adapter is more than LoRA (DoRA, biases or whole modules)",
+            where="adapter_config.json",
+            hint="merge it with the program that made it",
+        )
     found = []
     for name, part, kind in adapted.parts(model):
         if usable.PARTS[kind].merge is None:
-            raise WorkerError(f"the adapter is on {name}, {kind}, and is not merged", where="adapter_config.json", hint="serve it without a merge: vllm serve BASE --enable-lora")
+            raise WorkerError(
+                f"the adapter is on {name}, {kind}, and is not merged",
+                where="adapter_config.json",
+                hint="serve it without a merge: vllm serve BASE --enable-lora",
+            )
         found.append(_change(name, part, kind))
     trained = {change.module for change in found}
     for name, part in adapted.base_of(model).named_modules():
@@ -84,7 +95,16 @@ def changes(model: Any) -> tuple[Change, ...]:
 def _change(name: str, part: Any, kind: str) -> Change:
     if kind in (usable.EMBEDDING, usable.TIED_EMBEDDING):
         # PEFT looks the rows up in A: [r, rows]; the table is [rows, width].
-        return Change(name, "weight", kind, _of(part.lora_embedding_A[_NAME]), _of(part.lora_embedding_B[_NAME]), float(part.scaling[_NAME]), True, None)
+        return Change(
+            name,
+            "weight",
+            kind,
+            _of(part.lora_embedding_A[_NAME]),
+            _of(part.lora_embedding_B[_NAME]),
+            float(part.scaling[_NAME]),
+            True,
+            None,
+        )
     a, b, scale = _of(part.lora_A[_NAME].weight), _of(part.lora_B[_NAME].weight), float(part.scaling[_NAME])
     if kind == usable.EXPERTS:
         return Change(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, None)
@@ -103,14 +123,18 @@ def put_into(model: Any, trained: tuple[Change, ...], *, dequantised: bool) -> I
     A head that is also the embeddings becomes a tensor of its own where an adapter was on either. Raises WorkerError for another base.
     """
     modules = dict(model.named_modules())
-    if any(usable.PARTS[change.kind].merge == usable.UNTIED for change in trained) and adapted.weight_of(model.get_output_embeddings()) is adapted.weight_of(
-        model.get_input_embeddings()
-    ):
+    if any(usable.PARTS[change.kind].merge == usable.UNTIED for change in trained) and adapted.weight_of(
+        model.get_output_embeddings()
+    ) is adapted.weight_of(model.get_input_embeddings()):
         adapted.untie(model)
     for count, change in enumerate(trained, 1):
         weight = getattr(modules.get(change.module), change.parameter, None)
         if weight is None:
-            raise WorkerError(f"the adapter does not fit this base: it has no {change.module}", where="[model] name", hint="copy the model folder to this node again")
+            raise WorkerError(
+                f"the adapter does not fit this base: it has no {change.module}",
+                where="[model] name",
+                hint="copy the model folder to this node again",
+            )
         change.put_into(weight, dequantised=dequantised)
         yield count
 

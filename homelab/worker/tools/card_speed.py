@@ -90,8 +90,15 @@ def run(state: StateFile) -> None:
         _train(task, asked["shape"], state, clock)
     except torch.OutOfMemoryError as error:
         hint = "end what else uses the card (nvidia-smi names it), or measure with a smaller base: --method qlora"
-        raise WorkerError(f"the card has no room for what measures it: {str(error).splitlines()[0]}", where=f"node {task.node}", hint=hint) from error
-    result = {"tokens_per_s": clock.tokens_per_s, "peak_bytes": peak_memory_bytes(task.device), "steps": clock.steps - WARM, "torch": torch.__version__}
+        raise WorkerError(
+            f"the card has no room for what measures it: {str(error).splitlines()[0]}", where=f"node {task.node}", hint=hint
+        ) from error
+    result = {
+        "tokens_per_s": clock.tokens_per_s,
+        "peak_bytes": peak_memory_bytes(task.device),
+        "steps": clock.steps - WARM,
+        "torch": torch.__version__,
+    }
     state(collective_stages.DONE, results=[result])
 
 
@@ -113,7 +120,8 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
     from homelab.law.checkpoint_interval import Interval
     from homelab.worker.data.batches import Form
     from homelab.worker.model import fused_loss, packed_attention, random_weights
-    from homelab.worker.model.build import DTYPES, load_model
+    from homelab.worker.model.build import load_model
+    from homelab.worker.model.pretrained import DTYPES
     from homelab.worker.pipeline.stage_batches import batches_of
     from homelab.worker.runtime import process_group
     from homelab.worker.training.arguments import training_arguments
@@ -147,7 +155,10 @@ def _rows(vocabulary: int, length: int) -> list[Row]:
     from homelab.worker.data.encoding import Row
 
     draw = random.Random(0)
-    return [Row(array("i", (draw.randrange(vocabulary) for _ in range(length))), bytes([0, *[1] * (length - 1)]), (number,)) for number in range(_ROWS)]
+    return [
+        Row(array("i", (draw.randrange(vocabulary) for _ in range(length))), bytes([0, *[1] * (length - 1)]), (number,))
+        for number in range(_ROWS)
+    ]
 
 
 if __name__ == "__main__":

@@ -30,16 +30,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WorkerError(
-            f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs"
-        ) from error
+        raise WorkerError(f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs") from error
     # Before anything is loaded, so that "nothing is trained yet" is reported at once.
     trained = None if question.get("base", False) else trained_folder(run, run_dir)
     imports.prepare(run, bitsandbytes=section(Method, run["recipe"]).quantisation is not None)
 
     import torch
 
-    from homelab.worker.model.build import load_tokenizer, model_path
+    from homelab.worker.model.pretrained import load_tokenizer, model_path
 
     imports.quiet()
     path = model_path(run)
@@ -99,13 +97,15 @@ def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, t
     import torch
 
     from homelab.worker.checkpoints.async_save import available_bytes
-    from homelab.worker.model.build import DTYPES
+    from homelab.worker.model.pretrained import DTYPES
 
     method, revision = run["recipe"]["method"], run["recipe"]["model"].get("revision")
     source, revision = (str(trained), None) if _is_whole(method, trained) else (path, revision)
     dtype = None if method["kind"] == "full" else DTYPES[_precision(run_dir)]
     added = sum(file.stat().st_size for file in trained.glob("*.safetensors")) if trained and method["kind"] != "full" else 0
-    needed = footprint.answer_bytes(source, revision, quantisation=section(Method, run["recipe"]).quantisation, dtype=dtype, tokens=tokens, added_bytes=added)
+    needed = footprint.answer_bytes(
+        source, revision, quantisation=section(Method, run["recipe"]).quantisation, dtype=dtype, tokens=tokens, added_bytes=added
+    )
     busy = _training_cards(run, run_dir)
     cards = [
         Card(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
@@ -153,7 +153,8 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
     """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
     from homelab.worker.checkpoints.weights import load_adapter, load_weights
-    from homelab.worker.model.build import DTYPES, add_adapters, load_base
+    from homelab.worker.model.build import add_adapters, load_base
+    from homelab.worker.model.pretrained import DTYPES
 
     method = run["recipe"]["method"]
     if trained is not None and _is_whole(method, trained):

@@ -99,27 +99,13 @@ def run(backend: str, stage: StateFile) -> None:
     store.wait(["all"], patience)
     limit = datetime.timedelta(seconds=float(os.environ.get("HOMELAB_DDP_TIMEOUT_S", "75")))
     dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=ranks,
-        timeout=limit,
-        device_id=device if backend == "nccl" else None,
+        backend, store=store, rank=rank, world_size=ranks, timeout=limit, device_id=device if backend == "nccl" else None
     )
     results: list[dict[str, Any]] = []
     for size_bytes, name in SIZES:
         # Seconds are the same number on all ranks, so all decide the same.
-        if (
-            results
-            and size_bytes / results[-1]["size_bytes"] * results[-1]["seconds"] > TOO_LONG_S
-            and size_bytes > SIZES[1][0]
-        ):
-            results.append(
-                {
-                    "size_bytes": size_bytes,
-                    "predicted_s": size_bytes / results[-1]["size_bytes"] * results[-1]["seconds"],
-                }
-            )
+        if results and size_bytes / results[-1]["size_bytes"] * results[-1]["seconds"] > TOO_LONG_S and size_bytes > SIZES[1][0]:
+            results.append({"size_bytes": size_bytes, "predicted_s": size_bytes / results[-1]["size_bytes"] * results[-1]["seconds"]})
             continue
         stage(name, results=results)
         results.append(measure(size_bytes, rank, ranks, device))

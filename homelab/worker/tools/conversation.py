@@ -31,7 +31,7 @@ class Conversation:
         self.run = run_model.read_run(run_dir)
         trained = chat.trained_folder(self.run, run_dir) if "trained" in models else None
         imports.prepare(self.run, bitsandbytes=section(Method, self.run["recipe"]).quantisation is not None)
-        from homelab.worker.model.build import load_tokenizer, model_path
+        from homelab.worker.model.pretrained import load_tokenizer, model_path
 
         imports.quiet()
         path = model_path(self.run)
@@ -53,7 +53,11 @@ class Conversation:
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         count = tokens["input_ids"].shape[1]
         if count >= most:
-            raise WorkerError(f"the conversation has {count} tokens, and the model reads {most}", where="this conversation", hint="/new begins another one")
+            raise WorkerError(
+                f"the conversation has {count} tokens, and the model reads {most}",
+                where="this conversation",
+                hint="/new begins another one",
+            )
         is_base = question["model"] == "base"
         model = self.base if is_base and self.base is not None else self.model
         without_adapter = model.disable_adapter() if is_base and self.has_adapter else contextlib.nullcontext()

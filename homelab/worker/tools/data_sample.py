@@ -63,9 +63,7 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
         reading = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
         return reading | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
     if file["path"] is None:
-        return {
-            "unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"
-        }
+        return {"unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"}
     rows = read_rows(Path(file["path"]), bad)
     figures: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
     figures |= _of_all(rows, file, settings, seq_len, tokenizer, bad)
@@ -238,7 +236,11 @@ def load(folder: str, revision: str | None, moment: str | None = None) -> Any:
         known = load_error(error, folder, "tokenizer")
         if known is error:
             hint = "copy the model's folder again, or install what its tokenizer needs on the node"
-            known = WorkerError(f"the tokenizer cannot be loaded: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}", where=folder, hint=hint)
+            known = WorkerError(
+                f"the tokenizer cannot be loaded: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}",
+                where=folder,
+                hint=hint,
+            )
         raise known from error
     Encoder(tokenizer, {}, 8, lambda note: None)
     return template_clock.bind(tokenizer, template_clock.moment_of({template_clock.MOMENT: moment}))

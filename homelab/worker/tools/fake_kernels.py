@@ -90,9 +90,7 @@ def _four_bit(dtype: Any) -> Callable[[Any], Any]:
             torch.nn.Module.__init__(self)
             self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
             elements = self.in_features * self.out_features
-            self.weight = torch.nn.Parameter(
-                torch.empty((-(-elements // 2), 1), dtype=torch.uint8), requires_grad=False
-            )
+            self.weight = torch.nn.Parameter(torch.empty((-(-elements // 2), 1), dtype=torch.uint8), requires_grad=False)
             self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
             self.weight.quant_state = _Scales(-(-elements // _BLOCK))
             self.compute_dtype = dtype

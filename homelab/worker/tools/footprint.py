@@ -103,7 +103,7 @@ def stored_dtype(path: str, revision: str | None) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from homelab.worker.model.build import from_pretrained
+    from homelab.worker.model.pretrained import from_pretrained
 
     return getattr(from_pretrained(AutoConfig, path, revision=revision), "dtype", None) or torch.float32
 
@@ -117,7 +117,9 @@ def weight_bytes(model: Any, how: str | None) -> float:
         head = model.get_output_embeddings()
         linear = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head}
     return sum(
-        quantisation.matrix_bytes(how, *parameter.shape) if how is not None and id(parameter) in linear else float(parameter.numel() * parameter.itemsize)
+        quantisation.matrix_bytes(how, *parameter.shape)
+        if how is not None and id(parameter) in linear
+        else float(parameter.numel() * parameter.itemsize)
         for parameter in model.parameters()
     )
 

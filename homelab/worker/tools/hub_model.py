@@ -56,11 +56,15 @@ def fetch(name: str, revision: str | None, known: Sequence[str]) -> Repository:
         folder = Path()
         for file in _small(sizes):
             if time.monotonic() > end_s:
-                raise HubError(f"the hub sent the small files of {name} too slowly: not all within {_LIMIT_S:.0f} s", hint=_AGAIN, level="warn")
+                raise HubError(
+                    f"the hub sent the small files of {name} too slowly: not all within {_LIMIT_S:.0f} s", hint=_AGAIN, level="warn"
+                )
             folder = Path(hf_hub_download(name, file, revision=found.sha)).parent
         index = _index(folder, sizes)
         heads: dict[str, tuple[int, ...]] = {}
-        for file in sorted(set(index.values()) or {each for each in sizes if fnmatch.fnmatchcase(each, "model*.safetensors")})[:_MOST_HEADS]:
+        for file in sorted(set(index.values()) or {each for each in sizes if fnmatch.fnmatchcase(each, "model*.safetensors")})[
+            :_MOST_HEADS
+        ]:
             if file in sizes and time.monotonic() < end_s:
                 heads |= _head(name, file, str(found.sha))
     missing = sorted(set(index.values()) - set(sizes))
@@ -77,7 +81,12 @@ def _small(sizes: dict[str, int]) -> list[str]:
     chosen: list[str] = []
     left = _MOST_BYTES
     for file in sorted(sizes, key=lambda file: (file not in ("config.json", "adapter_config.json"), sizes[file])):
-        if "/" not in file and any(fnmatch.fnmatchcase(file, pattern) for pattern in _SMALL) and sizes[file] <= left and len(chosen) < _MOST_FILES:
+        if (
+            "/" not in file
+            and any(fnmatch.fnmatchcase(file, pattern) for pattern in _SMALL)
+            and sizes[file] <= left
+            and len(chosen) < _MOST_FILES
+        ):
             chosen.append(file)
             left -= sizes[file]
     return chosen
@@ -101,7 +110,9 @@ def _head(name: str, file: str, commit: str) -> dict[str, tuple[int, ...]]:
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     content = b""
-    with get_session().stream("GET", hf_hub_url(name, file, revision=commit), headers=build_hf_headers(), timeout=_SILENT_S, follow_redirects=True) as response:
+    with get_session().stream(
+        "GET", hf_hub_url(name, file, revision=commit), headers=build_hf_headers(), timeout=_SILENT_S, follow_redirects=True
+    ) as response:
         hf_raise_for_status(response)
         for part in response.iter_bytes():
             content += part
@@ -130,14 +141,18 @@ def _told(name: str, revision: str | None, known: Sequence[str]) -> Iterator[Non
         ) from error  # fmt: skip
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         near = difflib.get_close_matches(name.lower(), {each.lower() for each in known}, n=1, cutoff=0.75)
-        meant = next((f'[model] name = "{each}" (did you mean it?)' for each in known if near and each.lower() == near[0]), "[model] name = org/name as on the hub")
+        meant = next(
+            (f'[model] name = "{each}" (did you mean it?)' for each in known if near and each.lower() == near[0]),
+            "[model] name = org/name as on the hub",
+        )
         raise HubError(
             f"the hub knows no model {name}, or shows it to its owner alone",
             hint=f"edit the recipe: {meant}; a folder is named by its whole path (/... or ~/...); a private model: export HF_TOKEN=... where you type",
         ) from error  # fmt: skip
     except errors.RevisionNotFoundError as error:
         raise HubError(
-            f'the hub knows {name}, and no revision "{revision}" of it', hint=f"edit the recipe: [model] revision = a branch, tag or commit of {page}/commits/main, or leave it out"
+            f'the hub knows {name}, and no revision "{revision}" of it',
+            hint=f"edit the recipe: [model] revision = a branch, tag or commit of {page}/commits/main, or leave it out",
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
@@ -157,4 +172,3 @@ def _told(name: str, revision: str | None, known: Sequence[str]) -> Iterator[Non
 def _first(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:200]
-

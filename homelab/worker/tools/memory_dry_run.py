@@ -63,9 +63,7 @@ def dry_run(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any
     ):
         materialise(model)
         rows = torch.ones((situation.micro_batch, int(train["seq_len"])), dtype=torch.long)
-        batch = {"input_ids": rows, "labels": rows.clone()} | (
-            {"attention_mask": torch.ones_like(rows)} if situation.masked else {}
-        )
+        batch = {"input_ids": rows, "labels": rows.clone()} | ({"attention_mask": torch.ones_like(rows)} if situation.masked else {})
         tracker = follow(model, batch, method, train, precision=precision, device=device, optimizer=fake_kernels.FakeStep)
     return {
         "peak_bytes": tracker.peak_bytes,
@@ -82,9 +80,7 @@ def build(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any],
     from homelab.worker.model import base_kind
 
     settings = {
-        key: value
-        for key, value in config.items()
-        if key not in ("model_type", "quantization_config", "auto_map", "dtype", "torch_dtype")
+        key: value for key, value in config.items() if key not in ("model_type", "quantization_config", "auto_map", "dtype", "torch_dtype")
     }
     base_kind.refuse_config(config, "config.json of the model")
     try:
@@ -100,7 +96,8 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
     from transformers import AutoModelForCausalLM
 
     from homelab.worker.model import base_kind, fused_loss, stored_weights
-    from homelab.worker.model.build import DTYPES, add_adapters, enable_checkpointing
+    from homelab.worker.model.build import add_adapters, enable_checkpointing
+    from homelab.worker.model.pretrained import DTYPES
 
     kind, settings = method["kind"], section(Method, {"method": method})
     base_kind.refuse_kind(loaded)
@@ -118,7 +115,8 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):
-        fused_loss.install(model, labelled_only=False)  # the number is not known before the data is read: count every token as one with a loss
+        # the number is not known before the data is read: count every token as one with a loss
+        fused_loss.install(model, labelled_only=False)
     return add_adapters(model, settings, int(train["seed"])) if kind != "full" else model
 
 
@@ -152,14 +150,7 @@ def materialise(model: Any) -> None:
 
 
 def follow(
-    model: Any,
-    batch: dict[str, Any],
-    method: dict[str, Any],
-    train: dict[str, Any],
-    *,
-    precision: str,
-    device: str,
-    optimizer: Any,
+    model: Any, batch: dict[str, Any], method: dict[str, Any], train: dict[str, Any], *, precision: str, device: str, optimizer: Any
 ) -> Any:
     """One training step of `model`, real or fake, under a Tracker, which is returned. `optimizer` is called with (trainable parameters,
     train, device); it makes its state at once and has `step()`."""
@@ -167,23 +158,18 @@ def follow(
     from accelerate.utils import convert_outputs_to_fp32
 
     from homelab.protocol import memory_items as kinds
-    from homelab.worker.model.build import DTYPES
+    from homelab.worker.model.pretrained import DTYPES
     from homelab.worker.tools.memory_tracker import Tracker
 
     model.train()
     forward = model.forward
     if precision != "fp32":  # as accelerate prepares a model (accelerator.py, prepare_model)
         forward = convert_outputs_to_fp32(torch.autocast("cpu", DTYPES[precision])(forward))
-    tracker = Tracker(
-        model.config.get_text_config().vocab_size, rounding_bytes=_ROUNDING_BYTES if device == "cuda" else 1
-    )
+    tracker = Tracker(model.config.get_text_config().vocab_size, rounding_bytes=_ROUNDING_BYTES if device == "cuda" else 1)
     own = kinds.BASE_WEIGHTS if method["kind"] == "full" else kinds.ADAPTERS
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     tracker.hold(trainable, own)
-    tracker.hold(
-        (held for frozen in model.parameters() if not frozen.requires_grad for held in _storages(frozen)),
-        kinds.BASE_WEIGHTS,
-    )
+    tracker.hold((held for frozen in model.parameters() if not frozen.requires_grad for held in _storages(frozen)), kinds.BASE_WEIGHTS)
     tracker.hold(model.buffers(), kinds.BASE_WEIGHTS)
     for parameter in trainable:
         parameter.grad = torch.zeros_like(parameter)

@@ -38,7 +38,7 @@ class Merge:
         self.method = section(Method, self.run["recipe"])
         self._check()
         imports.prepare(self.run, bitsandbytes=self.method.quantisation is not None)
-        from homelab.worker.model.build import model_path
+        from homelab.worker.model.pretrained import model_path
 
         imports.quiet()
         self.path = model_path(self.run)
@@ -53,11 +53,17 @@ class Merge:
 
     def _check(self) -> None:
         if self.method.kind == "full":
-            raise WorkerError("all weights were trained: the result is a whole model, and there is nothing to merge", where="[method] kind", hint="homelab fetch")
+            raise WorkerError(
+                "all weights were trained: the result is a whole model, and there is nothing to merge",
+                where="[method] kind",
+                hint="homelab fetch",
+            )
         if self.base not in BASES:
             raise WorkerError(f"{self.base!r} is no base", where="--base", hint=f"--base {'|'.join(BASES)}")
         if self.base == "dequantised" and self.method.quantisation is None:
-            raise WorkerError(f"the base of {self.method.kind} is not quantised", where="--base dequantised", hint="--base original, or leave it out")
+            raise WorkerError(
+                f"the base of {self.method.kind} is not quantised", where="--base dequantised", hint="--base original, or leave it out"
+            )
         if not (self.adapter / "adapter_config.json").is_file():
             raise WorkerError("there is no adapter", where=str(self.adapter), hint="`homelab status` shows what the run has made")
 
@@ -66,7 +72,7 @@ class Merge:
         import torch
 
         from homelab.worker.data.encoding import load_data
-        from homelab.worker.model.build import load_tokenizer
+        from homelab.worker.model.pretrained import load_tokenizer
         from homelab.worker.tools import adapter_delta, held_out_rows
 
         tokenizer = load_tokenizer(self.run, self.path)
@@ -87,21 +93,33 @@ class Merge:
             self._merge_onto(kind)
             self._measure(merge_card.name_of(kind), self.model)
         chosen = merge_card.nearer(self.figures, kinds)
-        if not (chosen == "original" and self.is_quantised):  # that one has another base than the adapter was trained on: the card shows the difference
-            merge_proof.refuse_other_loss(self.figures[merge_card.name_of(chosen)], self.figures[merge_card.ADAPTER], where=str(self.adapter))
+        # that one has another base than the adapter was trained on: the card shows the difference
+        if not (chosen == "original" and self.is_quantised):
+            merge_proof.refuse_other_loss(
+                self.figures[merge_card.name_of(chosen)], self.figures[merge_card.ADAPTER], where=str(self.adapter)
+            )
         if chosen != kinds[-1]:
             self._merge_onto(chosen)
         self._write(tokenizer, chosen)
-        notes = [f"kept: {merge_card.name_of(chosen)}", f"measured on {self.rows_name}, in {str(self.dtype).removeprefix('torch.')} on the CPU"]
+        notes = [
+            f"kept: {merge_card.name_of(chosen)}",
+            f"measured on {self.rows_name}, in {str(self.dtype).removeprefix('torch.')} on the CPU",
+        ]
         if self.is_untied:
-            notes.append("head and embeddings are two tensors in the merged model (tie_word_embeddings = false): an adapter changed one without the other")
+            notes.append(
+                "head and embeddings are two tensors in the merged model (tie_word_embeddings = false): an adapter changed one without the other"
+            )
         return {"folder": result_files.MERGED, "notes": notes, "figures": self.figures}
 
     def _kinds(self) -> list[str]:
         """The bases to merge onto, in the order in which they are measured. Raises WorkerError where the model's files have no such weights."""
         if self.is_stored_quantised:
             if self.base == "original":
-                raise WorkerError("the files of this base are quantised: there are no original weights here", where="--base original", hint="--base dequantised, or leave it out")
+                raise WorkerError(
+                    "the files of this base are quantised: there are no original weights here",
+                    where="--base original",
+                    hint="--base dequantised, or leave it out",
+                )
             return ["dequantised"]
         return [self.base] if self.base != "auto" else ["original"] + (["dequantised"] if self.is_quantised else [])
 
@@ -118,7 +136,7 @@ class Merge:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         from homelab.worker.checkpoints.async_save import available_bytes
-        from homelab.worker.model.build import from_pretrained
+        from homelab.worker.model.pretrained import from_pretrained
 
         config = from_pretrained(AutoConfig, self.path, revision=self.run["recipe"]["model"].get("revision"))
         self.is_stored_quantised = usable.checkpoint_of(config.to_dict())[0] in (usable.BNB_4BIT, usable.BNB_8BIT)
@@ -132,7 +150,9 @@ class Merge:
         longest = max(len(row.tokens) for row in self.rows)
         sizes = merge_room.Sizes(weights, stored.itemsize, longest * config.get_text_config().vocab_size)
         free_memory, free_disk = available_bytes(), shutil.disk_usage(self.run_dir).free
-        room = merge_room.choose(sizes, quantisation=self.method.quantisation, free_memory=free_memory, free_disk=free_disk, where=str(self.run_dir))
+        room = merge_room.choose(
+            sizes, quantisation=self.method.quantisation, free_memory=free_memory, free_disk=free_disk, where=str(self.run_dir)
+        )
         run_model.say(
             f"needs {room.memory_bytes / 1e9:.2f} GB of memory ({(free_memory or 0) / 1e9:.2f} GB free) and "
             f"{room.disk_bytes / 1e9:.2f} GB of disk ({free_disk / 1e9:.2f} GB free)"
@@ -164,7 +184,9 @@ class Merge:
         done = _every(len(self.changes), f"merging onto the {kind} base, weight")
         for count in adapter_delta.put_into(model, self.changes, dequantised=kind == "dequantised"):
             done(count)
-        merge_proof.refuse_another(merge_proof.logits(model, self.rows[0].tokens), self.wanted[kind], self.dtype, what="the merged model", where=str(self.adapter))
+        merge_proof.refuse_another(
+            merge_proof.logits(model, self.rows[0].tokens), self.wanted[kind], self.dtype, what="the merged model", where=str(self.adapter)
+        )
         adapter_delta.rounded(model, self.stored)
         self.model = model
 
@@ -191,7 +213,9 @@ class Merge:
             gc.collect()
             run_model.say("reading what was written")
             seen = merge_proof.logits(load_base(str(partial), None, None, self.dtype, None, "this node"), tokens)
-            merge_proof.refuse_another(seen, wanted, self.dtype, what="the model in the written files", where=str(self.run_dir / result_files.MERGED))
+            merge_proof.refuse_another(
+                seen, wanted, self.dtype, what="the model in the written files", where=str(self.run_dir / result_files.MERGED)
+            )
             tokenizer.save_pretrained(partial)
             record = {"folder": self.adapter.relative_to(self.run_dir).as_posix(), "base": self.base}
             (partial / result_files.MERGED_FROM).write_text(json.dumps(record), encoding="utf-8")
@@ -202,7 +226,9 @@ def _dequantised(model: Any, dtype: Any) -> Any:
     """A model of quantised files with plain weights. transformers would write it by undoing how it was read, and nothing undoes a quantisation."""
     plain = model.dequantize(dtype)
     plain._weight_conversions = [
-        entry for entry in getattr(plain, "_weight_conversions", None) or [] if not any("bitsandbytes" in type(step).__module__ for step in getattr(entry, "operations", ()))
+        entry
+        for entry in getattr(plain, "_weight_conversions", None) or []
+        if not any("bitsandbytes" in type(step).__module__ for step in getattr(entry, "operations", ()))
     ]
     return plain
 

@@ -22,7 +22,14 @@ def nearer(figures: Mapping[str, float], kinds: Sequence[str]) -> str:
 def text(card: str, figures: Mapping[str, float], chosen: str, rows: str) -> str:
     """The adapter's card as that of a whole model, with a table of the losses behind its results."""
     card = re.sub(r"(?m)^library_name: peft$", "library_name: transformers", card, count=1)
-    lines = ["## Merge", "", f"The adapter was put into its base: {_NAMES[chosen]}. Loss per token over {rows}:", "", "| | loss per token | difference |", "|---|---|---|"]
+    lines = [
+        "## Merge",
+        "",
+        f"The adapter was put into its base: {_NAMES[chosen]}. Loss per token over {rows}:",
+        "",
+        "| | loss per token | difference |",
+        "|---|---|---|",
+    ]
     for name, loss in figures.items():
         kept = " (kept)" if name == _NAMES[chosen] else ""
         lines.append(f"| {name}{kept} | {loss:.4f} | {loss - figures[ADAPTER]:+.4f} |")

@@ -54,7 +54,11 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
         # The loss of all logits at once: how it is computed changes nothing of what is asked here.
         settings = {**train, "fused_loss": False, "gradient_checkpointing": False}
         with torch.device("meta"):
-            base = memory_dry_run.build_of(config, stored, {**method, "kind": "full", "base": "auto"}, settings, "bf16") if stored is None else None
+            base = (
+                memory_dry_run.build_of(config, stored, {**method, "kind": "full", "base": "auto"}, settings, "bf16")
+                if stored is None
+                else None
+            )
             findings += list(_of_files(base, path, weights)) if base is not None else []
             model = memory_dry_run.build_of(config, stored, method, settings, question["precision"])
             if question.get("strategy") == "pipeline":
@@ -91,7 +95,10 @@ def _of_repository(repository: hub_model.Repository) -> dict[str, Any]:
     """What a node that has the model tells by its facts."""
     names, tokenizer = repository.names, base_kind.read_object(repository.folder / "tokenizer_config.json")
     has_template = any(name.endswith(".jinja") for name in names) or bool(tokenizer.get("chat_template"))
-    return {"config": base_kind.read_object(repository.folder / "config.json"), "has_chat_template": None if "tekken.json" in names else has_template}
+    return {
+        "config": base_kind.read_object(repository.folder / "config.json"),
+        "has_chat_template": None if "tekken.json" in names else has_template,
+    }
 
 
 def _stay_offline() -> None:
@@ -233,7 +240,12 @@ def main() -> int:
     """Read the question, print the answer."""
     began = time.perf_counter()
     question = json.load(sys.stdin)
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
     os.environ["HF_HUB_OFFLINE"] = "0" if question.get("fetch") else "1"
     os.nice(10)
     warnings.simplefilter("ignore")

@@ -45,7 +45,8 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
     from homelab.worker.checkpoints import saving
     from homelab.worker.checkpoints.weights import WEIGHTS
     from homelab.worker.model import adapter_targets
-    from homelab.worker.model.build import DTYPES, add_adapters, from_pretrained, load_tokenizer, model_path
+    from homelab.worker.model.build import add_adapters
+    from homelab.worker.model.pretrained import DTYPES, from_pretrained, load_tokenizer, model_path
 
     imports.quiet()
     path, method = model_path(run), run["recipe"]["method"]
@@ -61,7 +62,11 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
         model.tie_weights()
         left = [name for name, weight in model.named_parameters() if weight.is_meta]
         if left:
-            raise WorkerError(f"the checkpoint does not fit this model: {left[0]} is missing", where=str(checkpoint), hint="copy the model's folder to this node again")
+            raise WorkerError(
+                f"the checkpoint does not fit this model: {left[0]} is missing",
+                where=str(checkpoint),
+                hint="copy the model's folder to this node again",
+            )
         saving.save_whole(model, partial)
     else:
         with torch.device("meta"):

@@ -33,9 +33,13 @@ def chat_form(render: Render, beginning: str) -> ChatForm | None:
     except Exception:  # templates raise what they like
         return None
     head, _, to_answer = one.partition(_TEXTS[0])
-    before_answer, _, to_question = two.removeprefix(f"{head}{_TEXTS[0]}{to_answer}").removesuffix(f"{_TEXTS[2]}{to_answer}").partition(_TEXTS[1])
+    before_answer, _, to_question = (
+        two.removeprefix(f"{head}{_TEXTS[0]}{to_answer}").removesuffix(f"{_TEXTS[2]}{to_answer}").partition(_TEXTS[1])
+    )
     form = ChatForm(head, to_answer, before_answer, to_question)
-    if (one, two, three) != tuple(_written(form, _TEXTS[:count]) for count in (1, 3, 5)) or any(mark in part for part in astuple(form) for mark in ("{{", '"""')):
+    if (one, two, three) != tuple(_written(form, _TEXTS[:count]) for count in (1, 3, 5)) or any(
+        mark in part for part in astuple(form) for mark in ("{{", '"""')
+    ):
         return None
     return replace(form, head=head.removeprefix(beginning))
 

@@ -66,7 +66,9 @@ def replaced(folder: Path) -> Iterator[Path]:
         why = checkpoint_folder.disk_fault(error, folder.parent)
         if why is None:
             raise
-        raise WorkerError(f"it cannot be written: {why}", where=str(folder), hint="make room on that disk (`df -h` shows it), then repeat the command") from error
+        raise WorkerError(
+            f"it cannot be written: {why}", where=str(folder), hint="make room on that disk (`df -h` shows it), then repeat the command"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -67,7 +67,7 @@ def _answer(task: Task, model: Any, ring: Ring, tokens: Any, max_new_tokens: int
     """The text of the answer, on the last stage."""
     import torch
 
-    from homelab.worker.model.build import load_tokenizer, model_path
+    from homelab.worker.model.pretrained import load_tokenizer, model_path
     from homelab.worker.pipeline import generation
 
     tokenizer = load_tokenizer(task.run, model_path(task.run))
@@ -103,7 +103,8 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
 
     Whole trained weights are in final/ in the precision of the training. Raises WorkerError or NoRoom.
     """
-    from homelab.worker.model.build import DTYPES, add_adapters, load_base, load_tokenizer, model_path
+    from homelab.worker.model.build import add_adapters, load_base
+    from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
     from homelab.worker.pipeline import stage_model
 
     assert task.stage is not None, "only a plan with stages is asked like this"

@@ -21,9 +21,7 @@ def training_arguments(task: Task, steps: int, strategy: dict[str, Any], note: C
         num_train_epochs=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
-        learning_rate=learning_rate.scaled(
-            train.learning_rate, train.lr_scale, train.global_batch, train.reference_batch
-        ),
+        learning_rate=learning_rate.scaled(train.learning_rate, train.lr_scale, train.global_batch, train.reference_batch),
         lr_scheduler_type=schedule,
         warmup_steps=train.warmup_steps,
         weight_decay=train.weight_decay,

@@ -109,8 +109,7 @@ class PowerSgd(Reduction):
         else:
             shapes = [tensor.shape for tensor in bucket.gradients()]
             elements = sum(
-                wire_bytes.powersgd_elements(shape[0], shape.numel() // shape[0]) if len(shape) > 1 else shape.numel()
-                for shape in shapes
+                wire_bytes.powersgd_elements(shape[0], shape.numel() // shape[0]) if len(shape) > 1 else shape.numel() for shape in shapes
             )
         self.step_bytes += elements * bucket.buffer().element_size()
         bucket.buffer().mul_(dist.get_world_size())  # torch's hook averages

@@ -19,7 +19,7 @@ import torch
 from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.data.batches import copied
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.build import DTYPES
+from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.pipeline import stage_model, stages_state
 from homelab.worker.pipeline.neighbours import Neighbours
 from homelab.worker.pipeline.passes import Pipeline
@@ -112,7 +112,9 @@ class Stages:
         is_kept = self._task.is_keeper
         state = {
             weights.WEIGHTS: stages_state.gathered(weights.trained(trainer.model), self._device, is_kept=is_kept),
-            weights.OPTIMIZER: stages_state.whole_optimizer(trainer.optimizer.optimizer, self._task.stage_ranks, self._device, is_kept=is_kept),
+            weights.OPTIMIZER: stages_state.whole_optimizer(
+                trainer.optimizer.optimizer, self._task.stage_ranks, self._device, is_kept=is_kept
+            ),
         }
         return state if is_kept else {}
 

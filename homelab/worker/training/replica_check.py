@@ -63,7 +63,9 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
 
 def numbers(model: Any) -> list[float]:
     """Digests of a rank's weights as floats for a collective: of the trained, of the frozen as read, and as held."""
-    return [number for digest in (weight_digests.trained(model), *weight_digests.base(model)) for number in checkpoint_copies.numbers(digest)]
+    return [
+        number for digest in (weight_digests.trained(model), *weight_digests.base(model)) for number in checkpoint_copies.numbers(digest)
+    ]
 
 
 def _odd(digests: Mapping[int, str]) -> list[int]:

@@ -55,7 +55,8 @@ class Run:
         from homelab.worker.checkpoints.checkpointing import Checkpointing
         from homelab.worker.data import row_agreement
         from homelab.worker.model import row_limits, weight_digests
-        from homelab.worker.model.build import load_model, model_path, refuse_unfit
+        from homelab.worker.model.build import load_model, refuse_unfit
+        from homelab.worker.model.pretrained import model_path
         from homelab.worker.runtime import process_group
 
         imports.quiet()
@@ -90,7 +91,7 @@ class Run:
         """Tokenizer and rows; the recorder knows the number of steps then."""
         from homelab.worker.data import template_clock
         from homelab.worker.data.encoding import load_data
-        from homelab.worker.model.build import load_tokenizer
+        from homelab.worker.model.pretrained import load_tokenizer
 
         task, recorder = self.task, self.recorder
         self.tokenizer = load_tokenizer(task.run, path)
@@ -107,7 +108,7 @@ class Run:
     def _connect(self, model: Any) -> bool:
         """Join the process group; whether the rows of a pass stand one after the other without padding. All ranks pad where one must."""
         from homelab.worker.model import packed_attention
-        from homelab.worker.model.build import DTYPES
+        from homelab.worker.model.pretrained import DTYPES
         from homelab.worker.runtime import process_group
 
         device, dtype = next(model.parameters()).device, DTYPES[self.task.precision]
@@ -235,7 +236,8 @@ class Run:
                 save_s=self.checkpointing.interval.own_stall_s,
                 evaluate_s=self.evaluate_s if self.held_out else None,
                 torch_version=torch.__version__,
-                loss_part=sum(row.loss_tokens for row in trainer.train_dataset.rows) / sum(len(row.tokens) for row in trainer.train_dataset.rows),
+                loss_part=sum(row.loss_tokens for row in trainer.train_dataset.rows)
+                / sum(len(row.tokens) for row in trainer.train_dataset.rows),
                 beside_torch_bytes=card_memory.beside_torch_bytes(self.task),
             ),
         )

@@ -17,7 +17,14 @@ from homelab.worker.runtime.task import Task
 
 _SHARDED = "homelab.worker.training.sharded"
 _PIPELINE = "homelab.worker.training.pipeline"
-_MODULES = {"ddp": "homelab.worker.training.ddp", "zero2": _SHARDED, "zero3": _SHARDED, "fsdp": _SHARDED, "hsdp": _SHARDED, "pipeline": _PIPELINE}
+_MODULES = {
+    "ddp": "homelab.worker.training.ddp",
+    "zero2": _SHARDED,
+    "zero3": _SHARDED,
+    "fsdp": _SHARDED,
+    "hsdp": _SHARDED,
+    "pipeline": _PIPELINE,
+}
 
 
 class Strategy(Protocol):

@@ -55,15 +55,7 @@ class ShareTrainer(Trainer):
     """Trains this rank's share of every global batch."""
 
     def __init__(
-        self,
-        *,
-        model: Any,
-        args: TrainingArguments,
-        batches: StepBatches,
-        task: Task,
-        strategy: Strategy,
-        interval: Interval,
-        hooks: Hooks,
+        self, *, model: Any, args: TrainingArguments, batches: StepBatches, task: Task, strategy: Strategy, interval: Interval, hooks: Hooks
     ) -> None:
         self.task = task
         self.strategy = strategy
@@ -128,9 +120,7 @@ class ShareTrainer(Trainer):
         self.clock.input_ready()
         return [item], count
 
-    def training_step(
-        self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
         if isinstance(self.strategy, Scheduled):
             own_loss: float = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
         else:

@@ -9,7 +9,14 @@ from importlib.metadata import version
 
 from homelab.worker.errors import WorkerError
 
-ALWAYS = ("_clip_grad_norm", "_load_from_checkpoint", "_move_model_to_device", "get_batch_samples", "_prepare_for_training", "_load_optimizer_and_scheduler")
+ALWAYS = (
+    "_clip_grad_norm",
+    "_load_from_checkpoint",
+    "_move_model_to_device",
+    "get_batch_samples",
+    "_prepare_for_training",
+    "_load_optimizer_and_scheduler",
+)
 # Came with `is_distributed_loading_by_transformers`, which keeps accelerate from wrapping a model that a strategy has divided.
 OF_A_DIVIDED_MODEL = ("_sync_replicated_trainable_parameters",)
 

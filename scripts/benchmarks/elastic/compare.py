@@ -126,11 +126,7 @@ def _play(ground: Ground, setting: Setting, case: Case, measured: Measured) -> N
         goes_on = scene.goes_on()
         measured.node, measured.step, measured.how = scene.victim, scene.step, scene.how
         if goes_on:
-            measured.next_step_s, measured.ranks, measured.worker_start_s = (
-                goes_on.seconds,
-                goes_on.ranks,
-                goes_on.worker_start_s,
-            )
+            measured.next_step_s, measured.ranks, measured.worker_start_s = (goes_on.seconds, goes_on.ranks, goes_on.worker_start_s)
             measured.lost_steps = max(0, scene.step + 1 - goes_on.step)
     finally:
         if place.launched:
@@ -168,9 +164,7 @@ def figures(measured: Iterable[Measured], outcomes: Iterable[Outcome], limit_s: 
     ours = [one for one in outcomes if one.case in NAMES and not one.missing]
     if measured and ours:
         seconds = [_within(one, limit_s) for one in ours]
-        result["homelab_same_faults_median_s"] = statistics.median(
-            limit_s if value is None else value for value in seconds
-        )
+        result["homelab_same_faults_median_s"] = statistics.median(limit_s if value is None else value for value in seconds)
         result["homelab_same_faults_survived"] = float(sum(value is not None for value in seconds))
         result["homelab_same_faults_played"] = float(len(ours))
     return result
@@ -211,9 +205,7 @@ def line(one: Measured) -> str:
     return f"torchrun {one.setting}, {one.node} at step {one.step}: {seconds}{one.how}{start}, ranks {one.ranks}"
 
 
-def beside(
-    ground: Ground, case: Case, seed: int, limit_s: float, runs: list[dict[str, Any]], say: Callable[[str], None]
-) -> list[Measured]:
+def beside(ground: Ground, case: Case, seed: int, limit_s: float, runs: list[dict[str, Any]], say: Callable[[str], None]) -> list[Measured]:
     """Play a case under torchrun with every setting; nothing for a case that has no counterpart. Appended to `runs`, too."""
     measurements = []
     for setting in settings.ALL if case.name in NAMES else ():

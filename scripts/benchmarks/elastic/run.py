@@ -19,14 +19,7 @@ from homelab.shell import quote_words
 
 PROGRAM = Path(__file__).with_name("train.py")
 START_TIMEOUT_S = 60.0
-_NOISE = (
-    "]   ",
-    "Loading weights",
-    "FutureWarning",
-    "warnings.warn(",
-    "Environment variable",
-    "hostname of the client",
-)
+_NOISE = ("]   ", "Loading weights", "FutureWarning", "warnings.warn(", "Environment variable", "hostname of the client")
 
 
 class ElasticRun:
@@ -111,13 +104,7 @@ class ElasticGround(Ground):
             assigned = [f"{key}={value}" for key, value in environment.items()]
             text = quote_words(["setsid", "--fork", "env", *assigned, *command])
             shell = f"mkdir -p {folder} && cd {folder} && {text} > torchrun.log 2>&1 < /dev/null"
-            subprocess.run(
-                [*self.lab.ssh_command(node.name), shell],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=True,
-                timeout=60,
-            )
+            subprocess.run([*self.lab.ssh_command(node.name), shell], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
         if not procfs.until(lambda: len(run.torchruns()) == len(self.lab.nodes), START_TIMEOUT_S):
             raise Unexpected("torchrun did not start on all nodes")
         return run

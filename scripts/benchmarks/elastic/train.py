@@ -38,9 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(options.model), config)
-    optimizer = torch.optim.AdamW(
-        [weight for weight in model.parameters() if weight.requires_grad], lr=1e-3, weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-3, weight_decay=0.01)
 
     group = None
     if options.silence_s is None:
@@ -75,21 +73,10 @@ def main() -> None:
             shown = loss.detach() / ranks
             dist.all_reduce(shown, group=group)
             step += 1
-            line = {
-                "step": step,
-                "rank": rank,
-                "ranks": ranks,
-                "loss": float(shown),
-                "time": time.time(),
-                "started_at": STARTED_AT,
-            }
+            line = {"step": step, "rank": rank, "ranks": ranks, "loss": float(shown), "time": time.time(), "started_at": STARTED_AT}
             log.write(json.dumps(line) + "\n")
             if step % options.every_steps == 0:  # one rank per node, so every node has one
-                state = {
-                    "step": step,
-                    "adapter": peft.get_peft_model_state_dict(model),
-                    "optimizer": optimizer.state_dict(),
-                }
+                state = {"step": step, "adapter": peft.get_peft_model_state_dict(model), "optimizer": optimizer.state_dict()}
                 torch.save(state, file.with_suffix(".partial"))
                 os.replace(file.with_suffix(".partial"), file)
 
@@ -98,16 +85,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="chats, one JSON object a line")
-    parser.add_argument(
-        "--folder", type=Path, required=True, metavar="FOLDER", help="on this node: checkpoint and steps.jsonl"
-    )
+    parser.add_argument("--folder", type=Path, required=True, metavar="FOLDER", help="on this node: checkpoint and steps.jsonl")
     parser.add_argument("--every-steps", type=int, required=True, metavar="N", help="steps between checkpoints")
-    parser.add_argument(
-        "--silence-s", type=float, metavar="S", help="give up a collective after so long (torch's default: 1800)"
-    )
-    parser.add_argument(
-        "--patience-s", type=float, default=60.0, metavar="S", help="with --silence-s: the same for the start (60)"
-    )
+    parser.add_argument("--silence-s", type=float, metavar="S", help="give up a collective after so long (torch's default: 1800)")
+    parser.add_argument("--patience-s", type=float, default=60.0, metavar="S", help="with --silence-s: the same for the start (60)")
     return parser.parse_args()
 
 

@@ -94,5 +94,7 @@ def _ansible(lab: Lab, program: Path | None, *, pipelining: bool) -> float:
         if done.returncode != 0 or done.stdout.count('"ansible_facts"') != len(lab.nodes):
             raise SystemExit(f"error: ansible failed: {(done.stderr or done.stdout)[-600:]}")
         for socket in (folder / "c").iterdir():  # the sockets of the SSH masters are in the folder, so the masters must end first
-            subprocess.run(["ssh", "-F", "none", "-o", f"ControlPath={socket}", "-O", "exit", "-"], capture_output=True, timeout=10, check=False)
+            subprocess.run(
+                ["ssh", "-F", "none", "-o", f"ControlPath={socket}", "-O", "exit", "-"], capture_output=True, timeout=10, check=False
+            )
         return took

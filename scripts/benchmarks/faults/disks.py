@@ -55,9 +55,7 @@ def _damaged(scene: Scene, damage: Callable[[Path], None]) -> None:
     # Two checkpoints must exist, because one must stay good.
     scene.until(lambda: len(list(scene.run.folder("node1").glob("checkpoints/step-*"))) >= 2, "second checkpoint")
     node = scene.node()
-    folders = [
-        folder for name in scene.run.node_names(1) for folder in scene.run.folder(name).glob("checkpoints/step-*")
-    ]
+    folders = [folder for name in scene.run.node_names(1) for folder in scene.run.folder(name).glob("checkpoints/step-*")]
     newest = max(folder.name for folder in folders)
     with scene.fault():
         for folder in folders:

@@ -70,7 +70,12 @@ class Lookers:
             said = self._output(name) + self._output(f"{name}, errors")
             if code != 0 or "Traceback" in said:
                 wrong.append(f"{name} ended with {code}: {said[-400:]}")
-        stops = [desk.folder.name for desk in (self._scene.ground.desk, self._other) for event in self._events(desk) if event.get("event") == "stopped"]
+        stops = [
+            desk.folder.name
+            for desk in (self._scene.ground.desk, self._other)
+            for event in self._events(desk)
+            if event.get("event") == "stopped"
+        ]
         if wrong or stops:
             raise Unexpected("; ".join([*wrong, *(f"the run was stopped from {name}" for name in stops)]))
 
@@ -121,5 +126,11 @@ CASES = (
     Case("looked-at-frozen", "a worker is stopped by SIGSTOP, and looked at", "cut", looked_at(deaths.frozen_worker), restarts=(1, 1)),
     Case("looked-at-power-cut", "a node loses its power, and the run is looked at", "cut", looked_at(deaths.power_cut), restarts=(1, 1)),
     Case("looked-at-rejoin", "a node comes back, and the run is looked at", "cut", looked_at(deaths.comes_back), restarts=(2, 2)),
-    Case("looked-at-recut", "layers move to another node, and the run is looked at", "other", looked_at(recut, "--nodes", "node1,node2"), restarts=(1, 2)),
+    Case(
+        "looked-at-recut",
+        "layers move to another node, and the run is looked at",
+        "other",
+        looked_at(recut, "--nodes", "node1,node2"),
+        restarts=(1, 2),
+    ),
 )

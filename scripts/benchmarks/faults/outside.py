@@ -186,9 +186,7 @@ def clock_jump(scene: Scene) -> None:
     with scene.fault():
         offset.write_text(f"{JUMP_S}\n")
     number = scene.run.node_names(1).index(node)
-    scene.until(
-        lambda: abs(scene.run.heartbeat(1, number).get("time", 0) - time.time()) > JUMP_S / 2, "jump of the clock", 30
-    )
+    scene.until(lambda: abs(scene.run.heartbeat(1, number).get("time", 0) - time.time()) > JUMP_S / 2, "jump of the clock", 30)
     scene.finish()
 
 

@@ -184,14 +184,10 @@ def _measure(scene: Scene, case: Case, outcome: Outcome, began: float) -> None:
     outcome.events = [f"{event['time'] - scene.fault_at:+.2f} {event['what']}" for event in run.events(began)]
     log = run.paths.supervisor_log
     outcome.log = log.read_text(errors="replace").splitlines()[-60:] if log.exists() else []
-    outcome.detect_s = next(
-        (event["time"] - scene.fault_at for event in events if event["what"].startswith("trouble: ")), None
-    )
+    outcome.detect_s = next((event["time"] - scene.fault_at for event in events if event["what"].startswith("trouble: ")), None)
     _measure_steps(run, attempts, scene.fault_at, outcome)
     doing = run.supervisor()
-    if (doing.get("doing") == "ended" and doing.get("why") != case.ends) or (
-        doing.get("doing") == "given up" and case.ends != "given up"
-    ):
+    if (doing.get("doing") == "ended" and doing.get("why") != case.ends) or (doing.get("doing") == "given up" and case.ends != "given up"):
         outcome.why.append(f"the supervisor: {doing.get('doing')}: {doing.get('why')}")
     if left:
         outcome.why.append(f"left on the nodes: {'; '.join(left.values())}")

@@ -133,9 +133,7 @@ class Soak:
     def _step(self) -> int:
         """The newest step of the newest attempt."""
         attempt = self.run.attempt()
-        return max(
-            (self.run.heartbeat(attempt, rank).get("step", 0) for rank in range(len(self.place.names()))), default=0
-        )
+        return max((self.run.heartbeat(attempt, rank).get("step", 0) for rank in range(len(self.place.names()))), default=0)
 
     def _is_over(self) -> bool:
         return self.run.supervisor().get("doing") in ("ended", "given up")
@@ -150,9 +148,7 @@ class Soak:
             if time.monotonic() - self._moved_at > NOTHING_MOVES_S:
                 raise Unexpected(f"no step beyond {self._most} for {NOTHING_MOVES_S:.0f} s")
             if time.time() - self.began > self.limit_s:
-                raise Unexpected(
-                    f"not done after {self.limit_s / 60:.0f} minutes, at step {step} of {self.ground.steps}"
-                )
+                raise Unexpected(f"not done after {self.limit_s / 60:.0f} minutes, at step {step} of {self.ground.steps}")
             time.sleep(0.2)
 
     def finish(self, json_file: Path | None) -> int:
@@ -188,9 +184,7 @@ class Soak:
         Console(width=None if sys.stdout.isatty() else 180).print(_table(story, self.began))
         counted = Counter(line.what for line in faults)
         rows = [(what, f"{times} times") for what, times in sorted(counted.items())]
-        rows.append(
-            ("largest relative difference of the weights", "no final weights" if error is None else f"{error:.1e}")
-        )
+        rows.append(("largest relative difference of the weights", "no final weights" if error is None else f"{error:.1e}"))
         run: dict[str, Any] = {
             "what": "soak", "run": self.run.name, "error": error, "why": self.why, "lost_steps": lost, "left": list(left.values()),
             "story": [line.__dict__ | {"after_s": line.at - self.began} for line in story], "log": output.splitlines()[-400:],

@@ -26,7 +26,9 @@ def killed_thrice(scene: Scene) -> None:
     text = ground.recipe().replace('train = "chats.jsonl"', 'train = "chats.jsonl"\neval = "held.jsonl"')
     to = trackers.installed()
     trackers.keep_below(ground.desk.folder)
-    ground.desk.write("told.toml", text.replace("tensorboard = false", f"tensorboard = true\neval_every_steps = {EVAL_EVERY}\nto = {json.dumps(to)}"))
+    ground.desk.write(
+        "told.toml", text.replace("tensorboard = false", f"tensorboard = true\neval_every_steps = {EVAL_EVERY}\nto = {json.dumps(to)}")
+    )
     scene.train("told.toml")
     first = scene.node(head=True)
     with scene.fault():
@@ -103,7 +105,12 @@ def _single(value: float) -> float:
 def _card(scene: Scene) -> list[str]:
     folder = scene.run.folder(_head(scene))
     card = (folder / "final" / "README.md").read_text(encoding="utf-8")
-    expected = ("step 0 (before training)", "training, first step (1)", f"training, last step ({scene.ground.steps})", "- train: `chats.jsonl`")
+    expected = (
+        "step 0 (before training)",
+        "training, first step (1)",
+        f"training, last step ({scene.ground.steps})",
+        "- train: `chats.jsonl`",
+    )
     rows = sum(line.startswith("| held-out rows") for line in card.splitlines())
     named = [str(place) for place in (folder.parents[1], scene.ground.model.parent) if str(place) in card]
     return [

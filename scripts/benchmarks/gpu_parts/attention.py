@@ -23,7 +23,12 @@ def measure(place: Place) -> None:
         for name, backend in backends.items():
             for mask in ("causal", "padded"):
                 if name != "flash" or mask == "causal":  # flash takes no mask
-                    _tell(place, f"{name}, {mask}", tokens, lambda backend=backend, mask=mask, tokens=tokens: _sdpa(place.device, tokens, backend, mask))
+                    _tell(
+                        place,
+                        f"{name}, {mask}",
+                        tokens,
+                        lambda backend=backend, mask=mask, tokens=tokens: _sdpa(place.device, tokens, backend, mask),
+                    )
         _tell(place, "varlen, packed", tokens, lambda tokens=tokens: _varlen(place.device, tokens))
 
 

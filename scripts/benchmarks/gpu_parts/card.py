@@ -31,7 +31,11 @@ def _one(place: Place, kind: Any) -> None:
     folder = place.folder / kind
     folder.mkdir()
     (folder / "input.json").write_text(json.dumps({**recipe.request(row, place.device), "measure_s": 30 if place.is_card else 0.1}))
-    started = ranks.start(["-m", "homelab.worker.tools.card_speed"], folder / "out.txt", {"HOMELAB_COLLECTIVE_DIR": str(folder), "RANK": "0", "HOMELAB_NODE": "here"})
+    started = ranks.start(
+        ["-m", "homelab.worker.tools.card_speed"],
+        folder / "out.txt",
+        {"HOMELAB_COLLECTIVE_DIR": str(folder), "RANK": "0", "HOMELAB_NODE": "here"},
+    )
     ranks.checked([started], 180)
     (result,) = json.loads((folder / "rank-0.json").read_text())["results"]
     place.run(kind, **result)

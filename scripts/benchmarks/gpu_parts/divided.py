@@ -37,7 +37,12 @@ def train(place: Place, of: Division, model: Path, data: Path, precision: str, *
 
     `limit_s`: a training that hangs is ended then.
     """
-    every = {"train__steps": steps, "checkpoint__every_steps": max(1, steps // 2), "train__precision": precision, "parallel__micro_batch": of.micro_batch}
+    every = {
+        "train__steps": steps,
+        "checkpoint__every_steps": max(1, steps // 2),
+        "train__precision": precision,
+        "parallel__micro_batch": of.micro_batch,
+    }
     run = material.run(place.folder / f"{precision}, {of.name}", model, data, **(every | dict(of.recipe)))
     begin(place, of, run, precision, 1, limit_s=limit_s)
     return run

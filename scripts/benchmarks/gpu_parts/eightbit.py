@@ -64,7 +64,10 @@ def _dequantisation(place: Place) -> None:
 
     place.figure("dequantised_s", timing.seconds(lambda: int8_linear.dequantised(codes, scales, dtype), place.device))
     place.figure("dequantised_with_a_copy_s", timing.seconds(copied, place.device))
-    place.gate("dequantised_by_its_own_rule", bool(torch.equal(int8_linear.dequantised(codes, scales, torch.float32), codes.float() * (scales.unsqueeze(1) * (1 / 127)))))
+    place.gate(
+        "dequantised_by_its_own_rule",
+        bool(torch.equal(int8_linear.dequantised(codes, scales, torch.float32), codes.float() * (scales.unsqueeze(1) * (1 / 127)))),
+    )
 
 
 def _loss(place: Place, model: Path) -> None:
@@ -94,7 +97,9 @@ def _loaded(model: Path, quantisation: str | None, device: str) -> Any:
 
     from homelab.worker.model.build import load_base
 
-    return load_base(str(model), None, quantisation, torch.bfloat16 if device == "cuda" else torch.float32, 0 if device == "cuda" else None, "here")
+    return load_base(
+        str(model), None, quantisation, torch.bfloat16 if device == "cuda" else torch.float32, 0 if device == "cuda" else None, "here"
+    )
 
 
 def _base(place: Place, name: str, quantisation: str | None, model: Path) -> None:

@@ -53,11 +53,22 @@ def measure(place: Place) -> None:
 
 
 def _commands(place: Place, home: Home, recipe: Path) -> dict[str, Said]:
-    said = {"preflight": home.type("preflight", str(recipe)), "launch": home.type("launch", str(recipe), "--profile", "3", "--no-supervise")}
+    said = {
+        "preflight": home.type("preflight", str(recipe)),
+        "launch": home.type("launch", str(recipe), "--profile", "3", "--no-supervise"),
+    }
     with place.attempt("kill"):
         _kill(place, home)
-    said |= {"status": home.type("status", "--json"), "recover": home.type("recover", "--wait", "--no-supervise", limit_s=120), "why": home.type("why")}
-    said |= {"chat": home.type("chat", "--prompt", "abc", "--max-new-tokens", "4"), "merge": home.type("merge", limit_s=90), "gguf": home.type("gguf", limit_s=120)}
+    said |= {
+        "status": home.type("status", "--json"),
+        "recover": home.type("recover", "--wait", "--no-supervise", limit_s=120),
+        "why": home.type("why"),
+    }
+    said |= {
+        "chat": home.type("chat", "--prompt", "abc", "--max-new-tokens", "4"),
+        "merge": home.type("merge", limit_s=90),
+        "gguf": home.type("gguf", limit_s=120),
+    }
     return said | {"profile": home.type("profile"), "report": home.type("report", "--json")}
 
 

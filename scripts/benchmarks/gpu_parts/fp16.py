@@ -22,7 +22,9 @@ def measure(place: Place) -> None:
     skipped = [[line["step"] for line in own if line["grad_norm"] is None] for own in lines]
     rates = [[line["learning_rate"] for line in own] for own in lines]
     scales = [_scales(material.folder_of(run, rank)) for rank in (0, 1)]
-    place.run("overflow on rank 1", skipped=skipped, learning_rates=rates, scales=scales, losses=[[line["loss"] for line in own] for own in lines])
+    place.run(
+        "overflow on rank 1", skipped=skipped, learning_rates=rates, scales=scales, losses=[[line["loss"] for line in own] for own in lines]
+    )
     material.plan(run, 2, (8, 4), device=place.device, precision="fp16", resume_step=steps // 2)
     ranks.checked(ranks.worker(run, 2, 2, {"BENCH_OVERFLOW_STEP": "0"}, _SCALED), 100)
     resumed = [_scales(material.folder_of(run, rank)) for rank in (0, 1)]

@@ -10,7 +10,11 @@ from benchmarks.gpu_parts.place import Place
 
 _PEER = ("-m", "benchmarks.gpu_parts.held_peer")
 _COMMUNICATORS = 5
-_SETTINGS: dict[str, dict[str, str]] = {"as it is": {}, "two channels": {"NCCL_MAX_CTAS": "2"}, "two channels, 1 MiB": {"NCCL_MAX_CTAS": "2", "NCCL_BUFFSIZE": "1048576"}}
+_SETTINGS: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "two channels": {"NCCL_MAX_CTAS": "2"},
+    "two channels, 1 MiB": {"NCCL_MAX_CTAS": "2", "NCCL_BUFFSIZE": "1048576"},
+}
 
 
 def measure(place: Place) -> None:

@@ -27,7 +27,9 @@ def main(backend: str, communicators: str) -> int:
     before = _taken_bytes(device, 0)
     if backend == "nccl":
         torch.cuda.set_device(0)
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]), is_master=os.environ["RANK"] == "0")
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]), is_master=os.environ["RANK"] == "0"
+    )
     rank, meetings = int(os.environ["RANK"]), iter(range(1000))
 
     def told(what: str) -> None:
@@ -89,7 +91,10 @@ def _open_receives(torch: Any, dist: Any, rank: int, groups: list[Any], matrix: 
     spent = (time.process_time() - cpu) / (time.perf_counter() - began)
     for work in works:
         work.wait()
-    print(f"held cpu_ms_of_open_receives {1000 * spent:.0f}\nheld product_beside_open_receives_percent {100 * beside_s / alone_s:.0f}", flush=True)
+    print(
+        f"held cpu_ms_of_open_receives {1000 * spent:.0f}\nheld product_beside_open_receives_percent {100 * beside_s / alone_s:.0f}",
+        flush=True,
+    )
 
 
 def _product_s(torch: Any, matrix: Any) -> float:

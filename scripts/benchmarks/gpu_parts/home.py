@@ -45,7 +45,7 @@ class Home:
         folder.mkdir()
         gpus = f"gpus = {_cards()}\n" if place.is_card else ""
         node = f'[[nodes]]\nname = "here"\nhost = "local"\npython = {json.dumps(sys.executable)}\nworkdir = {json.dumps(str(folder / "work"))}\n{gpus}'
-        (folder / "cluster.toml").write_text(f"[cluster]\nname = \"bench\"\n{node}", encoding="utf-8")
+        (folder / "cluster.toml").write_text(f'[cluster]\nname = "bench"\n{node}', encoding="utf-8")
         return cls(place, folder)
 
     def type(self, *words: str, limit_s: float = 60.0) -> Said:
@@ -65,7 +65,9 @@ class Home:
         said = Said(124 if is_late else process.returncode, output, errors, time.monotonic() - began)
         file = self.folder / f"{len(list(self.folder.glob('*.txt')))}-{words[0]}.txt"
         file.write_text(f"$ homelab {' '.join(words)}\n{output}\n{errors}\n[{said.code}]\n", encoding="utf-8")
-        self.place.run(f"homelab {words[0]}", words=list(words), code=said.code, seconds=said.seconds, output=output[-1500:], errors=errors[-1500:])
+        self.place.run(
+            f"homelab {words[0]}", words=list(words), code=said.code, seconds=said.seconds, output=output[-1500:], errors=errors[-1500:]
+        )
         return said
 
     @property

@@ -60,7 +60,9 @@ def _tokenizer(folder: Path) -> None:
     raw = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=tokens[0], bos_token=tokens[1], eos_token=tokens[2], model_max_length=4096)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token=tokens[0], bos_token=tokens[1], eos_token=tokens[2], model_max_length=4096
+    )
     made.save_pretrained(folder)
 
 
@@ -107,7 +109,14 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
     source = {"path": str(data), "sha256": hashlib.sha256(data.read_bytes()).hexdigest(), "kind": "file"}
     digest = hashlib.sha256(json.dumps([recipe, source], sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True)
-    content = {"schema": 1, "name": folder.name, "recipe": recipe, "recipe_hash": digest, "data": {"train": source, "eval": None}, "versions": {}}
+    content = {
+        "schema": 1,
+        "name": folder.name,
+        "recipe": recipe,
+        "recipe_hash": digest,
+        "data": {"train": source, "eval": None},
+        "versions": {},
+    }
     (folder / "run.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
@@ -135,7 +144,9 @@ def alone(folder: Path, recipe: dict[str, Any], device: str, precision: str) -> 
     """The `Task` of one process that trains alone, for what loads a model as a worker does."""
     from homelab.worker.runtime.task import Task
 
-    return Task(folder, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": precision, "device": device, "ranks": [{"rank": 0, "node": "here"}]})
+    return Task(
+        folder, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": precision, "device": device, "ranks": [{"rank": 0, "node": "here"}]}
+    )
 
 
 def remove(run_folder: Path, size: int) -> None:

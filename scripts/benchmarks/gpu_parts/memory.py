@@ -52,7 +52,9 @@ def _context(place: Place) -> None:
 
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info(0)[0]
-    started = ranks.start(["-c", "import time, torch; torch.zeros(1, device='cuda'); print('here', flush=True); time.sleep(60)"], place.folder / "context.txt")
+    started = ranks.start(
+        ["-c", "import time, torch; torch.zeros(1, device='cuda'); print('here', flush=True); time.sleep(60)"], place.folder / "context.txt"
+    )
     deadline = time.monotonic() + 50
     while "here" not in started.words() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -70,7 +72,9 @@ def _situations(place: Place, model: Path, shape: dict[str, Any]) -> None:
     kinds = ("lora", "full") if importlib.util.find_spec("bitsandbytes") is None else ("lora", "qlora", "full")
     from benchmarks.memory import foretold, situation
 
-    grid = itertools.product(kinds, (True, False), (True, False), ((512, 1), (1024, 4))) if place.is_card else [("lora", True, False, (64, 2))]
+    grid = (
+        itertools.product(kinds, (True, False), (True, False), ((512, 1), (1024, 4))) if place.is_card else [("lora", True, False, (64, 2))]
+    )
     runs = [situation("model", kind, "bf16", place.device, *size, checkpointing, fused) for kind, checkpointing, fused, size in grid]
     free_bytes = _free_bytes() if place.is_card else 0
     errors, dry_errors = [], []
@@ -132,7 +136,9 @@ def _free_bytes() -> int:
 
 def _gaps(place: Place, model: Path, name: str, variables: Mapping[str, str]) -> None:
     """Reserved over allocated after 60 steps of changing lengths on a card of 7.4 GiB."""
-    started = ranks.start(["-m", "benchmarks.gpu_parts.memory_gaps", place.device, str(model)], place.folder / f"gaps {name}.txt", variables)
+    started = ranks.start(
+        ["-m", "benchmarks.gpu_parts.memory_gaps", place.device, str(model)], place.folder / f"gaps {name}.txt", variables
+    )
     ranks.checked([started], 100)
     measured = json.loads(started.last_line(r"\{.*\}"))
     place.run(f"gaps, {name}", **measured)

@@ -49,7 +49,10 @@ def _checks(place: Place, backend: str) -> Iterator[tuple[str, Callable[[], None
         yield death(signal.SIGSTOP, first)
         yield from ((f"interface {name}", lambda name=name: _interface(place, name)) for name in ("=lo", "l"))
         yield "two ranks on one card", lambda: _one_host(place)
-        yield "start, two channels", lambda: _start(place, backend, "two channels, 1 MiB", {"NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "1048576"})
+        yield (
+            "start, two channels",
+            lambda: _start(place, backend, "two channels, 1 MiB", {"NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "1048576"}),
+        )
         yield from (death(signal.SIGKILL, name) for name in others)
         yield death(signal.SIGSTOP, "torch's defaults")
     yield "subgroup", lambda: _subgroup(place, backend, local=False)
@@ -84,7 +87,8 @@ def planned() -> dict[str, str]:
     cluster, recipe = Cluster.model_validate({"nodes": nodes}, strict=False), parse_recipe({"script": {"path": "x.py"}})
     made = plan.make(PlanInputs(cluster, recipe, {}, run="r", port=29500))
     ours = {name: value for name, value in made.nodes[0].environment.items() if name.startswith(("NCCL_", "TORCH_NCCL_"))}
-    return {name: value for name, value in ours.items() if name != "NCCL_DEBUG_FILE"}  # in the folder of a run, which there is none of here
+    # in the folder of a run, which there is none of here
+    return {name: value for name, value in ours.items() if name != "NCCL_DEBUG_FILE"}
 
 
 def _subgroup(place: Place, backend: str, *, local: bool) -> None:
@@ -92,7 +96,9 @@ def _subgroup(place: Place, backend: str, *, local: bool) -> None:
     name = "subgroup with local synchronization" if local else "subgroup"
     started = ranks.group(3, [*_PEER, "subgroup", backend, str(_TIMEOUT_S), str(int(local))], place.folder / name)
     well = ranks.wait(started, 60)
-    place.run(name, codes=[rank.code for rank in started], seconds=[rank.seconds for rank in started], words=[rank.words(600) for rank in started])
+    place.run(
+        name, codes=[rank.code for rank in started], seconds=[rank.seconds for rank in started], words=[rank.words(600) for rank in started]
+    )
     place.figure("subgroup_local_hangs" if local else "subgroup_hangs", float(not well))
     if local:
         place.gate("subgroup_beside_a_group_of_three", well)
@@ -119,7 +125,12 @@ def _death(place: Place, backend: str, how: signal.Signals, name: str, variables
 
 def _interface(place: Place, name: str) -> None:
     """NCCL_SOCKET_IFNAME is a list of beginnings, but for one that begins with "="."""
-    started = ranks.group(2, [*_PEER, "once", "nccl", str(_TIMEOUT_S), "0"], place.folder / f"interface {name}", {"NCCL_SOCKET_IFNAME": name, "NCCL_DEBUG": "INFO"})
+    started = ranks.group(
+        2,
+        [*_PEER, "once", "nccl", str(_TIMEOUT_S), "0"],
+        place.folder / f"interface {name}",
+        {"NCCL_SOCKET_IFNAME": name, "NCCL_DEBUG": "INFO"},
+    )
     well = ranks.wait(started, 60)
     used = re.findall(r"NET/Socket : Using (.*)", started[0].words(100_000))
     place.run(f"NCCL_SOCKET_IFNAME={name}", well=well, used=used[:1])
@@ -146,7 +157,14 @@ def _start(place: Place, backend: str, name: str, variables: Mapping[str, str]) 
     sent = _loopback_bytes() - before
     held = smi.held_bytes([rank.process.pid for rank in started])
     ranks.checked(started, 120)
-    place.run(f"start, {name}", backend=backend, loopback_bytes=sent, base_bytes=base_bytes, held_bytes=held, losses=[line["loss"] for line in ranks.lines(run, 1, 0)])
+    place.run(
+        f"start, {name}",
+        backend=backend,
+        loopback_bytes=sent,
+        base_bytes=base_bytes,
+        held_bytes=held,
+        losses=[line["loss"] for line in ranks.lines(run, 1, 0)],
+    )
     place.figure(f"start_bytes_over_base_{_key(name)}", sent / base_bytes)
     if held:
         place.figure(f"rank_holds_bytes_{_key(name)}", max(held))

@@ -64,7 +64,11 @@ def _paged(place: Place) -> None:
 
     def state(optimizer: Any) -> dict[str, Any]:
         tensor = next(iter(optimizer.state.values()))["state1"]
-        return {"device": str(tensor.device), "is_paged": bool(getattr(tensor, "is_paged", False)), "bytes": tensor.numel() * tensor.element_size()}
+        return {
+            "device": str(tensor.device),
+            "is_paged": bool(getattr(tensor, "is_paged", False)),
+            "bytes": tensor.numel() * tensor.element_size(),
+        }
 
     first = bitsandbytes.optim.PagedAdamW8bit(_weights([(1024, 1024)] * 4, "cuda"), lr=1e-6)
     first.step()

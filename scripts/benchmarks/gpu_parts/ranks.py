@@ -45,15 +45,27 @@ class Rank:
 def start(program: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> Rank:
     """`python PROGRAM`, with what it prints in a file."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    variables = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    variables = {
+        "PYTHONPATH": python_path(),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
     with output.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, *program], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, **variables, **(environment or {})}
+            [sys.executable, *program],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables, **(environment or {})},
         )
     return Rank(process, output)
 
 
-def group(size: int, program: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, own: Sequence[Mapping[str, str]] = ()) -> list[Rank]:
+def group(
+    size: int, program: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, own: Sequence[Mapping[str, str]] = ()
+) -> list[Rank]:
     """`size` ranks of one program that meet on loopback. Each is a host of its own for NCCL, or it would refuse two ranks on one card:
     what it compares is a hash of NCCL_HOSTID (NCCL src/misc/utils.cc, getHostHash) beside the card's bus."""
     port = str(free_port())

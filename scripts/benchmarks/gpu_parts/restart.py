@@ -68,7 +68,9 @@ def _killed(place: Place, size_gb: float) -> None:
     freed = float(str(samples[-1]["s"]))
     place.run(f"killed with {size_gb} GB", seen=samples)
     place.figure(f"free_again_after_kill_{size_gb}_gb_s", freed)
-    place.figure(f"environment_empty_after_kill_{size_gb}_gb_s", next((float(str(one["s"])) for one in samples if not one["environment"]), freed))
+    place.figure(
+        f"environment_empty_after_kill_{size_gb}_gb_s", next((float(str(one["s"])) for one in samples if not one["environment"]), freed)
+    )
 
 
 def _start(place: Place, name: str, model: Path, kind: str, way: str) -> dict[str, float]:

@@ -30,7 +30,11 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
     card = 0 if device == "cuda" else None
-    base = load_base(model, None, Method(kind).quantisation, dtype, card, "here") if way == "files" else _as_a_worker(device, model, method, Path(run))
+    base = (
+        load_base(model, None, Method(kind).quantisation, dtype, card, "here")
+        if way == "files"
+        else _as_a_worker(device, model, method, Path(run))
+    )
     if device == "cuda":
         torch.cuda.synchronize()
     took("load")

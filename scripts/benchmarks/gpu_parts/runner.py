@@ -62,7 +62,9 @@ def run(part: Part, outcome: Outcome, folder: Path, device: str, limit_s: float,
     try:
         with _whole(), log.open("w") as output:
             # A group of its own within this session: what ends the session ends the part, too.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}, process_group=0)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}, process_group=0
+            )
         with results_file.open(encoding="utf-8") as lines:
             while not ended and time.monotonic() - began < limit_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -126,7 +126,9 @@ def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> i
     architecture = from_config(material.SHAPES[shape])
     assert architecture is not None
     method = Method.model_validate({"kind": "full", "rank": 16, "alpha": 32, "targets": "all-linear"})
-    train = Train(global_batch=12, steps=3, learning_rate=1e-3, seq_len=256, gradient_checkpointing=False, fused_loss=False, optimizer="adamw")
+    train = Train(
+        global_batch=12, steps=3, learning_rate=1e-3, seq_len=256, gradient_checkpointing=False, fused_loss=False, optimizer="adamw"
+    )
     nodes = [material.node_of(rank, case.per_node) for rank in range(len(case.shares))]
     setup = rank_memory.RankSetup(precision, device, case.micro_batch, world_size=len(nodes), division=division.of(case.strategy, nodes))
     counted = (*rank_memory.SEEN_BY_A_DRY_RUN, GATHERED, EXCHANGED)

@@ -148,7 +148,15 @@ def _beside_trl(place: Place, kind: Kind) -> None:
             return
     file = place.folder / "speed.json"
     environment = {"HOMELAB_MODEL": str(place.folder / kind.shape), "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-    program = ["-m", "benchmarks.speed", "--json", str(file), "--repeats", "12" if place.is_card else "2", *([] if place.is_card else ["--cpu"])]
+    program = [
+        "-m",
+        "benchmarks.speed",
+        "--json",
+        str(file),
+        "--repeats",
+        "12" if place.is_card else "2",
+        *([] if place.is_card else ["--cpu"]),
+    ]
     ranks.checked([ranks.start(program, place.folder / "speed.txt", environment)], 200)
     document = json.loads(file.read_text())
     place.run("beside TRL", **document)

@@ -60,7 +60,9 @@ def _agrees(place: Place, name: str, precision: str, recipe: dict[str, object], 
     """Two stages against one process."""
     steps = 6 if place.is_card else 3
     one = divided.train(place, Division(f"one, {name}", recipe=recipe), model, data, precision, limit_s=_ENDS_S, steps=steps)
-    two = divided.train(place, Division(f"two, {name}", stages=cut(layers, 2), recipe=recipe), model, data, precision, limit_s=_ENDS_S, steps=steps)
+    two = divided.train(
+        place, Division(f"two, {name}", stages=cut(layers, 2), recipe=recipe), model, data, precision, limit_s=_ENDS_S, steps=steps
+    )
     expected, found = divided.losses(one), divided.losses(two)
     place.run(f"law, {name}", losses=found, losses_of_one=expected)
     key = name.replace(", ", "_")

@@ -46,21 +46,12 @@ class Trial:
     def said(self) -> str:
         """The finding that names it, or the other findings."""
         ours = [entry for entry in self.findings if entry["check"] in self.misconfiguration.checks]
-        return next(
-            (f"{entry['check']}: {entry['message']}" for entry in ours or self.findings), self.error or self.why_not
-        )
+        return next((f"{entry['check']}: {entry['message']}" for entry in ours or self.findings), self.error or self.why_not)
 
 
 def preflight(lab: Lab, recipe: Path | None = None, *, deep: bool = False) -> Seen:
     """`homelab preflight --json` on the lab's cluster file, the whole process timed."""
-    words = [
-        sys.executable,
-        "-m",
-        "homelab",
-        "preflight",
-        *([str(recipe)] if recipe else []),
-        *(["--deep"] if deep else []),
-    ]
+    words = [sys.executable, "-m", "homelab", "preflight", *([str(recipe)] if recipe else []), *(["--deep"] if deep else [])]
     # The settings of the person who runs this must have no effect.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
     environment |= {"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "HF_HUB_OFFLINE": "1"}

@@ -41,7 +41,9 @@ def write(folder: Path, model: str, steps: int, *, method: str, completion_only:
 def plan(folder: Path, device: str, switches: dict[str, bool]) -> None:
     """The plan of one rank, which pads or not, as `switches` say (homelab/worker/training/switches.py)."""
     backend = "gloo" if device == "cpu" else "nccl"
-    material.plan(folder, 1, (GLOBAL_BATCH,), device=device, precision=_precision(device), backend=backend, micro_batch=MICRO_BATCH, switches=switches)
+    material.plan(
+        folder, 1, (GLOBAL_BATCH,), device=device, precision=_precision(device), backend=backend, micro_batch=MICRO_BATCH, switches=switches
+    )
 
 
 def _precision(device: str) -> str:

@@ -86,9 +86,7 @@ def main(folder: str, unsloth: bool) -> int:
             losses.append(loss.detach())
             return loss
 
-    trainer = Listening(
-        model=model, args=config, train_dataset=Dataset.from_list(data), processing_class=tokenizer, callbacks=[Pauses()]
-    )
+    trainer = Listening(model=model, args=config, train_dataset=Dataset.from_list(data), processing_class=tokenizer, callbacks=[Pauses()])
     trainer.train()
     return 0
 

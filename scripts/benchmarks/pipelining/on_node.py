@@ -41,7 +41,11 @@ def main() -> None:
     whole = model_of(asked["shape"], None)
     stages = {name: model_of(asked["shape"], stage_of(layers, rank)) for name, layers in asked["cuts"].items()}
     neighbours = Neighbours.of(rank, list(range(ranks)))
-    result: dict[str, Any] = {"alone_s": [], "steps": {name: [] for name, *_ in asked["steps"]}, "busy_s": {name: [] for name, *_ in asked["steps"]}}
+    result: dict[str, Any] = {
+        "alone_s": [],
+        "steps": {name: [] for name, *_ in asked["steps"]},
+        "busy_s": {name: [] for name, *_ in asked["steps"]},
+    }
     for turn in range(asked["rounds"] + 1):  # the first one warms up
         dist.barrier()
         alone_s = pass_s(whole, asked["tokens"])
@@ -104,7 +108,9 @@ def pass_s(model: tuple[Any, Stage | None], tokens: int) -> float:
 def own_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> float:
     """A step by this project's order; the seconds in which this rank computes."""
     peft, stage = model
-    pipeline = Pipeline(peft, stage, neighbours, torch.float32, torch.device("cpu"), asked["shape"]["hidden_size"], contextlib.nullcontext, lambda: None)
+    pipeline = Pipeline(
+        peft, stage, neighbours, torch.float32, torch.device("cpu"), asked["shape"]["hidden_size"], contextlib.nullcontext, lambda: None
+    )
     rows = rows_of(asked, micro_batches)
     batches = [{"input_ids": row.unsqueeze(0), "labels": row.unsqueeze(0)} for row in rows]
     _, work = pipeline.step(batches, [0] * micro_batches, torch.tensor(rows.numel()), lambda loss: loss.backward())
@@ -130,7 +136,10 @@ def torch_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str
     rows = rows_of(asked, micro_batches)
 
     def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), reduction="sum") / rows.numel()
+        return (
+            torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), reduction="sum")
+            / rows.numel()
+        )
 
     schedule = _schedules.get((id(peft), micro_batches))
     if schedule is None:

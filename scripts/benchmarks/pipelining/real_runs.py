@@ -139,7 +139,14 @@ class Resident:
             for process in Path("/proc").glob("[0-9]*"):
                 command = files.text(process / "cmdline")
                 if "homelab.worker" in command and "python" in command:
-                    node = next((word.partition("=")[2] for word in files.text(process / "environ").split("\0") if word.startswith("HOMELAB_NODE=")), "")
+                    node = next(
+                        (
+                            word.partition("=")[2]
+                            for word in files.text(process / "environ").split("\0")
+                            if word.startswith("HOMELAB_NODE=")
+                        ),
+                        "",
+                    )
                     now[node] = now.get(node, 0) + _resident_bytes(process)
             for node, size_bytes in now.items():
                 self.most_bytes[node] = max(self.most_bytes.get(node, 0), size_bytes)
@@ -155,4 +162,3 @@ def _resident_bytes(process: Path) -> int:
         elif first == "Rss:" and is_counted:
             total += int(rest[0]) * 1024
     return total
-

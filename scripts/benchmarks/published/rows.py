@@ -77,7 +77,9 @@ def read(path: Path) -> list[Row]:
         try:
             rows.append(row_of(line))
         except (KeyError, ValueError, TypeError) as error:
-            raise InputError(f"not a row of figures: {error}", where=f"{path}, line {number}", hint=f"write the columns of {OWN}") from error
+            raise InputError(
+                f"not a row of figures: {error}", where=f"{path}, line {number}", hint=f"write the columns of {OWN}"
+            ) from error
     return rows
 
 
@@ -123,6 +125,11 @@ def _possible(tokens_per_s: float | None, card: str, cards: int, model: str) -> 
     """A published figure contradicts physics where the card's whole peak would not do it: four operations per weight and token (a frozen base)."""
     sheet, config = hardware.lookup(card), CONFIGS.get(model.lower())
     shape = architecture.from_config(config) if config else architecture.known(model)
-    if tokens_per_s is not None and sheet is not None and shape is not None and tokens_per_s * 4 * shape.linear_parameters > cards * sheet.peak_flops * ABOVE_PEAK:
+    if (
+        tokens_per_s is not None
+        and sheet is not None
+        and shape is not None
+        and tokens_per_s * 4 * shape.linear_parameters > cards * sheet.peak_flops * ABOVE_PEAK
+    ):
         raise ValueError(f"{tokens_per_s:.0f} tokens/s: no card does that, {card} has {sheet.peak_flops / 1e12:.0f} TFLOPS")
     return tokens_per_s

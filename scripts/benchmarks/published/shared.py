@@ -26,7 +26,9 @@ def _row(row: Row) -> MeasuredCard:
     train, method = row.recipe["train"], row.recipe["method"]
     config = CONFIGS.get(row.model.lower()) or known_models.config_of(row.model) or {}
     micro_batch = row.recipe["parallel"]["micro_batch"]
-    settings: dict[str, Any] = {key: value for key, value in {"rank": method.get("rank"), "targets": method.get("targets")}.items() if value is not None}
+    settings: dict[str, Any] = {
+        key: value for key, value in {"rank": method.get("rank"), "targets": method.get("targets")}.items() if value is not None
+    }
     if isinstance(settings.get("targets"), list):
         settings["targets"] = tuple(settings["targets"])
     return MeasuredCard(

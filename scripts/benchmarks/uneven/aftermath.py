@@ -30,8 +30,7 @@ def interrupted(number: int, _: object) -> None:
 def story(paths: RunPaths) -> str:
     """The run's own events and the end of its supervisor's log, as the controller has them. Empty where it has none."""
     lines = [
-        f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))}  {event.get('what')}"
-        for event in event_log.lines(paths)[-_LAST:]
+        f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))}  {event.get('what')}" for event in event_log.lines(paths)[-_LAST:]
     ]
     log: list[str] = []
     with contextlib.suppress(OSError):

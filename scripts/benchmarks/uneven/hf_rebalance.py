@@ -62,9 +62,7 @@ class Records(TrainerCallback):
         self.collator = collator
         self.accumulate = accumulate
         self.rank = int(os.environ.get("RANK", "0"))
-        self.folder = Path(
-            os.environ["HOMELAB_RUN_DIR"], "attempts", os.environ["HOMELAB_ATTEMPT"], "ranks", str(self.rank)
-        )
+        self.folder = Path(os.environ["HOMELAB_RUN_DIR"], "attempts", os.environ["HOMELAB_ATTEMPT"], "ranks", str(self.rank))
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_begin(self, *_arguments: Any, **_more: Any) -> None:
@@ -79,9 +77,7 @@ class Records(TrainerCallback):
 
     def _beat(self, step: int) -> None:
         partial = self.folder / ".heartbeat"
-        partial.write_text(
-            json.dumps({"time": time.time(), "rank": self.rank, "pid": os.getpid(), "phase": "training", "step": step})
-        )
+        partial.write_text(json.dumps({"time": time.time(), "rank": self.rank, "pid": os.getpid(), "phase": "training", "step": step}))
         partial.replace(self.folder / "heartbeat.json")
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
@@ -99,9 +95,7 @@ def main() -> None:
     rows = Rows([[*tokens, tokenizer.eos_token_id][: settings["seq_len"]] for tokens in encoded])
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     model.config.use_cache = False
-    lora = LoraConfig(
-        r=settings["rank"], lora_alpha=settings["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    lora = LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
     collator = Collator(tokenizer.pad_token_id)
     arguments = TrainingArguments(
         output_dir=os.environ["HOMELAB_RUN_DIR"],

@@ -44,9 +44,7 @@ class Ledger:
     def _counted(self) -> tuple[dict[str, list[float]], dict[str, list[float]], list[float]]:
         return self._ratios, self._speeds, self._busy_cores
 
-    def keep(
-        self, label: str, kind: str, run: Run, window: Window, account: Account, *, computing: bool = False, **more: Any
-    ) -> None:
+    def keep(self, label: str, kind: str, run: Run, window: Window, account: Account, *, computing: bool = False, **more: Any) -> None:
         """A window of a run on data of this kind. `account`: what was computed since the run has trained; see `disturbance`.
 
         Raises Disturbed when that was not what the nodes' limits say.

@@ -106,9 +106,7 @@ class Run:
                 rows[step] += own_rows[step]
         for step, ids in rows.items():
             if len(set(ids)) != self.global_batch or len(ids) != self.global_batch:
-                raise SystemExit(
-                    f"error: step {step} of {self.name} trained on {len(ids)} rows, {len(set(ids))} different ones"
-                )
+                raise SystemExit(f"error: step {step} of {self.name} trained on {len(ids)} rows, {len(set(ids))} different ones")
         step_s = tuple(times[step] - times[step - 1] for step in rows)
         ceiling = noise.ceiling(work) if all(len(of_rank) == last - first for of_rank in work) else None
         return Window(first, last, sum(rank_tokens), times[last] - times[first], tuple(rank_tokens), step_s, ceiling)
@@ -119,9 +117,7 @@ class Run:
 
     def ended(self) -> bool:
         """Whether torchrun has ended on a node."""
-        return any(
-            (folder / "attempts" / "1" / "nodes" / node / "exit.json").exists() for node, folder in self.folders.items()
-        )
+        return any((folder / "attempts" / "1" / "nodes" / node / "exit.json").exists() for node, folder in self.folders.items())
 
     def failed(self) -> bool:
         """Whether torchrun has ended on a node and not well: what its supervisor makes of it is another run."""
@@ -134,18 +130,14 @@ class Run:
     def logs(self) -> str:
         """The ends of all that the run printed."""
         files = [file for folder in self.folders.values() for file in sorted(folder.glob("attempts/1/nodes/**/*.log"))]
-        return "\n".join(
-            f"== {file}\n{file.read_text(errors='replace')[-2000:]}" for file in files if file.stat().st_size
-        )
+        return "\n".join(f"== {file}\n{file.read_text(errors='replace')[-2000:]}" for file in files if file.stat().st_size)
 
     def _compare(self, rank: int, ids: dict[int, list[int]]) -> None:
         """The tokens that the worker says it has trained on must be those that are counted here."""
         for line in self.lines(rank, "metrics.jsonl", "train"):
             counted = sum(self.row_tokens[row] for row in ids.get(line["step"], []))
             if line["step"] in ids and line.get("tokens", counted) != counted:
-                raise SystemExit(
-                    f"error: step {line['step']}, rank {rank} of {self.name}: {line['tokens']} tokens said, {counted} counted"
-                )
+                raise SystemExit(f"error: step {line['step']}, rank {rank} of {self.name}: {line['tokens']} tokens said, {counted} counted")
 
     def _rank_folder(self, rank: int) -> Path:
         return list(self.folders.values())[rank] / "attempts" / "1" / "ranks" / str(rank)
@@ -160,9 +152,7 @@ class Machines:
         self.meter = Meter(lab)
         self._living: list[Run] = []
 
-    def start(
-        self, recipes: Sequence[str], row_tokens: Sequence[int], global_batch: int, alone: Sequence[str] = ()
-    ) -> tuple[Run, ...]:
+    def start(self, recipes: Sequence[str], row_tokens: Sequence[int], global_batch: int, alone: Sequence[str] = ()) -> tuple[Run, ...]:
         """Launch a recipe on all nodes, or one on each node of `alone` at the same time; returns when all train, at their CPU limits."""
         began = time.monotonic()
         self.limit(dict.fromkeys(CORES, _START_CORES))
@@ -266,8 +256,7 @@ class Machines:
         if ended or time.monotonic() > deadline:
             reason = "it ended" if ended else "that took too long"
             raise SystemExit(
-                f"error: waited for {runs[0].name} {what}, and {reason}\n"
-                + "\n".join(self.story(run) for run in ended or runs)
+                f"error: waited for {runs[0].name} {what}, and {reason}\n" + "\n".join(self.story(run) for run in ended or runs)
             )
         time.sleep(_POLL_S)
 

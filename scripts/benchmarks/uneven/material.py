@@ -79,14 +79,10 @@ def write_data(folder: Path) -> None:
     draw = random.Random(20)
     lengths = {
         "equal_length": [EQUAL_TOKENS] * ROWS,
-        "varying_length": [
-            min(SEQ_LEN, max(8, round(MEDIAN_TOKENS * draw.lognormvariate(0.0, SIGMA)))) for _ in range(ROWS)
-        ],
+        "varying_length": [min(SEQ_LEN, max(8, round(MEDIAN_TOKENS * draw.lognormvariate(0.0, SIGMA)))) for _ in range(ROWS)],
     }
     for kind, tokens in lengths.items():
-        rows = (
-            {"text": "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(count - 1))} for count in tokens
-        )
+        rows = ({"text": "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(count - 1))} for count in tokens)
         (folder / DATA[kind]).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -109,6 +105,4 @@ def recipe(model: Path, kind: str, shares: str, steps: int) -> str:
 
 def script_recipe(script: Path, *arguments: object) -> str:
     """The text of a recipe that starts a program of this folder."""
-    return (
-        f"[script]\npath = {json.dumps(script.name)}\nargs = {json.dumps([str(argument) for argument in arguments])}\n"
-    )
+    return f"[script]\npath = {json.dumps(script.name)}\nargs = {json.dumps([str(argument) for argument in arguments])}\n"

@@ -20,9 +20,7 @@ from homelab.worker.runtime import task
 from homelab.worker.training import train
 
 
-def deal(
-    lengths: Sequence[int], _speeds: object, _limits: object, rows_of: Sequence[int] | None = None
-) -> list[list[int]]:
+def deal(lengths: Sequence[int], _speeds: object, _limits: object, rows_of: Sequence[int] | None = None) -> list[list[int]]:
     """In place of `assignment.assign`: contiguous pieces of the global batch, `rows_of[rank]` rows each."""
     assert rows_of is not None and sum(rows_of) == len(lengths), "a fixed plan gives every rank its number of rows"
     ends = list(accumulate(rows_of))

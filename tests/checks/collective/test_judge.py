@@ -25,9 +25,7 @@ pytestmark = pytest.mark.timeout(20)
 RANKS = {"tower": (0,), "laptop": (1,), "oldtower": (2, 3)}
 
 
-def line(
-    phase: str = "waiting for the other nodes", ended: dict[str, Any] | None = None, **ranks: Any
-) -> CollectiveLine:
+def line(phase: str = "waiting for the other nodes", ended: dict[str, Any] | None = None, **ranks: Any) -> CollectiveLine:
     """A line of an agent; `r1="joining"`, or r1={...}."""
     entries = {name[1:]: {"stage": entry} if isinstance(entry, str) else entry for name, entry in ranks.items()}
     return CollectiveLine.model_validate({"phase": phase, "ranks": entries, "ended": ended})
@@ -78,10 +76,7 @@ def test_ranks_behind_the_others_are_missing_at_the_limit() -> None:
     play.say(tower=line(r0="1 MB"), laptop=line(r1="1 MB"))
     outcome = play.run(100)
     assert outcome is not None and outcome.kind == "stuck"
-    assert [(state.rank, state.node, state.stage) for state in outcome.missing] == [
-        (2, "oldtower", "joining"),
-        (3, "oldtower", "joining"),
-    ]
+    assert [(state.rank, state.node, state.stage) for state in outcome.missing] == [(2, "oldtower", "joining"), (3, "oldtower", "joining")]
     assert 59 <= play.now - 100.0 <= 62
 
 
@@ -112,9 +107,7 @@ def test_a_slow_import_is_waited_for_and_said() -> None:
     play = Play()
     play.say(**all_at("joining") | {"laptop": line(r1="importing torch")})
     outcome = play.run(300)
-    assert (
-        outcome is not None and 179 <= play.now - 100 <= 182 and [state.node for state in outcome.missing] == ["laptop"]
-    )
+    assert outcome is not None and 179 <= play.now - 100 <= 182 and [state.node for state in outcome.missing] == ["laptop"]
 
 
 def test_a_silent_node_is_named_long_before_the_limit() -> None:
@@ -128,10 +121,7 @@ def test_a_silent_node_is_named_long_before_the_limit() -> None:
 def test_a_ranks_own_words_count_before_those_who_lost_it() -> None:
     play = Play()
     play.say(**all_at("1 MB"))
-    lost = {
-        "stage": "1 MB",
-        "error": "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]:1234",
-    }
+    lost = {"stage": "1 MB", "error": "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]:1234"}
     play.say(tower=line(r0=lost), laptop=line(r1=lost))
     assert play.run(2) is None
     ended = {"returncode": 1, "log": ["  traceback : Signal 9 (SIGKILL) received by PID 77"], "errors": []}
@@ -151,11 +141,7 @@ def test_where_all_only_lost_a_peer_those_behind_are_missing() -> None:
 
 def test_an_import_error_ends_it_at_once() -> None:
     play = Play()
-    ended = {
-        "returncode": 1,
-        "log": ["Traceback (most recent call last):", "ImportError: libcudart.so.12: cannot open"],
-        "errors": [],
-    }
+    ended = {"returncode": 1, "log": ["Traceback (most recent call last):", "ImportError: libcudart.so.12: cannot open"], "errors": []}
     play.say(laptop=line("starting torchrun", ended=ended))
     outcome = play.run(5)
     assert outcome == collective_state.Outcome("failed", "ImportError: libcudart.so.12: cannot open", "laptop")
@@ -169,16 +155,7 @@ def test_what_our_agent_does_not_say_is_refused(bad: CollectiveLine) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        b'{"phase": "joi',
-        b"[1]",
-        b'{"phase": "joining", "ranks": {"-1": {}}}',
-        b"[" * 100_000,
-        b"\xff\xfe",
-        b"null",
-        None,
-    ],
+    "said", [b'{"phase": "joi', b"[1]", b'{"phase": "joining", "ranks": {"-1": {}}}', b"[" * 100_000, b"\xff\xfe", b"null", None]
 )
 def test_a_node_that_answers_half_is_lost_and_named(said: bytes | None) -> None:
     play = Play(time.monotonic())
@@ -191,8 +168,7 @@ def test_a_node_that_answers_half_is_lost_and_named(said: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [{"size_bytes": 8}, {"size_bytes": "x"}, {"size_bytes": 8, "seconds": "nan", "bus_bytes_per_s": 1, "cpu_s": 1}],
+    "said", [{"size_bytes": 8}, {"size_bytes": "x"}, {"size_bytes": 8, "seconds": "nan", "bus_bytes_per_s": 1, "cpu_s": 1}]
 )
 def test_results_that_are_none_are_an_error(said: dict[str, Any]) -> None:
     play = Play()
@@ -220,9 +196,7 @@ def test_nothing_is_found_where_all_is_well_or_nothing_ran() -> None:
     assert found(None) == [] and found(result()) == []
     evidence = replace(wired(), collective=result(left_out=((64_000_000, 73.0),)))
     said = registry.subject("collective").summary(evidence, evidence.cluster.nodes[0], evidence.facts["tower"])
-    assert said.startswith(
-        "117 MB/s on the bus, 64 MB in 730 ms, 1 MB in 11 ms, 8 bytes in 0.4 ms, 64 MB left out: it would take 73 s"
-    )
+    assert said.startswith("117 MB/s on the bus, 64 MB in 730 ms, 1 MB in 11 ms, 8 bytes in 0.4 ms, 64 MB left out: it would take 73 s")
 
 
 STAGE_HINTS = {
@@ -251,14 +225,10 @@ def test_a_missing_rank_is_named_with_where_to_look(stage: str, hint: str) -> No
 
 def test_wrong_sums_slow_sums_and_leftovers_are_found() -> None:
     wrong = WrongSum(2, "oldtower", 1_000_000, 3, "element 7 is 12, not 48")
-    assert [(one.check, one.node, one.level) for one in found(result(wrong=(wrong,)))] == [
-        ("collective.right", "oldtower", "fail")
-    ]
+    assert [(one.check, one.node, one.level) for one in found(result(wrong=(wrong,)))] == [("collective.right", "oldtower", "fail")]
     slow = result(measured=(Measured(64_000_000, 2.9, 29e6, 0.1),))
     assert [(one.check, one.node, one.level) for one in found(slow)] == [("collective.speed", "", "warn")]
-    assert [(one.check, one.node, one.level) for one in found(result(left=("laptop",)))] == [
-        ("collective.ended", "laptop", "warn")
-    ]
+    assert [(one.check, one.node, one.level) for one in found(result(left=("laptop",)))] == [("collective.ended", "laptop", "warn")]
 
 
 def test_what_a_processor_holds_up_or_loopback_carries_is_not_called_slow() -> None:
@@ -275,9 +245,7 @@ def test_it_is_needed_again_when_something_changed() -> None:
     evidence = healthy.gpu()
     assert judges.needed(evidence)
     kept = CollectiveFacts(fingerprint=judges.fingerprint(evidence))
-    tested = replace(
-        evidence, facts={name: facts.model_copy(update={"collective_test": kept}) for name, facts in evidence.facts.items()}
-    )
+    tested = replace(evidence, facts={name: facts.model_copy(update={"collective_test": kept}) for name, facts in evidence.facts.items()})
     assert not judges.needed(tested)
     assert (registry.subject("collective").needs(tested) or "").startswith("not run again: it passed on just this cluster")
     assert judges.needed(healthy.packages(tested, "laptop", torch="2.12.0+cu130"))
@@ -299,13 +267,19 @@ def two_cards(evidence: Evidence) -> Evidence:
 def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
     """Between them P2P or /dev/shm can hang, as a network can."""
     box = two_cards(healthy.gpu(names=("tower",)))
-    assert judges.needed(box) and judges.wanted(box, (), "when-changed") and registry.subject("collective").needs(box) == "not run: --deep runs it"
+    assert (
+        judges.needed(box)
+        and judges.wanted(box, (), "when-changed")
+        and registry.subject("collective").needs(box) == "not run: --deep runs it"
+    )
     alone = replace(box, lan={})
     assert judges.wanted(alone, (), "always"), "it needs no network"
     plan = control._plan(alone)
     assert (plan.world_size, plan.backend, control._request(plan, "tower", "collective-1")["ranks"]) == (2, "nccl", 2)
     one = healthy.gpu(names=("tower",))
-    assert not judges.wanted(one, (), "always") and not judges.wanted(replace(box, plan=healthy.plan([{"node": "tower", "need_gib": 1}])), (), "always")
+    assert not judges.wanted(one, (), "always") and not judges.wanted(
+        replace(box, plan=healthy.plan([{"node": "tower", "need_gib": 1}])), (), "always"
+    )
     kept = CollectiveFacts(fingerprint=judges.fingerprint(box))
     assert not judges.wanted(healthy.with_facts(box, "tower", collective_test=kept.model_dump()), (), "when-changed")
 
@@ -313,7 +287,9 @@ def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
 def test_cards_of_one_box_that_hang_have_their_own_hint() -> None:
     box = two_cards(healthy.gpu(names=("tower",)))
     missing = RankState(1, "tower", "joining")
-    hangs = CollectiveResult("nccl", ("tower",), 2, error="stood still", missing=(missing,), states=(RankState(0, "tower", "8 bytes"), missing))
+    hangs = CollectiveResult(
+        "nccl", ("tower",), 2, error="stood still", missing=(missing,), states=(RankState(0, "tower", "8 bytes"), missing)
+    )
     (finding,) = found(hangs, box)
     assert finding.node == "tower" and "NCCL_P2P_DISABLE" in finding.hint and "/dev/shm" in finding.hint
 
@@ -331,7 +307,9 @@ def test_it_is_not_run_where_it_would_only_hang() -> None:
         unwritable = healthy.with_facts(healthy.cpu(), "laptop", resources={"workdir_writable": False, "workdir_problem": problem})
         assert judges.blocked(unwritable) and not judges.wanted(unwritable, (), "always")
     assert not judges.blocked(unwritable, skip=("disk.writable",)) and judges.blocked(unwritable, skip=("disk.readonly",))
-    assert not judges.blocked(healthy.with_facts(healthy.cpu(), "laptop", resources={"disk_free_bytes": 10})), "no room for a run is room for a test"
+    assert not judges.blocked(healthy.with_facts(healthy.cpu(), "laptop", resources={"disk_free_bytes": 10})), (
+        "no room for a run is room for a test"
+    )
 
 
 def test_a_record_that_is_something_else_is_none() -> None:
@@ -342,8 +320,6 @@ def test_a_record_that_is_something_else_is_none() -> None:
     assert probe.parse({"fingerprint": "ab", "time": "x"}) == {"fingerprint": "ab", "time": None, "results": []}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0004, "0.4 ms"), (0.0113, "11 ms"), (0.73, "730 ms"), (1.3, "1.30 s")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0.0004, "0.4 ms"), (0.0113, "11 ms"), (0.73, "730 ms"), (1.3, "1.30 s")])
 def test_seconds_are_readable(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text

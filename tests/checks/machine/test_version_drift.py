@@ -52,20 +52,13 @@ def test_a_patch_of_python_is_no_difference_and_a_node_that_does_not_know_has_no
 
 
 def test_another_pythons_packages_are_not_compared() -> None:
-    evidence = with_facts(
-        cpu(), "laptop", python={"executable": "/usr/bin/python3", "version": "3.9.2", "packages": {"torch": "1.0"}}
-    )
+    evidence = with_facts(cpu(), "laptop", python={"executable": "/usr/bin/python3", "version": "3.9.2", "packages": {"torch": "1.0"}})
     assert version_drift.table(evidence) == []
 
 
 def test_a_file_that_one_node_lacks_is_a_difference() -> None:
-    evidence = with_facts(
-        cpu(recipe()), "laptop", data={"train": {"path": "/data/train.jsonl", "found": False}}, model={"found": False}
-    )
-    assert {what: cells["laptop"] for what, cells in version_drift.table(evidence)} == {
-        "model": "not there",
-        "data, train": "not there",
-    }
+    evidence = with_facts(cpu(recipe()), "laptop", data={"train": {"path": "/data/train.jsonl", "found": False}}, model={"found": False})
+    assert {what: cells["laptop"] for what, cells in version_drift.table(evidence)} == {"model": "not there", "data, train": "not there"}
 
 
 def test_a_node_that_did_not_answer_has_no_cells() -> None:
@@ -86,16 +79,25 @@ def test_nodes_with_and_without_gpus_need_different_builds() -> None:
     evidence = with_facts(evidence, "laptop", python={"torch_cuda": None, "nccl": None})
     assert not [finding for finding in healthy.bad(registry.judge_all(evidence)) if finding.subject == "python"]
 
+
 def model(**files: dict[str, object]) -> dict[str, object]:
     """A model of the same size whatever its files are, as retrained weights have it."""
-    return {"found": True, "size_bytes": 269_500_000, "files": {**healthy.MODEL_FILES, **{name.replace("_", "."): file for name, file in files.items()}}}
+    return {
+        "found": True,
+        "size_bytes": 269_500_000,
+        "files": {**healthy.MODEL_FILES, **{name.replace("_", "."): file for name, file in files.items()}},
+    }
 
 
 def test_models_are_compared_by_digest_and_not_by_size() -> None:
     other = model(model_safetensors={"size_bytes": 266_000_000, "sampled": "33" * 32, "sha256": None})
     alike = [with_facts(cpu(recipe()), "laptop", model=model())]
     # A full digest that only one node has kept so far says nothing about the others.
-    alike.append(with_facts(cpu(recipe()), "laptop", model=model(model_safetensors={**healthy.MODEL_FILES["model.safetensors"], "sha256": "44" * 32})))
+    alike.append(
+        with_facts(
+            cpu(recipe()), "laptop", model=model(model_safetensors={**healthy.MODEL_FILES["model.safetensors"], "sha256": "44" * 32})
+        )
+    )
     for evidence in alike:
         for name in ("tower", "oldtower"):
             evidence = with_facts(evidence, name, model=model())
@@ -109,5 +111,7 @@ def test_models_are_compared_by_digest_and_not_by_size() -> None:
 def test_a_file_more_is_another_folder_and_the_same_hub_model(name: str, is_other: bool) -> None:
     evidence = cpu(recipe(model={"name": name}))
     for node in healthy.NAMES:
-        evidence = with_facts(evidence, node, model=model(**({"chat_jinja": {"size_bytes": 3, "sha256": "55" * 32}} if node == "laptop" else {})))
+        evidence = with_facts(
+            evidence, node, model=model(**({"chat_jinja": {"size_bytes": 3, "sha256": "55" * 32}} if node == "laptop" else {}))
+        )
     assert bool(version_drift.table(evidence)) is is_other

@@ -66,8 +66,7 @@ def test_a_rank_that_others_left_no_room_for_is_found_with_the_smallest_edit_and
     )
     assert {node for node, level in found(asked) if level == "fail"} >= {"laptop", "oldtower"}
     assert all(
-        "homelab plan RECIPE --fit writes a recipe that fits. Least: [parallel] micro_batch = " in one.hint
-        for one in CHECK.judge(asked)
+        "homelab plan RECIPE --fit writes a recipe that fits. Least: [parallel] micro_batch = " in one.hint for one in CHECK.judge(asked)
     )
 
 

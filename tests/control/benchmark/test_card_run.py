@@ -40,7 +40,9 @@ def fleet_of(tmp_path: Path, *lines: Any, seen: Evidence | None = None) -> FakeF
     """A fleet of the one node, that answers with these facts and says these lines while it measures."""
     fleet = FakeFleet(tmp_path, (NODE,))
     facts = healthy.changed((seen or healthy.gpu(names=(NODE,))).facts[NODE], runs={"alive": []})
-    fleet.answer("facts", facts.model_dump(mode="json")).answer("free-port", {"port": 29777}).answer("collective-end", {"asked": [], "killed": [], "left": []})
+    fleet.answer("facts", facts.model_dump(mode="json")).answer("free-port", {"port": 29777}).answer(
+        "collective-end", {"asked": [], "killed": [], "left": []}
+    )
     fleet.nodes[NODE].streams["collective"] = list(lines)
     return fleet
 
@@ -59,7 +61,11 @@ def test_the_row_of_a_card_and_what_the_node_was_told(tmp_path: Path) -> None:
     fleet = fleet_of(tmp_path, line(TRAINING, results=[{"step": 4, "tokens_per_s": 3400.4}]), done())
     found = measured(fleet, said=said)
     assert found.row.tokens_per_s == 3500.0 and found.row.peak_bytes == 6 * GIB and found.of_guess is not None and 0.4 < found.of_guess < 2
-    assert (found.row.card, found.row.precision, found.row.driver) == ("NVIDIA GeForce RTX 5070 Ti", "bf16", "580.95.05") and found.row.homelab
+    assert (found.row.card, found.row.precision, found.row.driver) == (
+        "NVIDIA GeForce RTX 5070 Ti",
+        "bf16",
+        "580.95.05",
+    ) and found.row.homelab
     assert card_table.parse(card_table.written(found.row)) == found.row, "the table takes it as it is"
     assert "training, step 4, 3400 tokens/s" in said
     request = asked(fleet)
@@ -80,7 +86,15 @@ def test_a_row_names_no_machine_and_no_person(tmp_path: Path) -> None:
 def test_of_several_cards_one_is_measured_and_the_others_are_hidden(tmp_path: Path) -> None:
     seen = healthy.gpu(names=(NODE,))
     first = seen.facts[NODE].gpu.cards[0].model_dump()
-    second = {**first, "index": 1, "uuid": "GPU-2", "bus_id": "00000000:02:00.0", "name": "NVIDIA GeForce RTX 3090", "memory_total_bytes": 24 * GIB, "memory_free_bytes": 23 * GIB}
+    second = {
+        **first,
+        "index": 1,
+        "uuid": "GPU-2",
+        "bus_id": "00000000:02:00.0",
+        "name": "NVIDIA GeForce RTX 3090",
+        "memory_total_bytes": 24 * GIB,
+        "memory_free_bytes": 23 * GIB,
+    }
     both = healthy.with_facts(seen, NODE, gpu={"cards": [first, second]})
     fleet = fleet_of(tmp_path, done(), seen=both)
     assert measured(fleet, index=1).row.card == "NVIDIA GeForce RTX 3090" and asked(fleet)["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-2"
@@ -89,7 +103,9 @@ def test_of_several_cards_one_is_measured_and_the_others_are_hidden(tmp_path: Pa
 
 
 def test_a_power_limit_and_a_memory_that_nobody_tells_are_left_out(tmp_path: Path) -> None:
-    silent = healthy.card(healthy.gpu(names=(NODE,)), NODE, power_limit_w=None, power_limit_default_w=None, memory_total_bytes=None, memory_free_bytes=None)
+    silent = healthy.card(
+        healthy.gpu(names=(NODE,)), NODE, power_limit_w=None, power_limit_default_w=None, memory_total_bytes=None, memory_free_bytes=None
+    )
     row = measured(fleet_of(tmp_path, done(), seen=silent)).row
     assert row.power_limit_w is None and row.memory_bytes is None and "null" not in card_table.written(row)
 
@@ -121,7 +137,9 @@ BUSY = {"holders": [{"pid": 12, "program": "python3", "type": "C"}]}
         ({"system": {"memory_available_bytes": GIB}}, {}, "of the machine 1.0 GiB", "homelab bench card tower"),
     ],
 )  # fmt: skip
-def test_what_is_not_ready_is_refused_before_anything_starts(tmp_path: Path, facts: dict[str, Any], card: dict[str, Any], words: str, hint: str) -> None:
+def test_what_is_not_ready_is_refused_before_anything_starts(
+    tmp_path: Path, facts: dict[str, Any], card: dict[str, Any], words: str, hint: str
+) -> None:
     seen = healthy.with_facts(healthy.card(healthy.gpu(names=(NODE,)), NODE, **card), NODE, **facts)
     fleet = fleet_of(tmp_path, done())
     fleet.answer("facts", seen.facts[NODE].model_dump(mode="json"))
@@ -163,7 +181,9 @@ PARTS = "error: the card has no room for what measures it: CUDA out of memory\nw
         ([{"error": {"message": "no room on the disk"}}], "no room on the disk", HomelabError), ([b""], "connection to this node broke", UnreachableError),
     ],
 )  # fmt: skip
-def test_a_measurement_that_fails_says_why_and_leaves_nothing(tmp_path: Path, lines: list[Any], words: str, kind: type[HomelabError]) -> None:
+def test_a_measurement_that_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, lines: list[Any], words: str, kind: type[HomelabError]
+) -> None:
     fleet = fleet_of(tmp_path, *lines)
     with pytest.raises(HomelabError) as failed:
         measured(fleet)

@@ -37,7 +37,14 @@ def run_json(data: dict[str, Any], recipe: dict[str, Any] | None = None) -> dict
 
 
 def shipped(**keys: Any) -> dict[str, Any]:
-    return {"kind": "file", "sent": "shipped", "path": f"/home/me/homelab/data/{DIGEST[:16]}/rows.jsonl", "name": "rows.jsonl", "sha256": DIGEST, **keys}
+    return {
+        "kind": "file",
+        "sent": "shipped",
+        "path": f"/home/me/homelab/data/{DIGEST[:16]}/rows.jsonl",
+        "name": "rows.jsonl",
+        "sha256": DIGEST,
+        **keys,
+    }
 
 
 def describing(tmp_path: Path, described: dict[str, dict[str, Any]]) -> FakeFleet:
@@ -178,7 +185,9 @@ def test_what_only_nodes_have_said_is_asked_for_before_it_runs(tmp_path: Path, d
     program = adoption.to_ask(paths)
     assert program is not None and program.nodes == tuple(sorted(who))
     shown = "\n".join(program.lines)
-    assert DIGEST[:12] in shown and ("train.py with the arguments --lr 3" in shown and "PROXY=x" in shown if len(who) > 1 else "~/models/smol" in shown)
+    assert DIGEST[:12] in shown and (
+        "train.py with the arguments --lr 3" in shown and "PROXY=x" in shown if len(who) > 1 else "~/models/smol" in shown
+    )
     with pytest.raises(InputError, match="did not launch this run") as caught:
         adoption.refuse_unasked(paths)
     assert f"homelab recover {builders.RUN}" in caught.value.hint
@@ -220,4 +229,8 @@ def test_it_is_shown_without_secrets_and_escapes(tmp_path: Path) -> None:
     store.write_json(paths.run_json, described)
     store.write_json(paths.adopted_json, {"nodes": ["tower"], "asks": True})
     program = adoption.to_ask(paths)
-    assert program is not None and "hf_abc" not in json.dumps(program.lines) and all(line.isprintable() and len(line) <= 300 for line in program.lines)
+    assert (
+        program is not None
+        and "hf_abc" not in json.dumps(program.lines)
+        and all(line.isprintable() and len(line) <= 300 for line in program.lines)
+    )

@@ -9,7 +9,14 @@ from homelab.control.inspection.logs import RankLog, RunLogs, new_lines
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
-    [([], ["a"], ["a"]), (["a", "b"], ["b", "c"], ["c"]), (["a"], ["x", "a", "b"], ["b"]), (["a"], ["b"], ["b"]), (["a"], ["a"], []), (["a"], [], [])],
+    [
+        ([], ["a"], ["a"]),
+        (["a", "b"], ["b", "c"], ["c"]),
+        (["a"], ["x", "a", "b"], ["b"]),
+        (["a"], ["b"], ["b"]),
+        (["a"], ["a"], []),
+        (["a"], [], []),
+    ],
 )
 def test_a_line_is_printed_once(old: list[str], new: list[str], expected: list[str]) -> None:
     assert new_lines(old, new) == expected

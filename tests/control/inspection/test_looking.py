@@ -106,7 +106,10 @@ def between(nodes: Nodes) -> Iterator[str]:
     yield "failed"
     nodes.end(stopped=True)
     yield "all that was left is stopped"
-    nodes.say(tower={"agent_alive": False, "torchrun_alive": False, "stop_marked_at": 990.0}, laptop={"agent_alive": False, "torchrun_alive": False})
+    nodes.say(
+        tower={"agent_alive": False, "torchrun_alive": False, "stop_marked_at": 990.0},
+        laptop={"agent_alive": False, "torchrun_alive": False},
+    )
     yield "the end is not written down yet"
     nodes.end(stopped=True)
     nodes.fleet.nodes["laptop"].is_off = True
@@ -117,7 +120,9 @@ def between(nodes: Nodes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("owned", OWNERS, indirect=True)
-def test_nothing_is_over_between_two_attempts(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, owned: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_over_between_two_attempts(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths, owned: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ownership, "STILL_S", 0.0)
     watcher, is_local = monitor.Watcher(fleet, paths), supervisor_lock.is_held(paths)
     for words in between(nodes):
@@ -172,7 +177,9 @@ def test_what_stands_still_and_belongs_to_nobody_has_ended(
     assert fleet.verbs(*ENDS) == []
 
 
-def test_a_supervisor_that_leaves_while_the_nodes_are_asked_is_asked_about_once_more(fleet: FakeFleet, nodes: Nodes, paths: RunPaths) -> None:
+def test_a_supervisor_that_leaves_while_the_nodes_are_asked_is_asked_about_once_more(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths
+) -> None:
     """Their answers may be older than its last word: the next attempt may have come and gone."""
     store.write_json(paths.supervisor_json, {"doing": "ended", "why": "done", "attempt": 1, "pid": 1})
     nodes.end(stopped=True)
@@ -188,7 +195,10 @@ def test_a_supervisor_that_leaves_while_the_nodes_are_asked_is_asked_about_once_
 
 def test_a_process_of_this_machine_that_is_gone_owns_nothing(fleet: FakeFleet, nodes: Nodes, paths: RunPaths) -> None:
     gone = {**process_owner.mark(), "born": 1}
-    nodes.owner.update(supervisor={**ELSEWHERE, "process": gone, "silent_s": 1.0, "has_left": False}, claim={**ELSEWHERE, "process": gone, "doing": "x", "age_s": 1.0})
+    nodes.owner.update(
+        supervisor={**ELSEWHERE, "process": gone, "silent_s": 1.0, "has_left": False},
+        claim={**ELSEWHERE, "process": gone, "doing": "x", "age_s": 1.0},
+    )
     nodes.end(stopped=False)
     watcher = monitor.Watcher(fleet, paths)
     watcher.look()
@@ -196,7 +206,9 @@ def test_a_process_of_this_machine_that_is_gone_owns_nothing(fleet: FakeFleet, n
 
 
 @pytest.mark.parametrize("own", [*OWNERS, None])
-def test_orphans_are_those_of_nobody(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, own: Own | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphans_are_those_of_nobody(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths, own: Own | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {"name": paths.name, "created_at": 1.0, "attempt": 1, "alive": True, "exit": None, "final": False, "busy": ""}
     fleet.answer("runs", {"runs": [known], "secrets_removed": []})
     monkeypatch.setattr(run_lookup, "run", lambda *_: paths)
@@ -230,7 +242,9 @@ def test_who_waits_ends_the_rest_of_a_failed_attempt_only_where_no_supervisor_wa
 
 
 @pytest.mark.parametrize(("watched", "code"), [("left", 0), ("interrupted", 130)])
-def test_who_leaves_with_a_key_has_interrupted_nothing(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, watched: Any, code: int) -> None:
+def test_who_leaves_with_a_key_has_interrupted_nothing(
+    fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, watched: Any, code: int
+) -> None:
     monkeypatch.setattr(live, "watch", lambda *_, **__: Watched(None, watched))
     assert monitor.until_end(fleet, paths, console=Console(file=io.StringIO()), options=lambda verb: "") == code
 

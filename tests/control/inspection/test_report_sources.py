@@ -24,13 +24,17 @@ def test_a_node_that_is_off_counts_with_what_it_said(tmp_path: Path, device: str
     for name in builders.NAMES[2:]:
         fleet.answer("energies", {"attempts": {}}, [name])
     both = report_sources._energy(fleet, paths, {1: plan})
-    assert sorted(both) == ([(1, name) for name in sorted((first, second))] if device == "cuda" else []), "a plan for processors asks nobody"
+    assert sorted(both) == ([(1, name) for name in sorted((first, second))] if device == "cuda" else []), (
+        "a plan for processors asks nobody"
+    )
     fleet.nodes[first].is_off = True
     assert report_sources._energy(fleet, paths, {1: plan}) == both
 
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     paths = builders.run_folder(tmp_path / "runs", plan=builders.plan())
-    store.write_json(paths.energy_json, {"tower": {"attempts": {"1": [{"index": "x"}]}}, "laptop": 3, "mini": {"attempts": {"2": [dict(CARD)]}}})
+    store.write_json(
+        paths.energy_json, {"tower": {"attempts": {"1": [{"index": "x"}]}}, "laptop": 3, "mini": {"attempts": {"2": [dict(CARD)]}}}
+    )
     found = report_sources._energy(FakeFleet(tmp_path / "nodes"), paths, {})
     assert [(place, cards[0].joules) for place, cards in found.items()] == [((2, "mini"), 3.6e6)]

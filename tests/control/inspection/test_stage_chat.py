@@ -60,7 +60,11 @@ def test_the_words_of_a_stage_count_more_than_those_of_ranks_that_lost_it() -> N
             line(0, error="RuntimeError: Connection closed by peer", ended={}),
             line(2, LOADING, error="error: the model needs about 9.00 GB\nwhere: /m\nfix: free RAM"),
         )
-    assert (refused.value.message, refused.value.where, refused.value.hint) == ("the model needs about 9.00 GB", "node nas, /m", "node nas says: free RAM")
+    assert (refused.value.message, refused.value.where, refused.value.hint) == (
+        "the model needs about 9.00 GB",
+        "node nas, /m",
+        "node nas says: free RAM",
+    )
 
 
 def test_a_rank_that_was_killed_is_named_not_those_that_lost_it() -> None:
@@ -69,7 +73,10 @@ def test_a_rank_that_was_killed_is_named_not_those_that_lost_it() -> None:
             line(0, error="RuntimeError: Connection closed by peer", ended={}), line(2, DONE, ended={}),
             line(1, ended={"log": ["Signal 9 (SIGKILL) received by PID 7", "more"]}),
         )  # fmt: skip
-    assert (refused.value.message, refused.value.where) == ("a stage of the model failed: a rank was ended by SIGKILL", "node laptop, layers 10 to 11 on laptop")
+    assert (refused.value.message, refused.value.where) == (
+        "a stage of the model failed: a rank was ended by SIGKILL",
+        "node laptop, layers 10 to 11 on laptop",
+    )
 
 
 @pytest.mark.parametrize("last", [None, b"no JSON", b'{"error": {"message": "the disk is full"}}'])

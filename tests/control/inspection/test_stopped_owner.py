@@ -51,7 +51,12 @@ with supervisor_lock.held(paths) as is_ours:
 @pytest.fixture(params=["recovering", "watching", manual_lock.DOING])
 def holder(paths: RunPaths, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """A real process that has the lock of the run, and that a signal has stopped."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(paths.root), request.param], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(paths.root), request.param],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     with closing(process.stdout):
         assert process.stdout.readline() == "True\n"
@@ -62,7 +67,9 @@ def holder(paths: RunPaths, request: pytest.FixtureRequest) -> Iterator[psutil.P
         process.wait()
 
 
-def test_who_looks_is_told_and_who_waits_does_not_wait_in_silence(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process) -> None:
+def test_who_looks_is_told_and_who_waits_does_not_wait_in_silence(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process
+) -> None:
     nodes.end(stopped=False)
     watcher, said = monitor.Watcher(fleet, paths), io.StringIO()
     snapshot = watcher.look()
@@ -97,7 +104,11 @@ def test_a_recovery_by_hand_beside_it_is_refused_with_both_ways(paths: RunPaths,
 def test_a_stop_beside_it_ends_the_run_and_says_that_it_cannot_see_that(fleet: FakeFleet, paths: RunPaths, holder: psutil.Process) -> None:
     fleet.answer("stop", {"asked": 1, "killed": 0, "left": [], "as_nodes": []})
     outcome = stop.stop(fleet, paths, lambda text: None)
-    assert outcome.exit_code == 0 and f"it ends by itself after kill -CONT {holder.pid}" in "\n".join(outcome.lines()) and outcome.as_dict()["held"]
+    assert (
+        outcome.exit_code == 0
+        and f"it ends by itself after kill -CONT {holder.pid}" in "\n".join(outcome.lines())
+        and outcome.as_dict()["held"]
+    )
 
 
 def test_a_supervisor_that_is_at_work_is_none(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process) -> None:
@@ -128,7 +139,9 @@ def test_a_node_tells_that_its_supervisor_is_stopped(paths: RunPaths, holder: ps
     assert not SupervisorReply.model_validate(supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
 
 
-def test_a_command_that_ctrl_z_has_stopped_while_it_had_the_claim(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process, tmp_path: Path) -> None:
+def test_a_command_that_ctrl_z_has_stopped_while_it_had_the_claim(
+    fleet: FakeFleet, nodes: Nodes, paths: RunPaths, holder: psutil.Process, tmp_path: Path
+) -> None:
     """Typed in another folder: this one has no lock of it."""
     born = process_owner._born(holder.pid)
     process = {**process_owner.mark(), "pid": holder.pid, "born": born}
@@ -136,4 +149,7 @@ def test_a_command_that_ctrl_z_has_stopped_while_it_had_the_claim(fleet: FakeFle
     nodes.end(stopped=False)
     other = builders.run_folder(tmp_path / "other runs", recipe=builders.recipe(), plan=PLAN)
     note = str(monitor.Watcher(fleet, other).look().stopped_owner)
-    assert note == f"the command by which the run is recovered by hand, process {holder.pid} on this machine, is stopped (SIGSTOP or Ctrl-Z): kill -CONT {holder.pid}"
+    assert (
+        note
+        == f"the command by which the run is recovered by hand, process {holder.pid} on this machine, is stopped (SIGSTOP or Ctrl-Z): kill -CONT {holder.pid}"
+    )

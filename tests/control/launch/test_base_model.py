@@ -97,7 +97,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_config_that_cannot_be_read_is_refused_in_three_parts(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_a_config_that_cannot_be_read_is_refused_in_three_parts(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
     content, words = BROKEN[case]
     place = cache / "snapshots" / NEW / "config.json"
     place.write_bytes(content)
@@ -107,9 +109,16 @@ def test_a_config_that_cannot_be_read_is_refused_in_three_parts(cache: Path, tmp
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [(["tiny.gguf"], "holds GGUF files"), (["adapter_config.json"], "holds adapters"), (["model_index.json"], "diffusers"), (["a.txt"], "it has no config.json")],
+    [
+        (["tiny.gguf"], "holds GGUF files"),
+        (["adapter_config.json"], "holds adapters"),
+        (["model_index.json"], "diffusers"),
+        (["a.txt"], "it has no config.json"),
+    ],
 )
-def test_what_lies_in_the_place_of_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], words: str) -> None:
+def test_what_lies_in_the_place_of_a_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], words: str
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     for name in names:

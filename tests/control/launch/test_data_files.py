@@ -90,7 +90,9 @@ def test_what_can_be_read_is_let_through(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["PDF", "gz", "no JSON", "zip"])
-def test_the_plan_ends_with_1_and_says_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_the_plan_ends_with_1_and_says_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
     name, content, word = UNREADABLE[case]
     (tmp_path / name).write_bytes(content)
     (tmp_path / "cluster.toml").write_text('[[nodes]]\nname = "a"\nhost = "192.0.2.1"\ngpus = [{ model = "RTX 3090", vram_gb = 24 }]\n')
@@ -103,7 +105,12 @@ def test_the_plan_ends_with_1_and_says_it_first(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("role", "suffix", "named"), [("data", ".jsonl", '[data] train = "rows/a.jsonl"'), ("data", ".png", "relative to the recipe"), ("script", ".py", '[script] path = "rows/a.py"')]
+    ("role", "suffix", "named"),
+    [
+        ("data", ".jsonl", '[data] train = "rows/a.jsonl"'),
+        ("data", ".png", "relative to the recipe"),
+        ("script", ".py", '[script] path = "rows/a.py"'),
+    ],
 )
 def test_a_folder_is_answered_with_a_file_of_it(tmp_path: Path, role: str, suffix: str, named: str) -> None:
     (tmp_path / "rows").mkdir()
@@ -128,13 +135,17 @@ def test_a_plan_that_asks_the_nodes_takes_what_one_finds_in_the_data(
     (tmp_path / "r.toml").write_text(RECIPE.format(name="x.jsonl"))
     fleet = FakeFleet(tmp_path, ["tower"])
     fleet.answer("facts", builders.facts("tower", recipe=healthy.recipe(data={"train": "x.jsonl"})).model_dump(mode="json"))
-    fleet.answer("sample-data", {"sample": {"files": {"train": {"whole": True, "rows_read": 1, "rows_bad": rows_bad}}}}).replace_connections(monkeypatch)
+    fleet.answer(
+        "sample-data", {"sample": {"files": {"train": {"whole": True, "rows_read": 1, "rows_bad": rows_bad}}}}
+    ).replace_connections(monkeypatch)
     monkeypatch.setenv("HOMELAB_CLUSTER", str(tmp_path / "cluster.toml"))
     monkeypatch.setenv("COLUMNS", "300")
     code = main.run(["plan", str(tmp_path / "r.toml"), "--no-dry-run"])
     said = capsys.readouterr().out
     assert fleet.verbs("sample-data") and ("Next: homelab launch" in said) is not bool(rows_bad)
-    assert code == (1 if rows_bad else 0) and (WRONG["message"] in said and "First: " in said and WRONG["hint"] in said.partition("First: ")[2]) is bool(rows_bad)
+    assert code == (1 if rows_bad else 0) and (
+        WRONG["message"] in said and "First: " in said and WRONG["hint"] in said.partition("First: ")[2]
+    ) is bool(rows_bad)
 
 
 def test_the_command_that_converts_runs_whatever_the_file_is_called(tmp_path: Path) -> None:

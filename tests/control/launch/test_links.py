@@ -82,7 +82,9 @@ def test_a_link_that_git_leaves_out_stays_here(project: Path) -> None:
         assert not (recipe.parent / "keys").exists()
 
 
-@pytest.mark.parametrize("make", [LINKS[name] for name in ("below a folder", "an imported module", "a module of a package", "a link to a link")])
+@pytest.mark.parametrize(
+    "make", [LINKS[name] for name in ("below a folder", "an imported module", "a module of a package", "a link to a link")]
+)
 def test_nor_does_a_script(project: Path, make: Callable[[Path], Path]) -> None:
     make(project)
     recipe = project / "recipe.toml"
@@ -96,7 +98,10 @@ def test_links_inside_of_the_folder_are_files_of_it(project: Path) -> None:
     link(project / "lib" / "up.py", "../part.py")
     with project_copy.recipe_of(parsed(["train.py"]), project) as recipe:
         assert (recipe.parent / "same.py").is_file() and not (recipe.parent / "same.py").is_symlink()
-    names = [item.inside for item in inputs.of_recipe(parse_recipe({"script": {"path": "train.py", "files": ["same.py"]}}), project / "recipe.toml")]
+    names = [
+        item.inside
+        for item in inputs.of_recipe(parse_recipe({"script": {"path": "train.py", "files": ["same.py"]}}), project / "recipe.toml")
+    ]
     assert "lib/up.py" in names
 
 

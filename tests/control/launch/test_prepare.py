@@ -66,7 +66,10 @@ def test_what_cannot_work_is_not_offered(tmp_path: Path) -> None:
 
 def test_a_node_that_cannot_be_reached_gives_its_own_exit_code_and_no_way_around(tmp_path: Path) -> None:
     silent = with_silent(prepared(tmp_path), UnreachableError("no route to host", where="node laptop", hint="wake it"))
-    for finding in (Finding("ssh.login", "laptop", "fail", "no route to host", "wake it"), Finding("ssh.login", "", "fail", "no network here", "wake it")):
+    for finding in (
+        Finding("ssh.login", "laptop", "fail", "no route to host", "wake it"),
+        Finding("ssh.login", "", "fail", "no network here", "wake it"),
+    ):
         error = refusal(replace(silent, findings=[finding]))
         assert isinstance(error, UnreachableError)
         assert error.hint == "wake it"
@@ -91,7 +94,9 @@ def test_run_json_has_what_never_changes(tmp_path: Path) -> None:
     assert (described["name"], described["recipe_file"], described["cluster_name"]) == (builders.RUN, "recipe.toml", "home")
     assert described["data"]["train"] == {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "ab" * 32}
     assert described["data"]["eval"] is None
-    assert described["versions"]["laptop"]["torch"] == "2.13.0+cpu" and "unsloth" not in described["versions"]["laptop"], "it is not installed"
+    assert described["versions"]["laptop"]["torch"] == "2.13.0+cpu" and "unsloth" not in described["versions"]["laptop"], (
+        "it is not installed"
+    )
 
 
 def test_other_data_is_another_law(tmp_path: Path) -> None:
@@ -128,7 +133,9 @@ def launch(tmp_path: Path, announced: list[RunPaths] | None = None) -> RunPaths:
     fleet = FakeFleet(tmp_path / "nodes")
     claim = Claim(fleet, builders.RUN, "launched", lambda: 0.0)
     announce = (lambda paths: None) if announced is None else announced.append
-    return prepare.launch(fleet, claim, prepared(tmp_path), tmp_path / "runs", wants_supervisor=True, say=lambda text: None, announce=announce)
+    return prepare.launch(
+        fleet, claim, prepared(tmp_path), tmp_path / "runs", wants_supervisor=True, say=lambda text: None, announce=announce
+    )
 
 
 def kinds(paths: RunPaths) -> list[str]:

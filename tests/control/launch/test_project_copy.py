@@ -37,7 +37,12 @@ def test_the_recipe_is_a_script_beside_a_copy(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     with project_copy.recipe_of(parsed(["python", "train.py", "--lr", "1"]), folder) as file:
         recipe = load_recipe(file)
-        assert recipe.script and recipe.script.path == WRAPPER and recipe.script.args == ("--lr", "1") and "lib/model.py" in recipe.script.files
+        assert (
+            recipe.script
+            and recipe.script.path == WRAPPER
+            and recipe.script.args == ("--lr", "1")
+            and "lib/model.py" in recipe.script.files
+        )
         assert file.stem == "train" and (file.parent / "lib/model.py").is_file() and file.parent != folder
     assert not file.exists() and sorted(folder.rglob("*")) == before
 
@@ -46,6 +51,9 @@ def test_too_much_and_nothing_are_refused(folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(InputError, match="not there"), project_copy.recipe_of(parsed(["python", "none.py"]), folder):
         pass
     monkeypatch.setattr(project_copy, "MOST_FILES", 4)
-    with pytest.raises(InputError, match="this folder has 4 files") as refused, project_copy.recipe_of(parsed(["python", "train.py"]), folder):
+    with (
+        pytest.raises(InputError, match="this folder has 4 files") as refused,
+        project_copy.recipe_of(parsed(["python", "train.py"]), folder),
+    ):
         pass
     assert "the largest: " in refused.value.where and ".gitignore" in str(refused.value.hint)

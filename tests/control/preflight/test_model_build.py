@@ -14,7 +14,13 @@ from homelab.protocol.errors import Refusal
 from tests.checks import healthy
 from tests.fakes import FakeFleet
 
-ENCODER = {"topic": "kind", "level": "fail", "message": "BertForMaskedLM is an encoder", "where": "[model] name in the recipe", "hint": "edit the recipe: [model] name = another"}
+ENCODER = {
+    "topic": "kind",
+    "level": "fail",
+    "message": "BertForMaskedLM is an encoder",
+    "where": "[model] name in the recipe",
+    "hint": "edit the recipe: [model] name = another",
+}
 
 
 def asked_of(tmp_path: Path, answer: Any, recipe: Any = None) -> tuple[FakeFleet, Any]:
@@ -34,8 +40,13 @@ def test_one_node_is_asked_and_what_it_found_fails_the_preflight(tmp_path: Path)
 @pytest.mark.parametrize(
     "answer",
     [
-        Refusal("the model was not built without its weights within 120 s"), {"built": {"trained": -1}}, {"built": {"findings": [{**ENCODER, "topic": "$(reboot)"}]}},
-        {"built": {"findings": [{**ENCODER, "message": "x" * 3000}]}}, {"built": {"findings": [ENCODER] * 51}}, {"built": None}, {},
+        Refusal("the model was not built without its weights within 120 s"),
+        {"built": {"trained": -1}},
+        {"built": {"findings": [{**ENCODER, "topic": "$(reboot)"}]}},
+        {"built": {"findings": [{**ENCODER, "message": "x" * 3000}]}},
+        {"built": {"findings": [ENCODER] * 51}},
+        {"built": None},
+        {},
     ],
     ids=str,
 )
@@ -53,7 +64,15 @@ def test_what_a_node_cannot_say_is_a_warning_and_never_a_crash(tmp_path: Path, a
 
 
 def test_what_a_node_says_is_cleaned_before_a_terminal_gets_it(tmp_path: Path) -> None:
-    _, found = asked_of(tmp_path, {"built": {"findings": [{**ENCODER, "message": "an \x1b]52;c;aGk=\x07encoder", "hint": "a\x1b[2J b"}], "beyond": {"7": "\x1b[31m<tool>"}}})
+    _, found = asked_of(
+        tmp_path,
+        {
+            "built": {
+                "findings": [{**ENCODER, "message": "an \x1b]52;c;aGk=\x07encoder", "hint": "a\x1b[2J b"}],
+                "beyond": {"7": "\x1b[31m<tool>"},
+            }
+        },
+    )
     assert found.findings[0].message == "an encoder" and found.findings[0].hint == "a b" and found.beyond == {"7": "<tool>"}
 
 
@@ -97,7 +116,12 @@ def test_a_model_that_no_node_has_is_looked_up_on_the_hub_and_planned_by_its_con
 
 def test_a_name_that_the_hub_does_not_know_fails_once_and_nobody_says_that_a_launch_downloads_it(tmp_path: Path) -> None:
     recipe, evidence = absent("meta-llama/Lama-3", "ok")
-    slip = {"topic": "hub", "level": "fail", "message": "the hub knows no model meta-llama/Lama-3", "hint": "edit the recipe: [model] name = org/name"}
+    slip = {
+        "topic": "hub",
+        "level": "fail",
+        "message": "the hub knows no model meta-llama/Lama-3",
+        "hint": "edit the recipe: [model] name = org/name",
+    }
     fleet = FakeFleet(tmp_path).answer("build-model", {"built": {"findings": [slip]}})
 
     evidence = healthy.replace(evidence, build=model_build.look(fleet, evidence, recipe))
@@ -128,7 +152,9 @@ def test_a_node_keeps_what_it_built(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(on_node, "_ask", ask)
     request = {"workdir": str(tmp_path), "key": "ab" * 32, "model": "m"}
-    assert [on_node.build(request), on_node.build(request), on_node.build({**request, "key": "cd" * 32})] == [{"built": {"trained": count}} for count in (1, 1, 2)]
+    assert [on_node.build(request), on_node.build(request), on_node.build({**request, "key": "cd" * 32})] == [
+        {"built": {"trained": count}} for count in (1, 1, 2)
+    ]
     with pytest.raises(ValueError, match="usable key"):
         on_node.build({**request, "key": "../x"})
 
@@ -140,6 +166,12 @@ def test_the_program_itself_answers_on_a_node(tmp_path: Path) -> None:
 
     folder = harness.tiny_llama(tmp_path / "model")
     method = {"kind": "lora", "base": "auto", "rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
-    asked = {"model": str(folder), "revision": None, "method": method, "train": {"seed": 1, "gradient_checkpointing": False}, "precision": "bf16"}
+    asked = {
+        "model": str(folder),
+        "revision": None,
+        "method": method,
+        "train": {"seed": 1, "gradient_checkpointing": False},
+        "precision": "bf16",
+    }
     built = on_node.build({"workdir": str(tmp_path), "key": "ab" * 32, **asked})["built"]
     assert built["findings"] == [] and built["trained"] > 0 and built["embedding_rows"] == 259 and built["positions"] is None

@@ -31,7 +31,10 @@ def planned(kind: str, tmp_path: Path, *, room_bytes: int, method: dict[str, Any
     evidence = healthy.cpu(recipe)
     config = {**tiny_models.CONFIGS[kind], "model_type": kind}
     assert architecture.from_config(config) is None
-    facts = {name: healthy.changed(of, model={**of.model.model_dump(), "config": config if is_on_nodes else None}) for name, of in evidence.facts.items()}  # type: ignore[union-attr]
+    facts = {
+        name: healthy.changed(of, model={**of.model.model_dump(), "config": config if is_on_nodes else None})
+        for name, of in evidence.facts.items()
+    }  # type: ignore[union-attr]
     plan = builders.make_plan(evidence.cluster, recipe, facts)
     free = {rank.rank: (room_bytes, 1000) for rank in plan.ranks}
     trained = sum(parameter.numel() for parameter in tiny_models.build(kind).parameters())
@@ -51,8 +54,13 @@ def test_its_memory_is_that_of_a_real_dry_run(tmp_path: Path, is_on_nodes: bool)
 
     for rank in plan.ranks:
         sizes = sizes_of(plan, rank.rank)
-        assert rank.memory is not None and rank.memory.fits and rank.memory.dry_run is not None and rank.memory.dry_run.peak_bytes > 4 * total
-        assert sizes[memory_items.GRADIENTS] == 4 * total <= sizes[memory_items.BASE_WEIGHTS] < 4 * total + 1000 and sizes[memory_items.HELD] == 1000
+        assert (
+            rank.memory is not None and rank.memory.fits and rank.memory.dry_run is not None and rank.memory.dry_run.peak_bytes > 4 * total
+        )
+        assert (
+            sizes[memory_items.GRADIENTS] == 4 * total <= sizes[memory_items.BASE_WEIGHTS] < 4 * total + 1000
+            and sizes[memory_items.HELD] == 1000
+        )
     (note,) = [warning for warning in plan.warnings if "the planner knows no formulas" in warning]
     assert "dry run on" in note and "its time is not known" in note
     assert "dry run" in plan_table.text(plan)

@@ -28,7 +28,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimedRun:
 
 
 def halted(run: ClaimedRun, nodes: list[str] = NAMES, **more: Any) -> Halted:
-    return halt.halt(run, Examination(1, "failed", None, more.pop("unreachable", {})), nodes=nodes, **{"from_scratch": "if-nothing-was-saved", **more})
+    return halt.halt(
+        run, Examination(1, "failed", None, more.pop("unreachable", {})), nodes=nodes, **{"from_scratch": "if-nothing-was-saved", **more}
+    )
 
 
 def fleet_of(run: ClaimedRun) -> FakeFleet:

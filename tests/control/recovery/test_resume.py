@@ -16,7 +16,9 @@ from homelab.control.recovery.resume import NextAttempt
 from tests import builders
 from tests.fakes import FakeFleet
 
-HALTED = Halted(["tower", "laptop"], {"oldtower": "no route to host"}, ResumePoint(40, ["tower"], "ab12", notes=("checkpoint 50 is not used",)))
+HALTED = Halted(
+    ["tower", "laptop"], {"oldtower": "no route to host"}, ResumePoint(40, ["tower"], "ab12", notes=("checkpoint 50 is not used",))
+)
 
 
 class Asked(Exception):

@@ -70,7 +70,9 @@ def resuming(folder: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "pipeline"])
-def test_this_attempt_and_all_later_ones_have_the_strategy_and_no_record_is_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+def test_this_attempt_and_all_later_ones_have_the_strategy_and_no_record_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
     run = resuming(tmp_path, monkeypatch)
     before = run.paths.run_json.read_bytes()
     assert run.resume().strategy == "zero2" and run.notes() == []
@@ -81,7 +83,9 @@ def test_this_attempt_and_all_later_ones_have_the_strategy_and_no_record_is_edit
     assert [plan.strategy_by_hand for plan in run.plans] == [None, strategy, strategy], "the nodes have it, for another controller"
     assert run.paths.run_json.read_bytes() == before and len(set(run.sent)) == 1
     assert run.resume("auto").strategy == "ddp"
-    assert run.notes()[1:] == ["strategy ddp as before, by hand (auto)" if strategy == "ddp" else f"strategy {strategy} -> ddp, by hand (auto)"]
+    assert run.notes()[1:] == [
+        "strategy ddp as before, by hand (auto)" if strategy == "ddp" else f"strategy {strategy} -> ddp, by hand (auto)"
+    ]
 
 
 def test_a_start_that_failed_leaves_the_strategy_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +107,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_one_that_cannot_train_this_is_refused_before_anything_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_one_that_cannot_train_this_is_refused_before_anything_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     strategy, sections, said = REFUSED[case]
     run = resuming(tmp_path, monkeypatch, **sections)
     files = sorted(tmp_path.rglob("*"))
@@ -190,7 +196,9 @@ def test_a_plan_from_a_node_names_no_other_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_possible", [False, True])
-def test_the_command_asks_for_the_plan_before_it_halts_and_starts_with_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_possible: bool) -> None:
+def test_the_command_asks_for_the_plan_before_it_halts_and_starts_with_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_possible: bool
+) -> None:
     run = resuming(tmp_path, monkeypatch, parallel={"strategy": "ddp", **({} if is_possible else {"compress": "bf16"})})
     halted: list[str] = []
 

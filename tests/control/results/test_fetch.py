@@ -36,7 +36,11 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
         (folder / name).write_bytes(content)
     described = SimpleNamespace(recipe=SimpleNamespace(model=object()))
     monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: described)
-    monkeypatch.setattr(fetch.run_folder, "plan_of", lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop", "gone")]))
+    monkeypatch.setattr(
+        fetch.run_folder,
+        "plan_of",
+        lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop", "gone")]),
+    )
     monkeypatch.setattr(receive, "_PIECE_BYTES", 500_000)
     (tmp_path / "laptop").mkdir()
     return FakeFleet(tmp_path)
@@ -50,7 +54,9 @@ def test_everything_comes_but_what_could_run_code(fleet: FakeFleet, tmp_path: Pa
     place = tmp_path / "here/x"
     done = bring(fleet, place)
     assert (done.changed, done.node, done.files, done.left_out) == (True, "tower", 3, ("training_args.bin",))
-    assert {path.name: path.read_bytes() for path in place.iterdir() if path.name != receive.RECORD} == {name: FINAL[name] for name in FINAL if name != "training_args.bin"}
+    assert {path.name: path.read_bytes() for path in place.iterdir() if path.name != receive.RECORD} == {
+        name: FINAL[name] for name in FINAL if name != "training_args.bin"
+    }
     assert [path.name for path in place.parent.iterdir()] == ["x"]
     before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
     again = bring(fleet, place)
@@ -105,7 +111,9 @@ def test_what_was_cut_off_goes_on_where_it_ended(fleet: FakeFleet, tmp_path: Pat
 def test_a_damaged_piece_is_refused_and_comes_again(fleet: FakeFleet, tmp_path: Path) -> None:
     place = tmp_path / "here/x"
     with receive.held(place) as partial:
-        sha256 = {entry["name"]: entry["sha256"] for entry in fleet.agent("tower").ask("result-files", {"run": RUN, "folder": "final"})["files"]}
+        sha256 = {
+            entry["name"]: entry["sha256"] for entry in fleet.agent("tower").ask("result-files", {"run": RUN, "folder": "final"})["files"]
+        }
         (partial / f"{sha256['adapter_model.safetensors']}.part").write_bytes(b"x" * 1000)
         (partial / "README.md").write_bytes(b"CARD")
         (partial / "of-another.safetensors").write_bytes(b"x")
@@ -122,12 +130,16 @@ def test_a_pickle_by_another_name_is_refused(fleet: FakeFleet, tmp_path: Path) -
 
 
 def test_a_node_that_names_other_places_is_not_believed(fleet: FakeFleet, tmp_path: Path) -> None:
-    fleet.answer("result-files", {"path": "/x", "files": [{"name": "../evil.json", "size": 1, "sha256": "a" * 64}], "left_out": []}, ["tower"])
+    fleet.answer(
+        "result-files", {"path": "/x", "files": [{"name": "../evil.json", "size": 1, "sha256": "a" * 64}], "left_out": []}, ["tower"]
+    )
     with pytest.raises(HomelabError, match="does not say"):
         bring(fleet, tmp_path / "here/x")
 
 
-@pytest.mark.parametrize("change", [{"folder": "checkpoints/step-00000001"}, {"folder": "../x"}, {"name": "../../run.json"}, {"name": "training_args.bin"}])
+@pytest.mark.parametrize(
+    "change", [{"folder": "checkpoints/step-00000001"}, {"folder": "../x"}, {"name": "../../run.json"}, {"name": "training_args.bin"}]
+)
 def test_a_node_sends_nothing_else(fleet: FakeFleet, change: dict[str, str]) -> None:
     request = {"run": RUN, "folder": "final", "name": "README.md", "offset": 0, "count": 10, **change}
     with pytest.raises(HomelabError):
@@ -139,7 +151,9 @@ def test_two_fetches_to_one_place(fleet: FakeFleet, tmp_path: Path) -> None:
         pass
 
 
-def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(
+    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet.nodes["tower"].is_off = True
     with pytest.raises(HomelabError, match="no finished model") as refused:
         bring(fleet, tmp_path / "x")
@@ -168,10 +182,18 @@ fetch.bring(FakeFleet(root), RunPaths(root / sys.argv[3]), Holder(node="tower", 
 @pytest.mark.timeout(120)
 def test_killed_with_9_in_the_middle(fleet: FakeFleet, tmp_path: Path) -> None:
     place = tmp_path / "here/x"
-    child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(place), RUN], cwd=Path(__file__).parents[3], env={**os.environ, "HOME": str(tmp_path)})
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(place), RUN],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
     partial = place.parent / ".x.partial"
     deadline = time.monotonic() + 100
-    while not [path for path in partial.glob("*.part") if path.stat().st_size > 20_000] and child.poll() is None and time.monotonic() < deadline:
+    while (
+        not [path for path in partial.glob("*.part") if path.stat().st_size > 20_000]
+        and child.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL and not place.exists()
@@ -204,7 +226,9 @@ def test_what_a_program_has_saved_comes_as_it_is(program: FakeFleet, tmp_path: P
     (saved / "etc").symlink_to("/etc")
     place = tmp_path / "here/x"
     done = bring(program, place)
-    assert {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != receive.RECORD} == SAVED
+    assert {
+        path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != receive.RECORD
+    } == SAVED
     assert (done.node, done.is_program, done.others, done.left_out) == ("laptop", True, ("tower",), ("etc", "key"))
     again = bring(program, place)
     assert not again.changed and [path.name for path in place.parent.iterdir()] == ["x"]

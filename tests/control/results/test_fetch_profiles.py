@@ -60,7 +60,9 @@ class Ground:
             (folder / name).mkdir()
         plan = SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop")], ranks=[])
         for module in (fetch, fetch_profiles):
-            monkeypatch.setattr(module.run_folder, "description_of", lambda paths: SimpleNamespace(run_json=self.run_json, recipe=self.recipe))
+            monkeypatch.setattr(
+                module.run_folder, "description_of", lambda paths: SimpleNamespace(run_json=self.run_json, recipe=self.recipe)
+            )
             monkeypatch.setattr(module.run_folder, "plan_of", lambda paths, attempt=None: plan)
         monkeypatch.setattr(fetch_profiles, "MetricsSource", lambda fleet, paths: SimpleNamespace(look=lambda: None))
 

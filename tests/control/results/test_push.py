@@ -76,7 +76,12 @@ class FakeHub:
         if path == "/api/validate-yaml":
             return {"errors": [], "warnings": []}
         if path == "/api/models/me/x/preupload/main":
-            return {"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None} for file in json.loads(body)["files"]]}
+            return {
+                "files": [
+                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                    for file in json.loads(body)["files"]
+                ]
+            }
         if path == "/api/models/me/x/commit/main":
             for line in body.splitlines():
                 entry = json.loads(line)
@@ -126,9 +131,13 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
     done = pushed(fleet, tmp_path)
     assert done.files == tuple(sorted(FINAL)) == tuple(sorted(server.files)) and is_private(server)
     assert json.loads(server.files["adapter_config.json"]) == {"base_model_name_or_path": "org/smollm2-135m", "r": 8}
-    assert b'base_model: "org/smollm2-135m"\n' in server.files["README.md"] and b"`org/smollm2-135m` fine-tuned" in server.files["README.md"]
+    assert (
+        b'base_model: "org/smollm2-135m"\n' in server.files["README.md"] and b"`org/smollm2-135m` fine-tuned" in server.files["README.md"]
+    )
     assert server.files["adapter_model.safetensors"] == FINAL["adapter_model.safetensors"]
-    assert json.loads((tmp_path / "models/x/adapter_config.json").read_bytes())["base_model_name_or_path"] == "/home/me/models/smollm2", "the copy here is as fetched"
+    assert json.loads((tmp_path / "models/x/adapter_config.json").read_bytes())["base_model_name_or_path"] == "/home/me/models/smollm2", (
+        "the copy here is as fetched"
+    )
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["x"]
     assert pushed(fleet, tmp_path, is_public=True).files == done.files and is_private(server) is False, "once more"
 
@@ -141,7 +150,9 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
         ({"/create": 500}, "the hub refuses it with status 500", "once more"),
     ],
 )
-def test_without_rights_nothing_is_fetched(fleet: FakeFleet, server: FakeHub, tmp_path: Path, status: dict[str, int], words: str, fix: str) -> None:
+def test_without_rights_nothing_is_fetched(
+    fleet: FakeFleet, server: FakeHub, tmp_path: Path, status: dict[str, int], words: str, fix: str
+) -> None:
     server.status = status
     with pytest.raises(HomelabError) as refused:
         pushed(fleet, tmp_path)
@@ -171,12 +182,17 @@ def test_no_hub_no_token_no_name(fleet: FakeFleet, server: FakeHub, tmp_path: Pa
     assert server.asked == []
 
 
-@pytest.mark.parametrize("name", ["x", "", "me/x/y", "me/..", "me/a--b", "/x", "me/", "-me/x", "me/" + "x" * 96, "me/x.git", "me/$(touch y)", "me/x "])
+@pytest.mark.parametrize(
+    "name", ["x", "", "me/x/y", "me/..", "me/a--b", "/x", "me/", "-me/x", "me/" + "x" * 96, "me/x.git", "me/$(touch y)", "me/x "]
+)
 def test_names_that_the_hub_does_not_take(name: str) -> None:
     with pytest.raises(InputError, match="is no repository of the hub"):
         repository_name.checked(name)
 
 
 def test_folders_are_replaced_the_longest_first() -> None:
-    assert base_name.replaced('{"a": "/m/base-large", "b": "/m/base"}', ["/m/base", "/m/base-large"], "org/b") == '{"a": "org/b", "b": "org/b"}'
+    assert (
+        base_name.replaced('{"a": "/m/base-large", "b": "/m/base"}', ["/m/base", "/m/base-large"], "org/b")
+        == '{"a": "org/b", "b": "org/b"}'
+    )
     assert base_name.in_card("no front matter", "org/b") == "no front matter"

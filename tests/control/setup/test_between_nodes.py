@@ -13,7 +13,12 @@ from homelab.lab import Lab
 from tests.control.setup.test_on_a_lab import RECIPE, REQUIREMENTS
 from tests.lab.conftest import namespaces_missing
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-")]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.thorough,
+    pytest.mark.namespaces,
+    pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-"),
+]
 SIZE_BYTES = 60_000_000
 
 
@@ -34,11 +39,28 @@ def test_the_others_copy_from_the_first(tmp_path: Path) -> None:
     with Lab.up(tmp_path / "lab", nodes=3, backend="namespaces") as lab:
         cluster = lab.folder / "bare.toml"
         lines = lab.cluster_file.read_text().splitlines()
-        cluster.write_text("\n".join('python = "~/.homelab/env/bin/python"' if line.startswith("python =") else line for line in lines) + "\n")
+        cluster.write_text(
+            "\n".join('python = "~/.homelab/env/bin/python"' if line.startswith("python =") else line for line in lines) + "\n"
+        )
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HOMELAB_")}
         pip = os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf")
-        environment |= {"HOME": str(home), "HOMELAB_CLUSTER": str(cluster), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_CONFIG_FILE": pip}
-        words = [sys.executable, "-m", "homelab", "setup", "--requirements", "requirements.txt", "--recipe", "recipe.toml", "--between-nodes"]
+        environment |= {
+            "HOME": str(home),
+            "HOMELAB_CLUSTER": str(cluster),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PIP_CONFIG_FILE": pip,
+        }
+        words = [
+            sys.executable,
+            "-m",
+            "homelab",
+            "setup",
+            "--requirements",
+            "requirements.txt",
+            "--recipe",
+            "recipe.toml",
+            "--between-nodes",
+        ]
         before = sent_bytes()
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
         sent = sent_bytes() - before

@@ -59,7 +59,9 @@ class Bench:
         return [sys.executable, "-m", "homelab", *arguments]
 
     def homelab(self, *arguments: str, code: int = 0, **environment: str) -> str:
-        done = subprocess.run(self.command(*arguments), env=self.environment | environment, capture_output=True, text=True, timeout=500, check=False)
+        done = subprocess.run(
+            self.command(*arguments), env=self.environment | environment, capture_output=True, text=True, timeout=500, check=False
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -95,7 +97,9 @@ def test_cut_off_while_it_sends_it_goes_on_at_the_next_call(bench: Bench) -> Non
     """kill -9 of the command while uv is on its way; the next call sends only what is missing, and installs."""
     before = bench.files()
     assert bench.setup("--check", code=1)["difference"].startswith("install humanize, idna; ") and bench.files() == before
-    process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True
+    )
     partial = bench.home / ".homelab/setup/partial"
     deadline_s = time.monotonic() + 300
     while not any(path.stat().st_size > 2_000_000 for path in partial.glob("*")) and process.poll() is None:
@@ -151,7 +155,9 @@ def test_other_requirements_change_only_what_differs(bench: Bench) -> None:
 
 def waiting_setup(bench: Bench) -> subprocess.Popen[str]:
     """A setup that has said that it waits for another one on its node."""
-    process = subprocess.Popen(bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        bench.command("setup", "--requirements", str(bench.requirements)), env=bench.environment, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     assert any("waiting for another setup" in line for line in process.stderr), "it did not wait"
     return process
@@ -166,7 +172,11 @@ def test_ctrl_c_says_which_node_goes_on_installing(bench: Bench) -> None:
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait(timeout=60) == 130
-        assert "node1 finishes the installation that has begun. To go on after it: homelab setup" in said and "homelab teardown" in said and "Traceback" not in said
+        assert (
+            "node1 finishes the installation that has begun. To go on after it: homelab setup" in said
+            and "homelab teardown" in said
+            and "Traceback" not in said
+        )
 
 
 def test_the_setup_of_a_killed_command_is_waited_for(bench: Bench) -> None:
@@ -218,7 +228,9 @@ def test_the_model_of_a_recipe_comes_along(bench: Bench, tmp_path: Path, monkeyp
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)
     options = ("--recipe", str(recipe))
-    assert bench.setup("--check", *options, code=1, part="models")["missing_bytes"] == sum(map(len, content.values())) and not there.exists()
+    assert (
+        bench.setup("--check", *options, code=1, part="models")["missing_bytes"] == sum(map(len, content.values())) and not there.exists()
+    )
     assert bench.setup(*options, part="models")["sent_bytes"] == sum(map(len, content.values()))
     assert {path.name: path.read_bytes() for path in there.iterdir()} == content
     assert "Nothing to do." in bench.homelab("setup", "--check", "--requirements", str(bench.requirements), *options)
@@ -227,18 +239,24 @@ def test_the_model_of_a_recipe_comes_along(bench: Bench, tmp_path: Path, monkeyp
     assert (there / "tokenizer.json").read_bytes() == b"[]"
 
 
-def test_a_model_of_the_hub_is_fetched_here_and_lies_in_the_cache_there(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_fetched_here_and_lies_in_the_cache_there(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's own library finds it on the node's disk, offline."""
     hub = Hub()
     try:
-        commit = hub.push("org/tiny", {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "[]", "pytorch_model.bin": "pickle"})
+        commit = hub.push(
+            "org/tiny", {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "[]", "pytorch_model.bin": "pickle"}
+        )
         for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setitem(bench.environment, name, value)
         recipe = tmp_path / "tiny.toml"
         recipe.write_text(RECIPE.replace("~/models/tiny", "org/tiny"))
         done = bench.setup("--recipe", str(recipe), part="models")
         recipe.write_text(RECIPE.replace("~/models/tiny", "org/none"))
-        assert "org/none cannot be fetched" in bench.homelab("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1)
+        assert "org/none cannot be fetched" in bench.homelab(
+            "setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1
+        )
     finally:
         hub.close()
     assert done["missing"] == ["model.safetensors", "tokenizer.json", "config.json"]
@@ -255,7 +273,12 @@ def test_data_of_the_hub_comes_along_as_the_library_takes_it_offline(bench: Benc
     try:
         card = "---\nconfigs:\n- config_name: default\n  data_files: train.jsonl\n---\n"
         commit = hub.push("org/facts", {"train.jsonl": '{"text": "one"}\n{"text": "two"}\n', "README.md": card})
-        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HOME": str(tmp_path)}.items():
+        for name, value in {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_OFFLINE": "0",
+            "HOME": str(tmp_path),
+        }.items():
             monkeypatch.setitem(bench.environment, name, value)
         (tmp_path / "models/tiny").mkdir(parents=True)
         (tmp_path / "models/tiny/config.json").write_text("{}")
@@ -264,7 +287,9 @@ def test_data_of_the_hub_comes_along_as_the_library_takes_it_offline(bench: Benc
         (first,) = bench.setup("--recipe", str(recipe), part="data")
         (again,) = bench.setup("--recipe", str(recipe), part="data")
         recipe.write_text(RECIPE.replace("chats.jsonl", "hub:org/none"))
-        assert "hub:org/none cannot be fetched" in bench.homelab("setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1)
+        assert "hub:org/none cannot be fetched" in bench.homelab(
+            "setup", "--requirements", str(bench.requirements), "--recipe", str(recipe), code=1
+        )
     finally:
         hub.close()
     assert first["what"] == "hub:org/facts" and first["sent_bytes"] and first["missing"][-1] == "dataset_info.json" and not again["missing"]
@@ -320,7 +345,10 @@ def test_a_node_that_reaches_the_index_fetches_the_wheels_itself(bench: Bench, t
     for host, is_reached in ((own_address, True), ("127.0.0.1", False)):
         bench.homelab("teardown", "--yes")
         with serving(index, host) as server:
-            cache, pip = str(tmp_path / f"cache-{host}"), {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{server.address}/simple", "PIP_TRUSTED_HOST": host}
+            cache, pip = (
+                str(tmp_path / f"cache-{host}"),
+                {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{server.address}/simple", "PIP_TRUSTED_HOST": host},
+            )
             shutil.copytree(bench.wheels.parent, Path(cache) / "homelab/setup", ignore=shutil.ignore_patterns("locks", "wheels"))
             said = bench.homelab("setup", "--requirements", str(requirements), XDG_CACHE_HOME=cache, **pip)
         assert bench.on_node("ls ~/.homelab/env/lib/python*/site-packages/idna/__init__.py")

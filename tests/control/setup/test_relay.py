@@ -60,7 +60,9 @@ def test_what_one_node_has_another_fetches(home: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("HOME", str(home / "second"))
         have = 0
         while have < len(CONTENT):
-            have = download.download({"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url})["have"]
+            have = download.download({"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url})[
+                "have"
+            ]
         assert Path(pieces.place(NAME)).read_bytes() == CONTENT and str(home / "second") in pieces.place(NAME)
 
 
@@ -74,7 +76,12 @@ def test_who_knows_no_token_gets_nothing(home: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "entry", [{"name": "../../.ssh/id_ed25519"}, {"name": "../x", "model": "a/b", "commit": "a" * 40}, {"name": "x", "model": "a/../../b", "commit": "a" * 40}]
+    "entry",
+    [
+        {"name": "../../.ssh/id_ed25519"},
+        {"name": "../x", "model": "a/b", "commit": "a" * 40},
+        {"name": "x", "model": "a/../../b", "commit": "a" * 40},
+    ],
 )
 def test_only_files_of_setup_are_served(home: Path, entry: dict[str, str]) -> None:
     with pytest.raises(ValueError):
@@ -106,7 +113,9 @@ class Agent:
         self.is_closed = True
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b'{"error": {"message": "no"}}', b'{"address": "x; reboot", "port": 1, "token": "00"}', b"\xff"])
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b'{"error": {"message": "no"}}', b'{"address": "x; reboot", "port": 1, "token": "00"}', b"\xff"]
+)
 def test_a_node_that_cannot_share_is_no_error(line: bytes) -> None:
     agent = Agent(line)
     with relay.sharing(agent, Target("setup-receive", {}), [Part(name=NAME, sha256=SHA256, size_bytes=1)], lambda text: None) as addresses:  # type: ignore[arg-type]

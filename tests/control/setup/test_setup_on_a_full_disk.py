@@ -16,7 +16,12 @@ from homelab.lab import Lab
 from tests.control.setup.test_on_a_lab import Bench
 from tests.lab.conftest import namespaces_missing
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-")]
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.thorough,
+    pytest.mark.namespaces,
+    pytest.mark.skipif(bool(namespaces_missing()), reason=namespaces_missing() or "-"),
+]
 DISK = "560m"  # what the packages need, and little more
 
 

@@ -54,7 +54,14 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
             archive.writestr(f"{name}.py", "1\n" * 100)
         content = file.read_bytes()
         packages.append(
-            Package(name=name, version="1.0", sha256=hashlib.sha256(content).hexdigest(), wheel=file.name, url=f"https://index.example/{file.name}", size_bytes=len(content))
+            Package(
+                name=name,
+                version="1.0",
+                sha256=hashlib.sha256(content).hexdigest(),
+                wheel=file.name,
+                url=f"https://index.example/{file.name}",
+                size_bytes=len(content),
+            )
         )
 
     def fetch(resolved: Lock, platform: object) -> None:
@@ -110,4 +117,6 @@ def test_a_node_that_is_gone_ends_it(lock: Lock) -> None:
 
 def test_an_address_with_a_password_is_not_given_to_a_node() -> None:
     assert is_public("https://files.pythonhosted.org/a.whl") and is_public("http://10.0.0.1:80/a.whl")
-    assert not any(is_public(url) for url in ("https://me:secret@index.example/a.whl", "https://token@index.example/a.whl", "file:///opt/a.whl"))
+    assert not any(
+        is_public(url) for url in ("https://me:secret@index.example/a.whl", "https://token@index.example/a.whl", "file:///opt/a.whl")
+    )

@@ -43,7 +43,10 @@ def test_a_node_that_is_off_may_still_run_it(fleet: FakeFleet, paths: RunPaths) 
     fleet.nodes["laptop"].is_off = True
     outcome = stop.stop(fleet, paths, lambda text: None)
     assert outcome.exit_code == EXIT_UNREACHABLE
-    assert outcome.lines()[-1] == f"laptop: could not be asked (no route to host); it may still be running. When it is back: homelab stop {paths.name}"
+    assert (
+        outcome.lines()[-1]
+        == f"laptop: could not be asked (no route to host); it may still be running. When it is back: homelab stop {paths.name}"
+    )
     assert store.read_object(paths.state_json)["state"] == "stopping", "it is not known to be over"
 
 

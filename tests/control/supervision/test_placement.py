@@ -81,7 +81,9 @@ class OnHead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.acts: list[str] = []
-        monkeypatch.setattr(remote_supervisor, "prepare", lambda fleet, request, say: self._did("prepare", Place(request.head, builders.RUN)))
+        monkeypatch.setattr(
+            remote_supervisor, "prepare", lambda fleet, request, say: self._did("prepare", Place(request.head, builders.RUN))
+        )
         monkeypatch.setattr(remote_supervisor, "discard", lambda fleet, place: self._did("discard"))
         monkeypatch.setattr(remote_supervisor, "start", lambda fleet, paths, place, say: self._did("start", "~/homelab/log"))
 

@@ -36,7 +36,15 @@ def see(watching: RecutWatch, phase: str, checkpoint: int) -> None:
 
 def test_once_after_each_checkpoint(asked: list[int]) -> None:
     watching = watch()
-    for phase, checkpoint in [("loading", 0), ("training", 0), ("training", 10), ("saving", 10), ("training", 10), ("training", 20), ("evaluating", 20)]:
+    for phase, checkpoint in [
+        ("loading", 0),
+        ("training", 0),
+        ("training", 10),
+        ("saving", 10),
+        ("training", 10),
+        ("training", 20),
+        ("evaluating", 20),
+    ]:
         see(watching, phase, checkpoint)
     assert asked == [10, 20]
 

@@ -99,7 +99,9 @@ def test_a_failure_is_examined_and_stopped_before_anything_is_decided(fleet: Fak
     assert "[recovery] auto is off" in events(paths, "given-up")[0]["because"]
     acts = [verb for _, verb in fleet.asked if verb in ("claim", "stop", "release")]
     assert acts == ["claim"] * 2 + ["stop"] * 2 + ["release"] * 2
-    assert all(entry["token"] for node in fleet.nodes.values() for entry in node.requests if entry["verb"] == "stop"), "in the name of the claim"
+    assert all(entry["token"] for node in fleet.nodes.values() for entry in node.requests if entry["verb"] == "stop"), (
+        "in the name of the claim"
+    )
 
 
 def test_a_stop_by_hand_is_the_end(fleet: FakeFleet, paths: RunPaths) -> None:

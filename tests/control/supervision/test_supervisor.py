@@ -98,7 +98,9 @@ def test_a_rank_that_died_is_recovered(paths: RunPaths, monkeypatch: pytest.Monk
         run(paths, monkeypatch, statuses(), statuses(laptop={"ranks": {0: GONE}}), FAILED)
 
 
-def test_a_supervisor_that_follows_one_that_was_ended_while_it_recovered_a_finished_run(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_follows_one_that_was_ended_while_it_recovered_a_finished_run(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.write_json(paths.supervisor_json, {"doing": "recovering", "attempt": 1, "restarts": []})
     assert run(paths, monkeypatch, WELL_ENDED) == "done"
     store.write_json(paths.supervisor_json, {"doing": "recovering", "attempt": 1, "restarts": []})

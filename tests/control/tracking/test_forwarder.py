@@ -63,7 +63,9 @@ class FakeTracker:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     tracker = FakeTracker()
-    monkeypatch.setattr("homelab.control.tracking.forwarder.TRACKERS", {**TRACKERS, "trackio": Tracker("json", "json", tracker.open, "LOGIN", "LOOK")})
+    monkeypatch.setattr(
+        "homelab.control.tracking.forwarder.TRACKERS", {**TRACKERS, "trackio": Tracker("json", "json", tracker.open, "LOGIN", "LOOK")}
+    )
     return tracker
 
 
@@ -99,7 +101,11 @@ def test_each_step_is_there_once_and_as_in_metrics_jsonl(paths: RunPaths, fake: 
     assert forwarder.progress.waiting == 4
     bring(forwarder, look(paths, is_over=True))
     assert fake.runs == {"run": there(paths)} and [step for kind, step in fake.runs["run"] if kind == "train"] == list(range(1, 15))
-    assert forwarder.has_ended and fake.closed and (forwarder.progress.sent, forwarder.progress.waiting, forwarder.progress.repeated) == (16, 0, 0)
+    assert (
+        forwarder.has_ended
+        and fake.closed
+        and (forwarder.progress.sent, forwarder.progress.waiting, forwarder.progress.repeated) == (16, 0, 0)
+    )
 
 
 def test_a_tracker_that_is_down_catches_up(paths: RunPaths, fake: FakeTracker) -> None:
@@ -128,7 +134,9 @@ def test_after_the_end_it_gives_up_unless_it_is_patient(paths: RunPaths, fake: F
         assert forwarder.has_given_up is not is_patient and not fake.runs
 
 
-def test_what_a_killed_forwarder_was_about_to_send_is_not_sent_twice(paths: RunPaths, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_forwarder_was_about_to_send_is_not_sent_twice(
+    paths: RunPaths, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metric_lines.gather(paths, 0)
     killed = Forwarder(paths, "trackio", again=False)
     fake.at = ("train", 3)
@@ -138,7 +146,9 @@ def test_what_a_killed_forwarder_was_about_to_send_is_not_sent_twice(paths: RunP
             bring(killed, look(paths, certain_step=7))
     metric_lines.gather(paths, 1)
     bring(Forwarder(paths, "trackio", again=False), look(paths, is_over=True))
-    assert {step for kind, step in fake.runs["run"] if kind == "train"} == {1, 2, *range(8, 12)}, "a step may be missing, none is there twice"
+    assert {step for kind, step in fake.runs["run"] if kind == "train"} == {1, 2, *range(8, 12)}, (
+        "a step may be missing, none is there twice"
+    )
     bring(Forwarder(paths, "trackio", again=True), look(paths, is_over=True))
     assert fake.runs["run-again-2"] == there(paths)
 

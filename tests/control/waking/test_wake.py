@@ -61,7 +61,12 @@ def test_the_packet_is_that_of_the_paper_and_arrives(listener: socket.socket) ->
 
 
 def test_a_card_and_its_setting_are_read_from_the_kernel(tmp_path: Path) -> None:
-    for name, address, state in (("enp3s0", "2C:F0:5D:00:11:22\n", "enabled\n"), ("eth1", MAC, "disabled\n"), ("lo", "00:00:00:00:00:00", ""), ("wg0", "", "")):
+    for name, address, state in (
+        ("enp3s0", "2C:F0:5D:00:11:22\n", "enabled\n"),
+        ("eth1", MAC, "disabled\n"),
+        ("lo", "00:00:00:00:00:00", ""),
+        ("wg0", "", ""),
+    ):
         (tmp_path / name / "device/power").mkdir(parents=True)
         (tmp_path / name / "address").write_text(address)
         (tmp_path / name / "device/power/wakeup").write_text(state)
@@ -73,7 +78,10 @@ def test_a_card_and_its_setting_are_read_from_the_kernel(tmp_path: Path) -> None
 def test_what_is_remembered_is_the_card_in_the_lan_and_nothing_odd() -> None:
     assert remember() == Sleeper(mac=MAC, network="192.168.1.0/24", interface="enp3s0", kind="physical", wakes=True)
     assert sleepers.recall(builders.cluster().node("tower")) is None
-    assert sleepers.of_facts((CARD,), "192.168.1.10", "other") is None and sleepers.of_facts((CARD.model_copy(update={"mac": None}),), "192.168.1.10", "enp3s0") is None
+    assert (
+        sleepers.of_facts((CARD,), "192.168.1.10", "other") is None
+        and sleepers.of_facts((CARD.model_copy(update={"mac": None}),), "192.168.1.10", "enp3s0") is None
+    )
     with pytest.raises(ValueError):
         Interface.model_validate({"name": "x", "mac": "$(reboot)"})
     sleepers._path().write_text(f'{{"{builders.address_of("laptop")}:22": {{"mac": 3}}}}')
@@ -121,7 +129,10 @@ def test_only_who_sleeps_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_that_refuses_the_login_is_awake_and_a_name_that_only_its_owner_announces_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     remember()
-    refused, unknown_name = UnreachableError("the login was refused", where="w", hint="h"), UnreachableError("no such name", where="w", hint="h")
+    refused, unknown_name = (
+        UnreachableError("the login was refused", where="w", hint="h"),
+        UnreachableError("no such name", where="w", hint="h"),
+    )
     unknown_name.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     Machines(monkeypatch, {"tower": refused, "laptop": unknown_name})
     assert woken() == ({"tower": "awake", "laptop": "woken", "oldtower": "awake"}, {})
@@ -136,7 +147,9 @@ def test_who_was_never_asked_and_who_does_not_wake_are_errors_with_a_command(mon
     assert "its card was not set up to wake it" in errors["laptop"].message and "ethtool -s enp3s0 wol g" in str(errors["laptop"].hint)
 
 
-def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
+def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> None:
     sleeper = Sleeper(mac=MAC, network="203.0.113.0/24", interface="enp3s0", kind="physical")
     asked: list[tuple[str, str, Any]] = []
 

@@ -28,9 +28,7 @@ class Meeting:
 
     def __init__(self, **request: Any) -> None:
         command = [sys.executable, "-m", "homelab.node", "meet"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
         self.ready = self.ask({"address": ADDRESS, "port": None, "seconds": 30, **request})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +86,7 @@ def test_one_process_listens_dials_and_sends(meeting: Meeting) -> None:
     assert [link["error"] for link in links] == [None, None, "Connection refused"]
     assert 0 <= links[0]["latency_ms"] <= links[0]["median_ms"] <= links[0]["worst_ms"]
     assert links[0]["carried_bytes"] == 1500 and "lost_bytes" not in links[0]
-    sent = meeting.ask(
-        {"send": [{"node": "b", "address": ADDRESS, "port": there["ports"][1]}], "bytes": 8 << 20, "seconds": 0.2}
-    )
+    sent = meeting.ask({"send": [{"node": "b", "address": ADDRESS, "port": there["ports"][1]}], "bytes": 8 << 20, "seconds": 0.2})
     assert sent["links"][0]["error"] is None and sent["links"][0]["throughput_bytes_per_s"] > 0
     assert other.end() == 0
 
@@ -105,11 +101,7 @@ def test_a_port_is_dialled_as_often_as_asked(ports: list[int], monkeypatch: pyte
 def test_the_rendezvous_port_is_listened_on_where_it_is_free(meeting: Meeting) -> None:
     taken = meeting.ready["ports"][0]
     other = Meeting(port=taken)
-    assert (
-        other.ready["rendezvous"] is None
-        and other.ready["error"] == "Address already in use"
-        and len(other.ready["ports"]) == 8
-    )
+    assert other.ready["rendezvous"] is None and other.ready["error"] == "Address already in use" and len(other.ready["ports"]) == 8
     assert other.end() == 0
     with socket.create_server((ADDRESS, 0)) as probe:
         free = probe.getsockname()[1]
@@ -164,11 +156,7 @@ def test_packets_that_vanish_by_their_size() -> None:
     ]
     links: list[dict[str, Any]] = [{"node": "b"}, {"node": "b"}, {"node": "c"}]
     path_mtu.probe(targets, links)
-    assert links == [
-        {"node": "b", "carried_bytes": 1400, "lost_bytes": 1500},
-        {"node": "b"},
-        {"node": "c", "carried_bytes": 1500},
-    ]
+    assert links == [{"node": "b", "carried_bytes": 1400, "lost_bytes": 1500}, {"node": "b"}, {"node": "c", "carried_bytes": 1500}]
 
 
 def test_where_udp_is_blocked_nothing_is_known() -> None:

@@ -51,9 +51,7 @@ def test_it_is_asked_once(request_: dict[str, Any]) -> None:
     assert torch.asked == [None, "four_bit", "eight_bit"]
 
 
-@pytest.mark.parametrize(
-    "what", ["driver", "cards", "question", "boot", "torch", "hiding", "damaged", "failed"]
-)
+@pytest.mark.parametrize("what", ["driver", "cards", "question", "boot", "torch", "hiding", "damaged", "failed"])
 def test_it_is_asked_again_when_something_has_changed(
     request_: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

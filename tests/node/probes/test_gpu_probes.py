@@ -80,11 +80,7 @@ def test_what_drivers_call_by_other_names() -> None:
     old = card("nvidia-smi-470-power-brake.xml")
     assert old["slowed_by"] == ["hw_slowdown", "hw_power_brake_slowdown"]
     assert (old["power_w"], old["power_limit_w"], old["power_limit_default_w"]) == (17.9, 290.0, 290.0)
-    assert card("nvidia-smi-550-thermal.xml")["slowed_by"] == [
-        "hw_slowdown",
-        "hw_thermal_slowdown",
-        "sw_thermal_slowdown",
-    ]
+    assert card("nvidia-smi-550-thermal.xml")["slowed_by"] == ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown"]
     laptop = card("nvidia-smi-570-rtx4070-laptop.xml")
     assert (laptop["power_w"], laptop["power_limit_w"], laptop["power_limit_default_w"]) == (3.1, 80.0, 55.0)
     assert card("nvidia-smi-575-reset.xml")["recovery_action"] == "Reset"
@@ -102,9 +98,7 @@ def test_what_drivers_call_by_other_names() -> None:
         ("nvidia-smi-550-a100-remap-failed.xml", 0, 513, 512, False, True),
     ],
 )
-def test_memory_errors_as_each_driver_counts_them(
-    name: str, now: int, ever: int, mended: int, pending: bool, failed: bool
-) -> None:
+def test_memory_errors_as_each_driver_counts_them(name: str, now: int, ever: int, mended: int, pending: bool, failed: bool) -> None:
     found = card(name)
     assert (found["errors_now"], found["errors_ever"], found["errors_mended"]) == (now, ever, mended)
     assert (found["repair_pending"], found["repair_failed"]) == (pending, failed)
@@ -119,9 +113,7 @@ def test_parity_and_secded_errors_are_added() -> None:
 
 def test_many_cards_and_their_lanes() -> None:
     first, second = nvidia.parse(reply("nvidia-smi-550-two-rtx4090.xml"))["cards"]
-    assert [
-        (entry["index"], entry["bus_id"], entry["pcie_width"], entry["pcie_width_max"]) for entry in (first, second)
-    ] == [
+    assert [(entry["index"], entry["bus_id"], entry["pcie_width"], entry["pcie_width_max"]) for entry in (first, second)] == [
         (0, "00000000:01:00.0", 16, 16),
         (1, "00000000:0A:00.0", 4, 16),
     ]
@@ -137,11 +129,22 @@ def test_mig_instances() -> None:
 @pytest.mark.parametrize("name", ["nvidia-smi-580-gb10.xml", "nvidia-smi-535-unknown-error.xml"])
 def test_what_a_card_does_not_tell_is_none(name: str) -> None:
     found = card(name)
-    for key in ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "memory_free_bytes", "power_limit_w", "power_limit_default_w", "errors_now"):
+    for key in (
+        "memory_total_bytes",
+        "memory_used_bytes",
+        "memory_reserved_bytes",
+        "memory_free_bytes",
+        "power_limit_w",
+        "power_limit_default_w",
+        "errors_now",
+    ):
         assert found[key] is None, key
 
 
-@pytest.mark.parametrize("text", ["N/A", "[N/A]", "[Unknown Error]", "Requested functionality has been deprecated", "", "9" * 400 + " W", "nan", "inf W", "W 300"])
+@pytest.mark.parametrize(
+    "text",
+    ["N/A", "[N/A]", "[Unknown Error]", "Requested functionality has been deprecated", "", "9" * 400 + " W", "nan", "inf W", "W 300"],
+)
 def test_a_figure_that_is_none_is_none_and_the_rest_of_the_card_is_there(text: str) -> None:
     whole = reply("nvidia-smi-575-rtx5070ti.xml")
     for tag in ("current_power_limit", "default_power_limit", "power_limit", "enforced_power_limit", "total"):
@@ -156,7 +159,18 @@ def test_a_driver_that_knows_no_field_still_names_its_card() -> None:
     card = "<product_name>NVIDIA GeForce RTX 3090</product_name><fb_memory_usage><total>-5 MiB</total></fb_memory_usage>"
     answer = nvidia.parse(f"<nvidia_smi_log><gpu>{card}</gpu></nvidia_smi_log>")
     found = Facts.model_validate({"node": "tower", "gpu": answer}).gpu.cards[0]
-    told = {"index", "name", "errors_mended", "mig", "repair_pending", "repair_failed", "slowed_by", "mig_bytes", "mig_free_bytes", "holders"}
+    told = {
+        "index",
+        "name",
+        "errors_mended",
+        "mig",
+        "repair_pending",
+        "repair_failed",
+        "slowed_by",
+        "mig_bytes",
+        "mig_free_bytes",
+        "holders",
+    }
     assert found.name == "NVIDIA GeForce RTX 3090" and found.free_bytes is None
     assert {key: value for key, value in found.model_dump().items() if key not in told and value is not None} == {}
 
@@ -213,9 +227,7 @@ def test_no_program_is_no_error_and_starts_nothing(bin_folder: Path, monkeypatch
 
 
 def test_broken_xml_falls_back_on_the_csv_question(bin_folder: Path) -> None:
-    fake_gpu.program(
-        bin_folder, "nvidia-smi", {fake_gpu.FACTS: "<nvidia_smi_log>", fake_gpu.POLL: reply("nvidia-smi-550-query.csv")}
-    )
+    fake_gpu.program(bin_folder, "nvidia-smi", {fake_gpu.FACTS: "<nvidia_smi_log>", fake_gpu.POLL: reply("nvidia-smi-550-query.csv")})
     answer = nvidia.ask()
     assert answer["nvidia_smi"] == "ok" and answer["driver_version"] is None
     assert [entry["memory_used_bytes"] for entry in answer["cards"]] == [4 * MIB, 18322 * MIB]
@@ -246,26 +258,14 @@ def test_holders_are_named_as_far_as_proc_says(bin_folder: Path) -> None:
     with living("train.py", HOMELAB_RUN="2026-demo") as sleeper:
         xml = fake_gpu.held(
             reply("nvidia-smi-550-busy.xml"),
-            [
-                (sleeper.pid, "C", "python", 4000),
-                (sleeper.pid, "G", "python", 3900),
-                (2**30, "C", "/opt/app/bin/gone --serve", 1000),
-            ],
+            [(sleeper.pid, "C", "python", 4000), (sleeper.pid, "G", "python", 3900), (2**30, "C", "/opt/app/bin/gone --serve", 1000)],
         )
         fake_gpu.nvidia_smi(bin_folder, xml)
         (found,) = nvidia.ask()["cards"]
         first, second = holders.named(found["holders"])
     assert (first["run"], first["ours"], first["type"], first["memory_bytes"]) == ("2026-demo", True, "C+G", 4000 * MIB)
     assert first["user"] and first["program"] == Path(sys.executable).name
-    assert second == {
-        "pid": 2**30,
-        "program": "gone",
-        "memory_bytes": 1000 * MIB,
-        "type": "C",
-        "user": None,
-        "ours": False,
-        "run": None,
-    }
+    assert second == {"pid": 2**30, "program": "gone", "memory_bytes": 1000 * MIB, "type": "C", "user": None, "ours": False, "run": None}
 
 
 def test_holders_whose_memory_or_id_is_not_told() -> None:
@@ -274,9 +274,7 @@ def test_holders_whose_memory_or_id_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("four_bit_error", ["", "no binary"])
-def test_torch_is_asked_about_every_card(
-    tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch, four_bit_error: str
-) -> None:
+def test_torch_is_asked_about_every_card(tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch, four_bit_error: str) -> None:
     fake_gpu.torch(tmp_path / "site", [("RTX 4090", (8, 9)), ("Tesla T4", (7, 5))], four_bit_error=four_bit_error)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     fake_gpu.nvidia_smi(bin_folder, reply("nvidia-smi-550-two-rtx4090.xml"))
@@ -322,12 +320,7 @@ def test_from_the_programs_to_the_findings(tmp_path: Path, bin_folder: Path, mon
     with living(HOMELAB_RUN="2026-demo") as sleeper:
         fake_gpu.nvidia_smi(bin_folder, fake_gpu.held(xml, [(sleeper.pid, "C", "python", 9000)]))
         (finding,) = found()
-    assert (finding.check, finding.node, finding.level, finding.fix) == (
-        "gpu.memory",
-        "tower",
-        "warn",
-        "homelab stop 2026-demo",
-    )
+    assert (finding.check, finding.node, finding.level, finding.fix) == ("gpu.memory", "tower", "warn", "homelab stop 2026-demo")
 
 
 @pytest.mark.parametrize(
@@ -335,10 +328,7 @@ def test_from_the_programs_to_the_findings(tmp_path: Path, bin_folder: Path, mon
     [
         ("dmesg-xid-79.txt", [(79, "0000:01:00", 1, 13987.4, None)]),
         ("dmesg-450-xid.txt", [(32, "0000:01:00", 2, 98600.9, None)]),
-        (
-            "journal-xid-remap.txt",
-            [(63, "0000:41:00", 1, 99946.8, None), (94, "0000:41:00", 2, 90940.0, "pt_main_thread")],
-        ),
+        ("journal-xid-remap.txt", [(63, "0000:41:00", 1, 99946.8, None), (94, "0000:41:00", 2, 90940.0, "pt_main_thread")]),
         (
             "dmesg-xid-programs.txt",
             [
@@ -352,9 +342,7 @@ def test_from_the_programs_to_the_findings(tmp_path: Path, bin_folder: Path, mon
 )
 def test_xid_lines(name: str, expected: list[tuple[Any, ...]]) -> None:
     found = xid.parse(reply(name), uptime_s=100_000.0)
-    assert [
-        tuple(entry[key] for key in ("code", "bus_id", "count", "last_s_ago", "program")) for entry in found
-    ] == expected
+    assert [tuple(entry[key] for key in ("code", "bus_id", "count", "last_s_ago", "program")) for entry in found] == expected
 
 
 def test_the_journal_is_read_where_dmesg_is_forbidden(bin_folder: Path) -> None:
@@ -376,9 +364,7 @@ def test_amd_cards_of_rocm_programs() -> None:
         {"name": "Raphael", "memory_total_bytes": 536870912},
     ]
     assert amd.parse_rocm_smi(reply("rocm-smi-6.2.json"))[0]["name"] == "AMD Radeon RX 6800 XT"
-    assert amd.parse_amd_smi(reply("amd-smi-6.4.json")) == [
-        {"name": "AMD Radeon RX 7900 XTX", "memory_total_bytes": 24560 * MIB}
-    ]
+    assert amd.parse_amd_smi(reply("amd-smi-6.4.json")) == [{"name": "AMD Radeon RX 7900 XTX", "memory_total_bytes": 24560 * MIB}]
 
 
 def device(folder: Path, **files: str) -> None:
@@ -390,12 +376,7 @@ def device(folder: Path, **files: str) -> None:
 
 def test_amd_cards_of_the_kernel_without_the_unit_of_a_processor(tmp_path: Path) -> None:
     device(tmp_path / "card0" / "device", vendor="0x1002", mem_info_vram_total=str(512 * MIB))
-    device(
-        tmp_path / "card1" / "device",
-        vendor="0x1002",
-        mem_info_vram_total=str(16 << 30),
-        product_name="Radeon PRO W6800",
-    )
+    device(tmp_path / "card1" / "device", vendor="0x1002", mem_info_vram_total=str(16 << 30), product_name="Radeon PRO W6800")
     device(tmp_path / "card2" / "device", vendor="0x10de")
     (tmp_path / "card1-DP-1").mkdir()
     assert amd._of_kernel(str(tmp_path)) == [{"name": "Radeon PRO W6800", "memory_total_bytes": 16 << 30}]

@@ -47,9 +47,7 @@ def listener() -> Iterator[int]:
 
 def weights(size: int) -> bytes:
     """A safetensors file with one tensor of `size` bytes."""
-    header = json.dumps(
-        {"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
-    ).encode()
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(size)
 
 
@@ -128,15 +126,12 @@ def test_weights_that_are_not_whole_are_damaged(home: Path, content: bytes, word
     (place / "model.safetensors").write_bytes(content)
     found = ask(place, home)
     assert (
-        not found.found
-        and found.damaged
-        and words.replace("1086 of 1087", f"{len(content)} of {len(content) + 1}") in str(found.problem)
+        not found.found and found.damaged and words.replace("1086 of 1087", f"{len(content)} of {len(content) + 1}") in str(found.problem)
     )
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"abc", b"\xff" * 100, struct.pack("<Q", 4) + b"null" + bytes(20), struct.pack("<Q", 9) + b'{"w": 12}'],
+    "content", [b"", b"abc", b"\xff" * 100, struct.pack("<Q", 4) + b"null" + bytes(20), struct.pack("<Q", 9) + b'{"w": 12}']
 )
 def test_weights_that_nobody_understands_are_left_to_their_loader(home: Path, content: bytes) -> None:
     place = folder(home / "m")
@@ -152,11 +147,7 @@ def test_every_part_that_the_index_names_has_to_be_there(home: Path) -> None:
     found = ask(place, home)
     assert not found.found and "it has no model-00002-of-00002.safetensors" in str(found.problem)
     (place / "model-00002-of-00002.safetensors").write_bytes(weights(10))
-    assert set(ask(place, home).files) == {
-        *index["weight_map"].values(),
-        "model.safetensors.index.json",
-        "tokenizer.json",
-    }
+    assert set(ask(place, home).files) == {*index["weight_map"].values(), "model.safetensors.index.json", "tokenizer.json"}
     for odd in ("[]", '{"weight_map": {"a": 1, "b": "../../x"}}', "{", "null"):
         (place / "model.safetensors.index.json").write_text(odd)
         assert ask(place, home).path, odd
@@ -251,7 +242,9 @@ def test_where_a_chat_template_may_lie(home: Path) -> None:
     assert ask(place, home).has_chat_template is None
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "additional_chat_templates/tool_use.jinja"])
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "additional_chat_templates/tool_use.jinja"]
+)
 def test_a_template_that_asks_for_the_time_is_seen_wherever_it_lies(home: Path, name: str) -> None:
     place = folder(home / "m")
     assert ask(place, home).template_writes_date is False

@@ -91,7 +91,10 @@ def test_nobody_is_told_to_forget_a_card_that_fell_off_the_bus() -> None:
     beliefs = (Gpu(model="RTX 4090", vram_gb=24), Gpu(model="RTX 4090", vram_gb=24, uuid="GPU-bbbb"))
     node, lost = Node(name="tower", host="192.168.1.100", gpus=beliefs), facts_of(reply("nvidia-smi-550-lost-one-of-two.xml"))
     assert cards.missing(node, lost)
-    for facts in (lost, facts_of(reply("nvidia-smi-550-lost-one-of-two.xml").partition("\n")[2], xid=[{"code": 79, "bus_id": "0000:0a:00"}])):
+    for facts in (
+        lost,
+        facts_of(reply("nvidia-smi-550-lost-one-of-two.xml").partition("\n")[2], xid=[{"code": 79, "bus_id": "0000:0a:00"}]),
+    ):
         assert nvidia_answer.is_a_card_lost(facts)
         assert "reboot" in cards.choose(node, facts) and "cluster.toml" not in cards.choose(node, facts)
         in_wsl = facts.model_copy(update={"network": facts.network.model_copy(update={"wsl": "nat"})})
@@ -124,10 +127,14 @@ def test_the_answer_itself_tells_it() -> None:
     assert nvidia.parse(jetson)["cards"][0]["shares_memory"] is True
     unknown = one_space.replace(">ATS<", ">N/A<")
     assert "shares_memory" not in nvidia.parse(unknown)["cards"][0]
-    gpu._add_capability(answer := {"cards": nvidia.parse(unknown)["cards"], "torch": {"devices": [{"capability": [12, 1], "integrated": True}]}})
+    gpu._add_capability(
+        answer := {"cards": nvidia.parse(unknown)["cards"], "torch": {"devices": [{"capability": [12, 1], "integrated": True}]}}
+    )
     assert answer["cards"][0]["shares_memory"] is True, "torch knows an integrated card"
     with_memory = reply(TWO).replace("<addressing_mode>None<", "<addressing_mode>ATS<")
-    assert all("shares_memory" not in card for card in nvidia.parse(with_memory)["cards"]), "GH200 has memory of its own beside one address space"
+    assert all("shares_memory" not in card for card in nvidia.parse(with_memory)["cards"]), (
+        "GH200 has memory of its own beside one address space"
+    )
 
 
 def test_the_plan_counts_the_machine_s_memory_for_such_a_card() -> None:

@@ -45,16 +45,8 @@ def sleep_of(tmp_path: Path, files: dict[str, str]) -> dict[str, Any]:
 
 def test_logind_as_it_comes(tmp_path: Path) -> None:
     found = sleep_of(tmp_path, {"/etc/systemd/logind.conf": LOGIND})
-    assert found == {
-        "masked": [],
-        "idle_action": "ignore",
-        "lid": False,
-        "lid_action": "suspend",
-        "kills_processes": False,
-    }
-    assert power.read({}, tree(tmp_path / "other", {"/etc/systemd/logind.conf": LOGIND}))["sleep"] is None, (
-        "systemd does not run there"
-    )
+    assert found == {"masked": [], "idle_action": "ignore", "lid": False, "lid_action": "suspend", "kills_processes": False}
+    assert power.read({}, tree(tmp_path / "other", {"/etc/systemd/logind.conf": LOGIND}))["sleep"] is None, "systemd does not run there"
 
 
 @pytest.mark.parametrize(
@@ -139,9 +131,7 @@ def test_masked_targets(tmp_path: Path) -> None:
 )
 def test_whose_processes_end_with_the_login(options: dict[str, str], kills: bool) -> None:
     assert power.kills_processes(options, "me") is kills
-    assert not power.kills_processes({"KillUserProcesses": "yes"}, "root"), (
-        "root is on KillExcludeUsers unless somebody changes it"
-    )
+    assert not power.kills_processes({"KillUserProcesses": "yes"}, "root"), "root is on KillExcludeUsers unless somebody changes it"
 
 
 @pytest.mark.parametrize(
@@ -151,14 +141,7 @@ def test_whose_processes_end_with_the_login(options: dict[str, str], kills: bool
         ({"AC/type": "Mains", "AC/online": "1"}, None),
         ({"BAT0/type": "Battery", "AC/type": "Mains", "AC/online": "1"}, "mains"),
         ({"BAT0/type": "Battery", "AC/type": "Mains", "AC/online": "0"}, "battery"),
-        (
-            {
-                "BAT0/type": "Battery",
-                "ucsi-source-psy-USBC000:001/type": "USB",
-                "ucsi-source-psy-USBC000:001/online": "1",
-            },
-            "mains",
-        ),
+        ({"BAT0/type": "Battery", "ucsi-source-psy-USBC000:001/type": "USB", "ucsi-source-psy-USBC000:001/online": "1"}, "mains"),
         ({"BAT0/type": "Battery", "BAT0/status": "Charging"}, "mains"),
         ({"hidpp_battery_0/type": "Battery", "hidpp_battery_0/scope": "Device"}, None),
     ],
@@ -176,10 +159,7 @@ def test_sleep_is_seen_where_the_kernel_counted_one(tmp_path: Path) -> None:
 
 def test_the_journals_line() -> None:
     # journalctl -k -o short-unix of systemd 252
-    assert (
-        power.parse_short_unix("1732189711.000001 t kernel: x\n1732189712.123456 tower kernel: PM: suspend exit\n")
-        == 1732189712.123456
-    )
+    assert power.parse_short_unix("1732189711.000001 t kernel: x\n1732189712.123456 tower kernel: PM: suspend exit\n") == 1732189712.123456
     assert power.parse_short_unix("-- No entries --\n") is None and power.parse_short_unix("") is None
 
 
@@ -206,10 +186,7 @@ Unattended-Upgrade::Package-Blacklist {
 //Unattended-Upgrade::Automatic-Reboot "false";
 /* Unattended-Upgrade::Automatic-Reboot "true"; */
 """
-INSTALLED = {
-    "/usr/bin/unattended-upgrade": "",
-    "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.64",
-}
+INSTALLED = {"/usr/bin/unattended-upgrade": "", "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.64"}
 STATUS = """Package: libnvidia-compute-575
 Status: install ok installed
 Version: 575.64-0ubuntu1
@@ -235,32 +212,24 @@ def test_unattended_upgrades(tmp_path: Path) -> None:
     assert updates(tmp_path / "a", **{"20auto-upgrades": PERIODIC, "50unattended-upgrades": FIFTY}) == {
         "reboots": False, "reboot_time": "now", "driver_packages": ["libnvidia-compute-575"],
     }  # fmt: skip
-    later = 'Unattended-Upgrade { Automatic-Reboot "true"; Automatic-Reboot-Time "02:00"; Package-Blacklist { "nvidia-"; "libnvidia-"; }; };'
+    later = (
+        'Unattended-Upgrade { Automatic-Reboot "true"; Automatic-Reboot-Time "02:00"; Package-Blacklist { "nvidia-"; "libnvidia-"; }; };'
+    )
     assert updates(tmp_path / "b", **{"20auto-upgrades": PERIODIC, "50unattended-upgrades": FIFTY, "99mine": later}) == {
         "reboots": True, "reboot_time": "02:00", "driver_packages": [],
     }  # fmt: skip
     assert (
-        updates(
-            tmp_path / "c",
-            **{"20auto-upgrades": PERIODIC.replace('Upgrade "1"', 'Upgrade "0"'), "50unattended-upgrades": FIFTY},
-        )
+        updates(tmp_path / "c", **{"20auto-upgrades": PERIODIC.replace('Upgrade "1"', 'Upgrade "0"'), "50unattended-upgrades": FIFTY})
         is None
     )
-    assert updates(tmp_path / "d", **{"20auto-upgrades.dpkg-old": PERIODIC}) is None, (
-        "apt does not read files of other endings"
-    )
-    assert (
-        updates(tmp_path / "e", **{"20auto-upgrades": PERIODIC, "99broken": 'Unattended-Upgrade { { " }; x'})
-        is not None
-    )
+    assert updates(tmp_path / "d", **{"20auto-upgrades.dpkg-old": PERIODIC}) is None, "apt does not read files of other endings"
+    assert updates(tmp_path / "e", **{"20auto-upgrades": PERIODIC, "99broken": 'Unattended-Upgrade { { " }; x'}) is not None
 
 
 def test_comments_and_lists_of_apts_options() -> None:
     options = upgrades.apt_options([PERIODIC, FIFTY])
     assert options["unattended-upgrade::allowed-origins"] == ["${distro_id}:${distro_codename}"]
-    assert (
-        "unattended-upgrade::package-blacklist" not in options and "unattended-upgrade::automatic-reboot" not in options
-    )
+    assert "unattended-upgrade::package-blacklist" not in options and "unattended-upgrade::automatic-reboot" not in options
     assert upgrades.apt_options(['A::B "1"; A::B "2";', "#clear A;"]) == {}
     assert upgrades.apt_options(['A { B { "x;y"; "z" }; C "d"; };', "# a comment", 'A::B:: "w";'])["a::c"] == ["d"]
 
@@ -291,9 +260,7 @@ def test_what_the_fixes_write_is_what_the_probes_read(tmp_path: Path) -> None:
     )
     for judge in (judges.updates, judges.linger, judges.sleep):
         for problem in judge(evidence, node, facts):
-            subprocess.run(
-                ["sh", "-ec", problem.fix.replace("/etc/", f"{tmp_path}/etc/").replace("systemctl", "true")], check=True
-            )
+            subprocess.run(["sh", "-ec", problem.fix.replace("/etc/", f"{tmp_path}/etc/").replace("systemctl", "true")], check=True)
     found = power.read({}, str(tmp_path))
     assert found["updates"] == {"reboots": False, "reboot_time": "now", "driver_packages": []}
     assert found["sleep"]["lid_action"] == "ignore" and not found["sleep"]["kills_processes"]
@@ -330,21 +297,13 @@ def test_room_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = resources.read({"workdir": str(tmp_path / "new" / "work")})
-    assert (
-        found["workdir_writable"] and found["workdir_problem"] is None and os.listdir(tmp_path / "new" / "work") == []
-    )
-    assert (
-        found["disk_free_bytes"] > 0
-        and found["temporary_folder"] == str(tmp_path)
-        and found["temporary_free_bytes"] > 0
-    )
+    assert found["workdir_writable"] and found["workdir_problem"] is None and os.listdir(tmp_path / "new" / "work") == []
+    assert found["disk_free_bytes"] > 0 and found["temporary_folder"] == str(tmp_path) and found["temporary_free_bytes"] > 0
     assert found["open_files_soft"] == soft and found["open_files_hard"] in (hard, None)
     Facts.model_validate({"node": "n", "resources": found})
 
 
-@pytest.mark.parametrize(
-    ("workdir", "words"), [("/proc/homelab", "No such file or directory"), ("/dev/null/x", "Not a directory")]
-)
+@pytest.mark.parametrize(("workdir", "words"), [("/proc/homelab", "No such file or directory"), ("/dev/null/x", "Not a directory")])
 def test_a_workdir_that_cannot_be_written(workdir: str, words: str) -> None:
     found = resources.read({"workdir": workdir})
     assert (found["workdir_writable"], found["workdir_problem"]) == (False, words)
@@ -365,11 +324,7 @@ def test_a_disk_that_is_read_only_and_one_that_is_full(tmp_path: Path) -> None:
     for options, words in (("ro", "Read-only file system"), ("size=64k,nr_inodes=3", "No space left on device")):
         place = tmp_path / words.replace(" ", "-")
         place.mkdir()
-        fill = (
-            f"for i in 1 2 3 4 5 6; do head -c 60k /dev/zero > {place}/$i || break; done 2>/dev/null"
-            if "size" in options
-            else ":"
-        )
+        fill = f"for i in 1 2 3 4 5 6; do head -c 60k /dev/zero > {place}/$i || break; done 2>/dev/null" if "size" in options else ":"
         script = f'mount -t tmpfs -o {options} none {place} && {{ {fill}; {sys.executable} -c "{probe % place}"; }}'
         done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
         if done.returncode != 0 and "unshare" in done.stderr:
@@ -412,19 +367,8 @@ def test_versions_are_what_importlib_metadata_says(tmp_path: Path) -> None:
     }
     places = [tree(tmp_path, files) + "/a", f"{tmp_path}/nowhere", f"{tmp_path}/b"]
     found = python.versions(("torch", "some-thing-else", "peft", "numpy", "trl", "unsloth"), places)
-    assert found == {
-        "torch": "2.13.0+cu130",
-        "some-thing-else": "1.0rc1",
-        "peft": None,
-        "numpy": "1.24.2",
-        "trl": "0.9",
-        "unsloth": None,
-    }
-    known = {
-        one.metadata["Name"]: one.version
-        for one in reversed(list(metadata.distributions(path=places)))
-        if one.metadata["Name"]
-    }
+    assert found == {"torch": "2.13.0+cu130", "some-thing-else": "1.0rc1", "peft": None, "numpy": "1.24.2", "trl": "0.9", "unsloth": None}
+    known = {one.metadata["Name"]: one.version for one in reversed(list(metadata.distributions(path=places))) if one.metadata["Name"]}
     assert {name: version for name, version in found.items() if version} == known
 
 

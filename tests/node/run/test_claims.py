@@ -41,7 +41,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def claim(workdir: str, token: str, run: str = RUN, **more: Any) -> dict[str, Any] | None:
     """Who is in the way, None for nobody."""
-    request = {"node": NODE, "workdir": workdir, "run": run, "token": token, "by": f"desk of {token}", "doing": "launched", "process": {"pid": 1}, "age_s": 1.0}
+    request = {
+        "node": NODE,
+        "workdir": workdir,
+        "run": run,
+        "token": token,
+        "by": f"desk of {token}",
+        "doing": "launched",
+        "process": {"pid": 1},
+        "age_s": 1.0,
+    }
     answer = claims.claim(request | more)
     assert answers.fault("claim", answer) is None
     holder: dict[str, Any] | None = answer["holder"]
@@ -67,7 +76,12 @@ def alive(workdir: str, run: str = RUN) -> bool:
 def test_of_two_one_has_the_run_and_the_other_is_told_who(workdir: str) -> None:
     assert claim(workdir, "a") is None and claim(workdir, "a") is None
     holder = claim(workdir, "b")
-    assert holder is not None and (holder["run"], holder["by"], holder["doing"], holder["is_started"]) == (RUN, "desk of a", "launched", False)
+    assert holder is not None and (holder["run"], holder["by"], holder["doing"], holder["is_started"]) == (
+        RUN,
+        "desk of a",
+        "launched",
+        False,
+    )
     assert claim(workdir, "c", OTHER) is None, "another run is another matter, where nobody launches"
     assert not claims.release({"workdir": workdir, "run": RUN, "token": "b"})["released"]
     assert claim(workdir, "b"), "who is refused releases only what is its own"
@@ -89,7 +103,9 @@ def test_a_launch_wants_its_nodes_alone_for_the_moment(workdir: str, clock: list
         claim(workdir, "c", alone=True)
 
 
-def test_who_never_comes_back_is_waited_for_some_minutes_and_not_longer(workdir: str, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_never_comes_back_is_waited_for_some_minutes_and_not_longer(
+    workdir: str, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim(workdir, "a")
     clock[0] += claims.LIFE_S - 1
     assert claim(workdir, "b")

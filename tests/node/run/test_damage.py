@@ -29,12 +29,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / RUN
     whole: dict[str, Any] = {
         "run.json": {"name": RUN, "created_at": 1.0},
-        "attempts/1/plan.json": {
-            "run": RUN,
-            "attempt": 1,
-            "nodes": [],
-            "ranks": [{"rank": 0, "node": NODE, "local_rank": 0}],
-        },
+        "attempts/1/plan.json": {"run": RUN, "attempt": 1, "nodes": [], "ranks": [{"rank": 0, "node": NODE, "local_rank": 0}]},
         f"{HERE}/start.json": {"run": RUN, "attempt": 1, "command": ["torchrun"]},
         f"{HERE}/agent.json": {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0},
         f"{HOME}/heartbeat.json": {"time": 5.0, "pid": os.getpid(), "phase": "training", "step": 1},
@@ -70,11 +65,7 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "content"), DAMAGE, ids=[f"{name} {content[:40]}" for name, content in DAMAGE])
 def test_a_node_with_a_damaged_file_can_be_asked(run: Path, name: str, content: str) -> None:
-    file = (
-        run
-        / {"run.json": "", "plan.json": "attempts/1"}.get(name, HERE if name in ("agent.json", "exit.json") else HOME)
-        / name
-    )
+    file = run / {"run.json": "", "plan.json": "attempts/1"}.get(name, HERE if name in ("agent.json", "exit.json") else HOME) / name
     with file.open("a" if name == "metrics.jsonl" else "w") as stream:
         stream.write(content + "\n")
     answer = asked("poll", run)
@@ -124,10 +115,7 @@ def test_a_folder_is_no_attempt_without_a_word_of_it(run: Path) -> None:
     (attempts / "10" / "nodes" / NODE).mkdir(parents=True)
     (attempts / "10" / "plan.json").write_text("{}")
     assert paths.attempts(str(run)) == [1]
-    assert (
-        asked("poll", run)["run"]["attempt"] == 1
-        and status_stream.Follower(str(run.parents[1]), RUN, 1, NODE).look(1.0)["newest"] == 1
-    )
+    assert asked("poll", run)["run"]["attempt"] == 1 and status_stream.Follower(str(run.parents[1]), RUN, 1, NODE).look(1.0)["newest"] == 1
     (attempts / "7" / "plan.json").write_text(json.dumps({"run": RUN, "attempt": 7, "ranks": []}))
     assert paths.attempts(str(run)) == [1, 7], "it counts as soon as its plan is there"
 

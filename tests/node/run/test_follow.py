@@ -34,7 +34,10 @@ def attempt(tmp_path: Path) -> Path:
     """A started attempt with one rank on this node and one elsewhere."""
     folder = tmp_path / "runs" / RUN / "attempts" / "1"
     nodes = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
-    write(folder / "plan.json", {"nodes": nodes, "ranks": [{"rank": 0, "node": NODE, "local_rank": 0}, {"rank": 1, "node": "node2", "local_rank": 0}]})
+    write(
+        folder / "plan.json",
+        {"nodes": nodes, "ranks": [{"rank": 0, "node": NODE, "local_rank": 0}, {"rank": 1, "node": "node2", "local_rank": 0}]},
+    )
     write(folder / "nodes" / NODE / "agent.json", {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0})
     return folder
 
@@ -61,7 +64,9 @@ def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path
     assert NodeStatus.model_validate(follower.look(111.0)).ranks[0].is_dead
 
 
-def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(
+    attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rank = subprocess.Popen(["sleep", "60"])
     try:
         beat(attempt, 36, pid=rank.pid, phase="saving")

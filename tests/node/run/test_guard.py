@@ -48,13 +48,13 @@ def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
         (1e6, [], 1.0, False),
     ],
 )
-def test_who_is_alone(
-    unheard_s: float, ranks: list[dict[str, Any]], slowest_step_s: float | None, lets_go: bool
-) -> None:
+def test_who_is_alone(unheard_s: float, ranks: list[dict[str, Any]], slowest_step_s: float | None, lets_go: bool) -> None:
     assert (isolation_guard.reason(unheard_s, dict(enumerate(ranks)), slowest_step_s) is not None) is lets_go
 
 
-@pytest.mark.parametrize(("time_of_plan", "lets_go"), [({"step_s": 275.0}, False), ({"step_s": 1.0}, True), ({"step_s": "soon"}, True), (None, True)])
+@pytest.mark.parametrize(
+    ("time_of_plan", "lets_go"), [({"step_s": 275.0}, False), ({"step_s": 1.0}, True), ({"step_s": "soon"}, True), (None, True)]
+)
 def test_a_first_step_has_the_time_that_the_plan_expects_of_it(tmp_path: Path, time_of_plan: Any, lets_go: bool) -> None:
     """Alone for a quarter of an hour, in the first step of a 7B model on an old card."""
     folder = Path(paths.attempt_dir(paths.run_dir(str(tmp_path), RUN), 1))
@@ -140,9 +140,7 @@ def test_a_node_that_is_followed_waits(started: Path, tmp_path: Path) -> None:
         follower.communicate()
 
 
-def test_the_machine_is_kept_awake_as_long_as_the_attempt_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_machine_is_kept_awake_as_long_as_the_attempt_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd-inhibit stands for logind, which practice nodes do not have: it writes down what it was asked and runs its command."""
     program = tmp_path / "systemd-inhibit"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ntouch {tmp_path}/held\ncat\nrm {tmp_path}/held\n')

@@ -33,7 +33,9 @@ def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int,
     for number in planned:
         files.write_json(f"{folder}/attempts/{number}/plan.json", {"run": run, "attempt": number, "ranks": []})
     for number in begun:
-        files.write_json(f"{folder}/attempts/{number}/nodes/{node}/agent.json", {"pid": 2**22 + 7, "torchrun_pid": 2**22 + 8, "started_at": 1.0})
+        files.write_json(
+            f"{folder}/attempts/{number}/nodes/{node}/agent.json", {"pid": 2**22 + 7, "torchrun_pid": 2**22 + 8, "started_at": 1.0}
+        )
     secret_files.put(folder, {"HF_TOKEN": "hf_secret"})
     return Path(secret_files.environment_of(folder, {})["HF_TOKEN_PATH"])
 
@@ -85,5 +87,7 @@ def test_it_is_said_and_written_down(tmp_path: Path) -> None:
         f"{RUN} is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
         "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
     ]
-    assert [line["what"] for line in event_log.lines(known)] == ["the token that laptop had kept was removed: this run was not ended there in the usual way"]
+    assert [line["what"] for line in event_log.lines(known)] == [
+        "the token that laptop had kept was removed: this run was not ended there in the usual way"
+    ]
     assert [path.name for path in tmp_path.iterdir()] == [RUN], "no folder is made for a run that is not known here"

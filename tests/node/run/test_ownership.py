@@ -56,7 +56,9 @@ def test_who_follows_is_known_for_a_while(request_of: dict[str, Any], clock: lis
     assert owner(request_of)["supervisor"] is None, "one that was cut off does not hold the run for ever"
 
 
-def test_who_has_closed_the_connection_is_soon_forgotten(request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_closed_the_connection_is_soon_forgotten(
+    request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     follow(request_of, monkeypatch)
     assert owner(request_of)["supervisor"]["has_left"] is True, "it may open another one at once"
     clock[0] += ownership.LEFT_S + 1
@@ -104,8 +106,13 @@ def recovered(request: dict[str, Any]) -> list[str]:
     return sorted(runs.read({"workdir": request["workdir"], "node": NODE})["recovered"])
 
 
-@pytest.mark.parametrize(("end", "expected"), [(None, [RUN]), ({"returncode": 1}, [RUN]), ({"returncode": None, "signal": 9, "stopped": True}, [RUN]), ({"returncode": 0}, [])])
-def test_a_run_between_two_attempts_is_told_and_one_that_is_done_is_not(request_of: dict[str, Any], clock: list[float], end: Any, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [(None, [RUN]), ({"returncode": 1}, [RUN]), ({"returncode": None, "signal": 9, "stopped": True}, [RUN]), ({"returncode": 0}, [])],
+)
+def test_a_run_between_two_attempts_is_told_and_one_that_is_done_is_not(
+    request_of: dict[str, Any], clock: list[float], end: Any, expected: list[str]
+) -> None:
     folder = Path(request_of["workdir"]) / "runs" / RUN
     if end is not None:
         (folder / "attempts" / "2" / "nodes" / NODE / "exit.json").write_text(json.dumps(end))
@@ -128,7 +135,9 @@ def test_a_run_that_was_stopped_by_hand_is_not_recovered(request_of: dict[str, A
     assert recovered(request_of) == []
 
 
-def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(
+    request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
     monkeypatch.setattr(runs.processes, "of_runs", lambda *_: {RUN: [7]})
     assert recovered(request_of) == []

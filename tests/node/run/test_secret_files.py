@@ -31,7 +31,9 @@ def mode(path: Path) -> int:
 
 def test_they_lie_in_memory_and_nobody_else_may_read_them(run_folder: Path) -> None:
     secret_files.put(str(run_folder), {"HF_TOKEN": TOKEN})
-    environment = secret_files.environment_of(str(run_folder), {"HF_TOKEN": "of the login", "HUGGING_FACE_HUB_TOKEN": "of the login, too", "A": "1"})
+    environment = secret_files.environment_of(
+        str(run_folder), {"HF_TOKEN": "of the login", "HUGGING_FACE_HUB_TOKEN": "of the login, too", "A": "1"}
+    )
     file = Path(environment.pop("HF_TOKEN_PATH"))
     assert environment == {"A": "1"}, "a token of the login would go before the run's"
     assert file.read_text() == TOKEN and secret_files._is_in_memory(str(file))

@@ -28,7 +28,15 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def question(url: str, offset: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"name": NAME, "sha256": hashlib.sha256(CONTENT).hexdigest(), "size": len(CONTENT), "offset": offset, "most": 4096, "url": url, **changes}
+    return {
+        "name": NAME,
+        "sha256": hashlib.sha256(CONTENT).hexdigest(),
+        "size": len(CONTENT),
+        "offset": offset,
+        "most": 4096,
+        "url": url,
+        **changes,
+    }
 
 
 def all_of(url: str, **changes: Any) -> list[int]:
@@ -81,5 +89,6 @@ def test_who_does_not_answer_is_named(own_home: Path) -> None:
 
 
 def test_the_proxy_of_the_node_is_used(own_home: Path) -> None:
-    with serving(own_home / "index") as proxy, pytest.raises(Refusal, match="Not Found"):  # it was asked for http://index.invalid/a.whl, as a proxy is
+    # it was asked for http://index.invalid/a.whl, as a proxy is
+    with serving(own_home / "index") as proxy, pytest.raises(Refusal, match="Not Found"):
         download.download(question("http://index.invalid/a.whl", proxies={"http": proxy.address}))

@@ -62,7 +62,9 @@ def test_the_newest_whole_one_counts_and_its_number_is_the_step(run: Path) -> No
     assert transfer.checkpoints(request(run.parents[1]))["good"] == [20], "once more changes nothing"
 
 
-@pytest.mark.parametrize(("name", "step"), [("checkpoint-120", 120), ("step_40.pt", 40), ("epoch_3", 3), ("llama3-run-2-0050.safetensors", 50)])
+@pytest.mark.parametrize(
+    ("name", "step"), [("checkpoint-120", 120), ("step_40.pt", 40), ("epoch_3", 3), ("llama3-run-2-0050.safetensors", 50)]
+)
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_numbers_of_names(name: str, step: int, kind: str) -> None:
     assert program_checkpoints.step_of(name) == step
@@ -125,7 +127,9 @@ def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "add", full)
-    assert transfer.checkpoints(request(run.parents[1]))["bad"] == {"10": "step-10.pt of the program cannot be kept: No space left on device"}
+    assert transfer.checkpoints(request(run.parents[1]))["bad"] == {
+        "10": "step-10.pt of the program cannot be kept: No space left on device"
+    }
     assert os.listdir(run / "checkpoints") == []
 
 

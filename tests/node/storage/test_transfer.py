@@ -53,9 +53,7 @@ def left_over(workdir: Path) -> list[str]:
     return [path.name for path in workdir.rglob("*") if "partial" in path.name]
 
 
-@pytest.mark.parametrize(
-    "name", ["data.jsonl", "it's $(touch pwned)\n.jsonl", "../../climb.jsonl", "/etc/absolute", "ä 中"]
-)
+@pytest.mark.parametrize("name", ["data.jsonl", "it's $(touch pwned)\n.jsonl", "../../climb.jsonl", "/etc/absolute", "ä 中"])
 def test_a_data_file_arrives_whole_and_in_its_place(tmp_path: Path, name: str) -> None:
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name=name)
     assert not transfer.has_file(wanted)["found"]
@@ -149,7 +147,9 @@ def test_somebodys_copy_of_a_checkpoint_is_none(tmp_path: Path) -> None:
     assert (found["good"], set(found["bad"])) == ([20], {"90"})
 
 
-def test_a_checkpoint_that_the_disk_does_not_give_back_or_that_cannot_be_moved_hides_no_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_the_disk_does_not_give_back_or_that_cannot_be_moved_hides_no_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint(tmp_path, 10)
     bad = checkpoint(tmp_path, 20)
     (bad / "weights").unlink()
@@ -228,11 +228,7 @@ def test_an_archive_that_wants_out_of_its_folder(tmp_path: Path, name: str) -> N
         archive.addfile(entry, io.BytesIO(b"x"))
     with pytest.raises(ValueError, match="unexpected entry"):
         transfer.receive_checkpoint(request(tmp_path, step=20), io.BytesIO(stream.getvalue()))
-    assert (
-        not list(tmp_path.rglob("escaped"))
-        and not Path("/tmp/escaped-homelab-test").exists()
-        and not left_over(tmp_path)
-    )
+    assert not list(tmp_path.rglob("escaped")) and not Path("/tmp/escaped-homelab-test").exists() and not left_over(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])

@@ -44,7 +44,9 @@ def test_what_a_living_process_has_used() -> None:
 
 
 @pytest.mark.parametrize(("phase", "still_s"), [("loading", 0.0), ("saving", 0.0), ("training", 10.0), ("evaluating", 10.0)])
-def test_work_counts_while_a_rank_loads_and_not_in_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, still_s: float) -> None:
+def test_work_counts_while_a_rank_loads_and_not_in_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, still_s: float
+) -> None:
     """Who waits for a peer in a step may keep the processor busy; there a pass is the sign."""
     folder = tmp_path / "runs" / "r" / "attempts" / "1"
     (folder / "ranks" / "0").mkdir(parents=True)

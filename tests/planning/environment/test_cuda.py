@@ -36,7 +36,9 @@ def test_what_nccl_is_told() -> None:
         assert found["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "1000"
         assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert not {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_PROPAGATE_ERROR"} & found.keys()
-        assert not [name for name in found if "BUFFER_SIZE" in name or "DUMP_ON_TIMEOUT" in name], "torch's defaults; two names of one thing warn"
+        assert not [name for name in found if "BUFFER_SIZE" in name or "DUMP_ON_TIMEOUT" in name], (
+            "torch's defaults; two names of one thing warn"
+        )
         assert "NCCL_P2P_DISABLE" not in found, "one card has nobody to talk to"
     on_cpus = make(healthy.cpu()).nodes[0].environment
     assert not [name for name in on_cpus if "NCCL" in name or "CUDA" in name or "ALLOC" in name]
@@ -55,7 +57,9 @@ def test_what_nccl_is_told() -> None:
 )
 def test_peer_access_between_geforce_cards(names: tuple[str, str], nvlink: bool | None, disabled: bool) -> None:
     seen = two_cards(*names, gpus=(RTX,) if "1030" in names[0] else ())
-    seen = healthy.with_facts(seen, "tower", gpu={"cards": [{**card.model_dump(), "nvlink": nvlink} for card in seen.facts["tower"].gpu.cards]})
+    seen = healthy.with_facts(
+        seen, "tower", gpu={"cards": [{**card.model_dump(), "nvlink": nvlink} for card in seen.facts["tower"].gpu.cards]}
+    )
     assert ("NCCL_P2P_DISABLE" in of(seen)) is disabled
 
 
@@ -72,7 +76,9 @@ def test_the_allocator_grows_its_segments_but_not_under_wsl() -> None:
 def test_torch_needs_no_compiler_on_a_node() -> None:
     """torch 2.13 multiplies some shapes with Triton, which compiles first; the variable that forbids it is the one that this torch reads."""
     assert all(node.environment["TORCH_DISABLE_NATIVE_JIT"] == "1" for node in make(healthy.gpu()).nodes)
-    assert of(healthy.gpu(), recipe=healthy.script(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0", "a script may"
+    assert of(healthy.gpu(), recipe=healthy.script(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0", (
+        "a script may"
+    )
     (folder,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
     assert 'os.getenv("TORCH_DISABLE_NATIVE_JIT", 0)' in Path(folder, "_native", "common_utils.py").read_text()
 
@@ -85,7 +91,7 @@ def test_offline_cards_are_named_only_where_cluster_toml_does() -> None:
 
 
 def test_a_person_s_variables_reach_the_ranks_as_they_are() -> None:
-    odd = "it's $(touch pwned) `x` \\ \"y\" ; ä"
+    odd = 'it\'s $(touch pwned) `x` \\ "y" ; ä'
     recipe = healthy.recipe(environment={"NCCL_DEBUG": "INFO", "ODD": "of the recipe", "NCCL_IB_DISABLE": "0"})
     seen = healthy.with_node(healthy.gpu(), "tower", environment={"ODD": odd, "OMP_NUM_THREADS": "2"})
     made = make(seen, recipe)
@@ -114,9 +120,23 @@ def test_what_all_ranks_of_nccl_must_have_alike() -> None:
 
 
 def test_secrets_and_logins_are_masked_and_nothing_else() -> None:
-    given = {"HF_TOKEN": "hf_x", "TOKENIZERS_PARALLELISM": "false", "HTTPS_PROXY": "http://me:pass@proxy:3128", "HF_TOKEN_PATH": "/keys/hf", "A": "me@tower"}
+    given = {
+        "HF_TOKEN": "hf_x",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HTTPS_PROXY": "http://me:pass@proxy:3128",
+        "HF_TOKEN_PATH": "/keys/hf",
+        "A": "me@tower",
+    }
     assert masked(given) == {**given, "HF_TOKEN": "***", "HTTPS_PROXY": "http://***@proxy:3128"}
-    hard = {"PGPASSWORD": "x", "MYTOKEN": "x", "MYSQL_PWD": "x", "B": "http://me:pa@ss@proxy", "C": "http://me:pa/ss@proxy", "D": "http://proxy:80/a@b", "PWD": "/home"}
+    hard = {
+        "PGPASSWORD": "x",
+        "MYTOKEN": "x",
+        "MYSQL_PWD": "x",
+        "B": "http://me:pa@ss@proxy",
+        "C": "http://me:pa/ss@proxy",
+        "D": "http://proxy:80/a@b",
+        "PWD": "/home",
+    }
     assert masked(hard) == {
         **dict.fromkeys(("PGPASSWORD", "MYTOKEN", "MYSQL_PWD"), "***"), "B": "http://***@proxy", "C": "http://***@proxy", "D": hard["D"], "PWD": "/home",
     }  # fmt: skip

@@ -64,7 +64,17 @@ def test_the_table_is_whole_and_every_variable_has_a_reason_and_a_source() -> No
 
 @pytest.mark.parametrize(
     ("gigabits", "profile"),
-    [(0.1, "1gbe"), (0.94, "1gbe"), (1.0, "1gbe"), (2.35, "2.5gbe"), (2.5, "2.5gbe"), (5.0, "2.5gbe"), (8.0, "10gbe"), (10.0, "10gbe"), (25.0, "10gbe")],
+    [
+        (0.1, "1gbe"),
+        (0.94, "1gbe"),
+        (1.0, "1gbe"),
+        (2.35, "2.5gbe"),
+        (2.5, "2.5gbe"),
+        (5.0, "2.5gbe"),
+        (8.0, "10gbe"),
+        (10.0, "10gbe"),
+        (25.0, "10gbe"),
+    ],
 )
 def test_auto_takes_what_fits_to_the_slowest_measured_pair(gigabits: float, profile: str) -> None:
     made = make(healthy.gpu(), throughputs=rates(gigabits * GIGABIT))
@@ -80,7 +90,10 @@ def test_auto_without_a_measurement() -> None:
     assert why(make(seen), "network profile")[0] == "1gbe" and "1000 Mbit/s" in why(make(seen), "network profile")[1], "what the cables say"
     assert why(make(interface(seen, "laptop", speed_mbit=None)), "network profile")[0] == "none"
     offline = make(seen, offline=True)
-    assert why(offline, "network profile") == ("none", "the wire between the nodes was not measured, and not every interface says its speed")
+    assert why(offline, "network profile") == (
+        "none",
+        "the wire between the nodes was not measured, and not every interface says its speed",
+    )
     assert of_wire(offline) == {}
 
 
@@ -116,7 +129,9 @@ def test_where_no_profile_is() -> None:
     named = make(with_profile(healthy.cpu(), "wifi"))
     assert of_wire(named) == {} and "gloo reads no variable" in why(named, "network profile")[1]
     alone = healthy.gpu(names=("tower",))
-    assert not [choice for choice in make(with_profile(alone, "wifi")).choices if choice.subject == "network profile"], "nothing goes over a wire"
+    assert not [choice for choice in make(with_profile(alone, "wifi")).choices if choice.subject == "network profile"], (
+        "nothing goes over a wire"
+    )
 
 
 def test_cards_of_one_machine_are_not_slowed_down_between_themselves() -> None:

@@ -75,7 +75,10 @@ def ranks(beside: int | None) -> list[dict[str, Any]]:
 
 def test_what_a_run_has_measured_beside_torch_replaces_both_guesses() -> None:
     guessed = rank_of(planned(gpu()), "tower")
-    assert (item(guessed, rank_memory.CONTEXT), item(guessed, rank_memory.COMMUNICATOR)) == (rank_memory.CONTEXT_BYTES, rank_memory.COMMUNICATOR_BYTES)
+    assert (item(guessed, rank_memory.CONTEXT), item(guessed, rank_memory.COMMUNICATOR)) == (
+        rank_memory.CONTEXT_BYTES,
+        rank_memory.COMMUNICATOR_BYTES,
+    )
     seen = with_file(gpu(), "tower", gpu_file("tower", ranks=ranks(612 * MIB)))
     made = planned(seen)
     rank = rank_of(made, "tower")
@@ -109,7 +112,10 @@ def test_on_turing_keys_are_repeated_and_counted() -> None:
     assert shape
     about: dict[str, Any] = {"precision": "fp16", "device": "cuda", "micro_batch": 1, "world_size": 1}
     plain, repeated = (
-        {entry.name: entry.size_bytes for entry in rank_memory.estimate(shape, recipe.method, recipe.train, RankSetup(**about, repeats_keys=repeats))}
+        {
+            entry.name: entry.size_bytes
+            for entry in rank_memory.estimate(shape, recipe.method, recipe.train, RankSetup(**about, repeats_keys=repeats))
+        }
         for repeats in (False, True)
     )
     more = 2 * 2 * (576 - 192) * recipe.train.seq_len  # k and v of one layer, as wide as q
@@ -132,12 +138,16 @@ def test_paged_state_is_refused_inside_of_wsl() -> None:
         planned(seen, paged())
     assert "adamw_8bit" in refused.value.hint and "optimizer" in refused.value.where
     assert planned(gpu(), paged()).ranks
-    assert planned(healthy.with_facts(healthy.cpu(healthy.recipe()), "laptop", network={"wsl": "mirrored"}), paged()).ranks, "a CPU pages nothing"
+    assert planned(healthy.with_facts(healthy.cpu(healthy.recipe()), "laptop", network={"wsl": "mirrored"}), paged()).ranks, (
+        "a CPU pages nothing"
+    )
     shape = from_config(healthy.LLAMA)
     assert shape
     for facts, offered in ((gpu().facts, True), (seen.facts, False)):
         situation = scenario.of_plan(planned(gpu()), shape, facts)
-        assert situation and any(edit.value == "paged_adamw_8bit" for edit in recipe_edits._candidates(healthy.recipe(), situation)) is offered
+        assert (
+            situation and any(edit.value == "paged_adamw_8bit" for edit in recipe_edits._candidates(healthy.recipe(), situation)) is offered
+        )
 
 
 def test_inside_of_wsl_a_full_card_spills_without_a_word() -> None:

@@ -36,9 +36,7 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def on(*gigabytes: float, shape: Any = SMOLLM3, held: float = 0.0) -> MemoryScenario:
-    places = tuple(
-        RankMemory(rank, f"node{rank}", round(size * GB), round(held * GB)) for rank, size in enumerate(gigabytes)
-    )
+    places = tuple(RankMemory(rank, f"node{rank}", round(size * GB), round(held * GB)) for rank, size in enumerate(gigabytes))
     return MemoryScenario(shape, "bf16", "cuda", max(2, len(gigabytes)), places)
 
 
@@ -59,11 +57,7 @@ def test_what_leaves_the_training_alone_comes_first() -> None:
     assert any(keys(way) == ("seq_len",) and way.alters_training for way in ways)
     kinds = [way.alters_training for way in ways]
     assert kinds == sorted(kinds)
-    assert (
-        "saves 3." in str(ways[0])
-        and "same training" in str(ways[0])
-        and "[train] fused_loss = true (was false)" in str(ways[0])
-    )
+    assert "saves 3." in str(ways[0]) and "same training" in str(ways[0]) and "[train] fused_loss = true (was false)" in str(ways[0])
 
 
 def test_pairs_where_no_single_change_is_enough() -> None:
@@ -96,12 +90,7 @@ def test_a_named_micro_batch_is_made_smaller_before_anything_else() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    size=st.floats(0.5, 20),
-    checkpointing=st.booleans(),
-    kind=st.sampled_from(["qlora", "lora", "full"]),
-    seq_len=st.integers(8, 8192),
-)
+@given(size=st.floats(0.5, 20), checkpointing=st.booleans(), kind=st.sampled_from(["qlora", "lora", "full"]), seq_len=st.integers(8, 8192))
 def test_mendings_mend_and_are_minimal(size: float, checkpointing: bool, kind: str, seq_len: int) -> None:
     asked = recipe(train__gradient_checkpointing=checkpointing, method__kind=kind, train__seq_len=seq_len)
     situation = on(size)
@@ -146,10 +135,7 @@ def test_the_impossible_is_an_error_that_names_nodes_and_gigabytes() -> None:
     assert "2048 tokens" in error.message and "node0 lacks" in error.message and "6.0 GB are free" in error.message
     assert error.message.index("node0") < error.message.index("node1"), "the nearest first"
     assert "--fit" in error.hint and "fused_loss" in error.hint
-    assert (
-        "smaller model"
-        in recipe_edits.impossible(recipe(method__kind="full"), dataclasses.replace(situation, shape=LLAMA_7B)).hint
-    )
+    assert "smaller model" in recipe_edits.impossible(recipe(method__kind="full"), dataclasses.replace(situation, shape=LLAMA_7B)).hint
 
 
 TEXT = """# A recipe.
@@ -183,9 +169,7 @@ def test_comments_and_order_are_kept() -> None:
     assert 'kind = "qlora"      # 16 bits\n' in result and result.endswith("micro_batch = 1\n")
     left = [line for line in result.splitlines() if line not in TEXT.splitlines()]
     assert len(left) == 4
-    assert parse_recipe(tomllib.loads(result)) == recipe_edits.changed(
-        parse_recipe(tomllib.loads(TEXT)), EDITS
-    )
+    assert parse_recipe(tomllib.loads(result)) == recipe_edits.changed(parse_recipe(tomllib.loads(TEXT)), EDITS)
 
 
 def test_a_missing_section_is_added_and_what_cannot_be_edited_is_refused() -> None:
@@ -203,9 +187,7 @@ def test_a_key_is_added_above_the_comments_that_lead_the_next_section() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "path", builders.PROJECT_RECIPES, ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", builders.PROJECT_RECIPES, ids=lambda path: path.name)
 def test_the_recipes_of_the_project_can_be_edited(path: Path) -> None:
     text = path.read_text()
     before = parse_recipe(tomllib.loads(text))

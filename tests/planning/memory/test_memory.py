@@ -36,7 +36,9 @@ EIGHT_BIT = Method(kind="lora", base="8bit")
 def test_base_weights() -> None:
     assert rank_memory.base_weight_bytes(LLAMA_8B, QLORA, "bf16") / 1e9 == pytest.approx(5.70, abs=0.005)
     scales = 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)  # one for each output of a layer's matrices
-    assert rank_memory.base_weight_bytes(LLAMA_8B, EIGHT_BIT, "bf16") == LLAMA_8B.linear_parameters + 4 * scales + 2 * (8_030_261_248 - LLAMA_8B.linear_parameters)
+    assert rank_memory.base_weight_bytes(LLAMA_8B, EIGHT_BIT, "bf16") == LLAMA_8B.linear_parameters + 4 * scales + 2 * (
+        8_030_261_248 - LLAMA_8B.linear_parameters
+    )
     assert rank_memory.base_weight_bytes(LLAMA_8B, LORA, "bf16") == 2 * 8_030_261_248
     assert rank_memory.base_weight_bytes(LLAMA_8B, LORA, "fp32") == 4 * 8_030_261_248
     assert rank_memory.base_weight_bytes(LLAMA_8B, FULL, "bf16") == 4 * 8_030_261_248
@@ -119,12 +121,7 @@ def test_what_others_hold_and_what_was_measured() -> None:
 def test_an_8b_qlora_fits_twelve_gigabytes_and_8b_lora_does_not() -> None:
     def largest(method: Method, gib: float) -> int:
         return rank_memory.largest_micro_batch(
-            LLAMA_8B,
-            method,
-            train(),
-            RankSetup("bf16", "cuda", world_size=3),
-            share=8,
-            available_bytes=int(gib * 2**30),
+            LLAMA_8B, method, train(), RankSetup("bf16", "cuda", world_size=3), share=8, available_bytes=int(gib * 2**30)
         )
 
     assert largest(QLORA, 12) >= 1
@@ -146,12 +143,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(
 ) -> None:
     method, settings = Method(kind=kind), train(gradient_checkpointing=checkpointing)
     best = rank_memory.largest_micro_batch(
-        SMOL,
-        method,
-        settings,
-        RankSetup(precision, "cuda", world_size=2),
-        share=share,
-        available_bytes=available_bytes,
+        SMOL, method, settings, RankSetup(precision, "cuda", world_size=2), share=share, available_bytes=available_bytes
     )
 
     def fits(rows: int) -> bool:
@@ -179,10 +171,7 @@ def test_more_rows_never_need_less(rows: int, seq_len: int, kind: Any, checkpoin
 
 
 def test_a_fused_loss_has_a_chunk_of_the_logits() -> None:
-    plain, fused = (
-        items(LLAMA_8B, QLORA, train(seq_len=4096)),
-        items(LLAMA_8B, QLORA, train(seq_len=4096, fused_loss=True)),
-    )
+    plain, fused = (items(LLAMA_8B, QLORA, train(seq_len=4096)), items(LLAMA_8B, QLORA, train(seq_len=4096, fused_loss=True)))
     saved = sum(plain.values()) - sum(fused.values())
     assert rank_memory.LOGITS not in fused, "a layer's work is larger than one chunk"
     assert saved == pytest.approx(1.10 * plain[rank_memory.LOGITS], rel=1e-6), "and the allocator's part of it"

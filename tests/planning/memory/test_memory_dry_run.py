@@ -33,10 +33,7 @@ def plan(*ranks: tuple[int, float], cap: int | None = None) -> Plan:
     found = []
     for number, (rows, size) in enumerate(ranks):
         items = rank_memory.estimate(
-            SHAPE,
-            RECIPE.method,
-            RECIPE.train,
-            RankSetup("bf16", "cuda", rows, len(ranks), held_by_others_bytes=GB // 3),
+            SHAPE, RECIPE.method, RECIPE.train, RankSetup("bf16", "cuda", rows, len(ranks), held_by_others_bytes=GB // 3)
         )
         estimate = MemoryEstimate(items=items, available_bytes=round(size * GB))
         found.append(
@@ -87,9 +84,7 @@ def test_its_items_replace_the_formulas_and_others_are_scaled() -> None:
     assert own.memory and own.memory.dry_run and other.memory and other.memory.dry_run is None
     assert moving(own) == pytest.approx(1.25 * moving(made.ranks[0]), rel=1e-3)
     assert moving(other) == pytest.approx(1.25 * moving(made.ranks[1]), rel=1e-3)
-    assert (
-        own.memory.dry_run.at == "aten.mm.default" and own.memory.dry_run.analytic_bytes < own.memory.dry_run.peak_bytes
-    )
+    assert own.memory.dry_run.at == "aten.mm.default" and own.memory.dry_run.analytic_bytes < own.memory.dry_run.peak_bytes
     # Context, communicator and what others hold stay as they were.
     for name in (rank_memory.CONTEXT, rank_memory.COMMUNICATOR, memory_items.HELD):
         assert [item for item in own.memory.items if item.name == name] == [
@@ -119,7 +114,10 @@ def test_a_node_that_can() -> None:
         )
 
     model = {"found": True, "config": {"model_type": "llama"}}
-    busy, idle = node("a", python={"packages": packages}, model=model, runs={"alive": ["r"]}), node("b", python={"packages": packages}, model=model)
+    busy, idle = (
+        node("a", python={"packages": packages}, model=model, runs={"alive": ["r"]}),
+        node("b", python={"packages": packages}, model=model),
+    )
     poor = node("c", python={"packages": {**packages, "bitsandbytes": None}}, model=model)
     assert dry_run.able({"a": busy, "b": idle}, RECIPE) == "b"
     assert dry_run.able({"a": busy, "c": poor}, RECIPE) == "a"
@@ -141,7 +139,5 @@ def test_a_measured_item_replaces_its_estimate() -> None:
         SHAPE, RECIPE.method, RECIPE.train, RankSetup(**about, measured={rank_memory.LOGITS: 0, rank_memory.ACTIVATIONS: 10**9})
     )
     found = {item.name: item for item in items}
-    assert rank_memory.LOGITS not in found and found[rank_memory.ACTIVATIONS] == MemoryItem(
-        name=rank_memory.ACTIVATIONS, size_bytes=10**9
-    )
+    assert rank_memory.LOGITS not in found and found[rank_memory.ACTIVATIONS] == MemoryItem(name=rank_memory.ACTIVATIONS, size_bytes=10**9)
     assert found[rank_memory.ALLOCATOR].size_bytes > 0.05 * 10**9

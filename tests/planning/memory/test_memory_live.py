@@ -118,12 +118,7 @@ def test_activations_as_measured(kind: Any, precision: Any, checkpointing: bool,
     architecture = from_config(config.to_dict())
     assert architecture is not None
     train = Train(global_batch=8, steps=1, learning_rate=1e-3, seq_len=LENGTH, gradient_checkpointing=checkpointing)
-    items = rank_memory.estimate(
-        architecture,
-        Method(kind=kind, rank=8, targets=targets),
-        train,
-        RankSetup(precision, "cpu", ROWS),
-    )
+    items = rank_memory.estimate(architecture, Method(kind=kind, rank=8, targets=targets), train, RankSetup(precision, "cpu", ROWS))
     moving = (rank_memory.CASTED_WEIGHTS, rank_memory.ACTIVATIONS, rank_memory.WORKING_SET, rank_memory.LOGITS)
     estimated = sum(item.size_bytes for item in items if item.name in moving)
     real = peak_of_a_step(config, kind, precision, checkpointing, targets)

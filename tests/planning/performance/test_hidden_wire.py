@@ -47,7 +47,10 @@ def test_all_gradients_are_in_buckets_of_that_size(method: Method, bucket_mb: fl
     ready = [bucket.ready for bucket in buckets]
     assert ready == sorted(ready) and ready[-1] == pytest.approx(1.0)
     largest = 4 * max(SHAPE.embedding_parameters, 64 * 160) if method is FULL else 4 * 8 * 160
-    assert all(size * 2**20 <= bucket.size_bytes < size * 2**20 + largest for size, bucket in zip([first_mb] + [bucket_mb] * len(buckets), buckets[:-1], strict=False))
+    assert all(
+        size * 2**20 <= bucket.size_bytes < size * 2**20 + largest
+        for size, bucket in zip([first_mb] + [bucket_mb] * len(buckets), buckets[:-1], strict=False)
+    )
 
 
 def test_smaller_buckets_hide_more_and_a_table_of_embeddings_is_never_hidden() -> None:

@@ -40,7 +40,9 @@ def row(**changes: Any) -> MeasuredCard:
 def of_guess(part: float, **changes: Any) -> MeasuredCard:
     """A row that is so many times as fast as the data sheet's guess of it."""
     plain = row(**changes)
-    return row(**{**changes, "tokens_per_s": part * plain.tokens * plain.accumulation / plain.guess().seconds([plain.tokens] * plain.accumulation)})
+    return row(
+        **{**changes, "tokens_per_s": part * plain.tokens * plain.accumulation / plain.guess().seconds([plain.tokens] * plain.accumulation)}
+    )
 
 
 def ratio(*rows: MeasuredCard, kind: str = "lora", precision: str = "bf16", card: str = "RTX 5070 Ti") -> float | None:
@@ -73,7 +75,9 @@ def test_a_row_at_half_of_the_power_is_compared_with_the_guess_at_that_power() -
 
 def plan_with(*rows: MeasuredCard, refused: tuple[str, ...] = ()) -> Plan:
     seen = healthy.gpu()
-    recipe = builders.recipe(model={"name": "meta-llama/Llama-3.2-1B"}, train={"global_batch": 64, "steps": 10, "learning_rate": 1e-3, "seq_len": 2048})
+    recipe = builders.recipe(
+        model={"name": "meta-llama/Llama-3.2-1B"}, train={"global_batch": 64, "steps": 10, "learning_rate": 1e-3, "seq_len": 2048}
+    )
     return planning.make(dataclasses.replace(builders.plan_inputs(seen.cluster, recipe, seen.facts), measured_cards=Table(rows, refused)))
 
 
@@ -119,7 +123,16 @@ def test_a_row_that_cannot_be_is_refused_with_line_key_and_fix(tmp_path: Path, c
 
 @pytest.mark.parametrize(
     "text",
-    ["NaN", "{", "[]", "7", '{"card": NaN}', "[" * 100_000, json.dumps({**ROW, "tokens_per_s": float("nan")}), json.dumps({**ROW, "peak_bytes": float("inf")})],
+    [
+        "NaN",
+        "{",
+        "[]",
+        "7",
+        '{"card": NaN}',
+        "[" * 100_000,
+        json.dumps({**ROW, "tokens_per_s": float("nan")}),
+        json.dumps({**ROW, "peak_bytes": float("inf")}),
+    ],
 )
 def test_what_is_no_row_at_all_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.jsonl").write_text(f"{text}\n" * 5)

@@ -37,7 +37,9 @@ def test_a_strategy_that_costs_time_itself() -> None:
     ranks = [[fast, slow, alone], [fast, slow, alone]]
     assert measured_speed.slowdown(ranks, "ddp", 2, 100.0) == pytest.approx(1.0)
     assert measured_speed.slowdown(ranks, "zero3", 2, 100.0) == pytest.approx((6 + 40 * 3) / 46)
-    assert measured_speed.slowdown(ranks, "zero3", 1, 100.0) == pytest.approx(1.0), "a rank alone shares nothing, whatever its strategy is called"
+    assert measured_speed.slowdown(ranks, "zero3", 1, 100.0) == pytest.approx(1.0), (
+        "a rank alone shares nothing, whatever its strategy is called"
+    )
     assert measured_speed.slowdown(ranks, "zero2", 2, 100.0) == 1.0, "nobody has tried it"
     assert measured_speed.slowdown([], "ddp", 2, 100.0) == 1.0
 

@@ -25,9 +25,7 @@ SHAPE = from_config(healthy.LLAMA)
 TOKENS = 100.0
 
 
-def file(
-    name: str = "tower", *, device_name: str = "CPU, 8 cores", token_s: float = 1e-3, **changes: Any
-) -> dict[str, Any]:
+def file(name: str = "tower", *, device_name: str = "CPU, 8 cores", token_s: float = 1e-3, **changes: Any) -> dict[str, Any]:
     """A node's file of measured speeds as the worker writes it, for the healthy recipe."""
     return {
         "schema": 1, "model": "~/models/smol", "method": {"kind": "lora", "rank": 16, "targets": "all-linear"}, "precision": "fp32",
@@ -47,14 +45,7 @@ def gpu_file(name: str, **changes: Any) -> dict[str, Any]:
 
 def with_file(seen: Evidence, name: str, content: dict[str, Any] | None, problem: str | None = None) -> Evidence:
     return healthy.with_facts(
-        seen,
-        name,
-        speed_profiles={
-            "path": "/home/me/homelab/speeds/smol-lora.json",
-            "found": True,
-            "problem": problem,
-            "content": content,
-        },
+        seen, name, speed_profiles={"path": "/home/me/homelab/speeds/smol-lora.json", "found": True, "problem": problem, "content": content}
     )
 
 
@@ -81,9 +72,7 @@ def all_measured(seen: Evidence, costs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) 
 
 def test_measured_on_all() -> None:
     found, warnings = belief(all_measured(healthy.cpu()))
-    assert found.speeds == {
-        name: (Speed(0.01, 0.02, cost),) for name, cost in zip(NAMES, (1e-3, 2e-3, 4e-3), strict=True)
-    }
+    assert found.speeds == {name: (Speed(0.01, 0.02, cost),) for name, cost in zip(NAMES, (1e-3, 2e-3, 4e-3), strict=True)}
     assert set(found.sources.values()) == {"measured"} and not warnings
     assert "2026-01-01-0000-smol" in found.choice.because and found.choice.value == "tower 55%, laptop 30%, oldtower 16%"
     assert found.weights["tower"][0] == pytest.approx(1 / 0.12)
@@ -99,33 +88,17 @@ def test_measured_on_all() -> None:
         ({"method": {"kind": "qlora", "rank": 16, "targets": "all-linear"}}, "another method (qlora, here lora)"),
         ({"method": {"kind": "lora", "base": "8bit", "rank": 16, "targets": "all-linear"}}, "another base (8bit, here auto)"),
         ({"method": {"kind": "lora", "rank": 8, "targets": "all-linear"}}, "another LoRA rank (8, here 16)"),
-        (
-            {"method": {"kind": "lora", "rank": 16, "targets": ["q_proj"]}},
-            "another LoRA targets (q_proj, here all-linear)",
-        ),
+        ({"method": {"kind": "lora", "rank": 16, "targets": ["q_proj"]}}, "another LoRA targets (q_proj, here all-linear)"),
         ({"precision": "bf16"}, "another precision"),
         ({"device": "cuda"}, "another device"),
         ({"gradient_checkpointing": False}, "another gradient_checkpointing (false, here true)"),
         ({"fused_loss": False}, "another fused_loss"),
         ({"ranks": []}, "damaged: ranks"),
+        ({"ranks": [{"local_rank": 0, "step_s": 0.1, "micro_batch_s": 0.1, "token_s": float("nan")}]}, "damaged: ranks.0.token_s"),
+        ({"ranks": [{"local_rank": 0, "step_s": -1.0, "micro_batch_s": 0.1, "token_s": 0.1}]}, "damaged: ranks.0.step_s"),
+        ({"ranks": [{"local_rank": n, "step_s": 0, "micro_batch_s": 0, "token_s": 1} for n in (0, 1)]}, "2 processes, it has 1 now"),
         (
-            {"ranks": [{"local_rank": 0, "step_s": 0.1, "micro_batch_s": 0.1, "token_s": float("nan")}]},
-            "damaged: ranks.0.token_s",
-        ),
-        (
-            {"ranks": [{"local_rank": 0, "step_s": -1.0, "micro_batch_s": 0.1, "token_s": 0.1}]},
-            "damaged: ranks.0.step_s",
-        ),
-        (
-            {"ranks": [{"local_rank": n, "step_s": 0, "micro_batch_s": 0, "token_s": 1} for n in (0, 1)]},
-            "2 processes, it has 1 now",
-        ),
-        (
-            {
-                "ranks": [
-                    {"local_rank": 0, "device_name": "CPU, 4 cores", "step_s": 0, "micro_batch_s": 0, "token_s": 1}
-                ]
-            },
+            {"ranks": [{"local_rank": 0, "device_name": "CPU, 4 cores", "step_s": 0, "micro_batch_s": 0, "token_s": 1}]},
             "CPU, 4 cores, now CPU, 8 cores",
         ),
         ({"schema": 2}, "another version of homelab"),
@@ -136,34 +109,20 @@ def test_measured_on_all() -> None:
 def test_a_file_that_says_nothing_here_is_left_with_its_reason(changes: dict[str, Any], words: str) -> None:
     seen = with_file(all_measured(healthy.cpu()), "laptop", file("laptop", **changes))
     found, warnings = belief(seen)
-    assert (
-        len(warnings) == 1
-        and warnings[0].startswith("laptop: ")
-        and words in warnings[0]
-        and "measured again" in warnings[0]
-    )
-    assert "laptop" not in found.files and found.speeds is None, (
-        "CPUs of which nothing is known are not mixed with measured ones"
-    )
+    assert len(warnings) == 1 and warnings[0].startswith("laptop: ") and words in warnings[0] and "measured again" in warnings[0]
+    assert "laptop" not in found.files and found.speeds is None, "CPUs of which nothing is known are not mixed with measured ones"
     assert "laptop has none" in found.choice.because and "measured on tower, oldtower" in found.choice.because
 
 
 def test_damaged_on_the_node_is_a_warning() -> None:
     seen = with_file(healthy.cpu(), "laptop", None, problem="it is damaged: not JSON")
     assert ["not JSON" in warning for warning in belief(seen)[1]] == [True]
-    assert belief(healthy.with_facts(healthy.cpu(), "laptop", speed_profiles={"path": "x", "found": False}))[1] == (), (
-        "no file is no news"
-    )
+    assert belief(healthy.with_facts(healthy.cpu(), "laptop", speed_profiles={"path": "x", "found": False}))[1] == (), "no file is no news"
 
 
 @pytest.mark.parametrize(
     ("then", "now", "same"),
-    [
-        ("2.13.0+cpu", "2.13.0", True),
-        ("2.13.0", "2.13.0+cpu", True),
-        ("2.13.0+cpu", "2.13.0+cu130", False),
-        ("2.13.0", "2.13.1", False),
-    ],
+    [("2.13.0+cpu", "2.13.0", True), ("2.13.0", "2.13.0+cpu", True), ("2.13.0+cpu", "2.13.0+cu130", False), ("2.13.0", "2.13.1", False)],
 )
 def test_versions_of_torch(then: str, now: str, same: bool) -> None:
     seen = healthy.packages(with_file(healthy.cpu(), "tower", file(torch=then)), "tower", torch=now)
@@ -215,10 +174,7 @@ def test_the_owners_word_goes_before_data_sheets() -> None:
     )
     one = healthy.with_node(healthy.gpu(), "tower", speed=3.0)
     found, _ = belief(one, device="cuda", precision="bf16")
-    assert (
-        set(found.sources.values()) == {"data sheet"}
-        and "ignored because laptop, oldtower has none" in found.choice.because
-    )
+    assert set(found.sources.values()) == {"data sheet"} and "ignored because laptop, oldtower has none" in found.choice.because
 
 
 def test_a_nodes_cards_share_its_owners_speed() -> None:
@@ -234,9 +190,7 @@ def test_nothing_known_is_equal() -> None:
     found, _ = belief(healthy.cpu())
     assert found.speeds is None and set(found.weights.values()) == {(1.0,)} and found.choice.value == "equal"
     found, _ = belief(healthy.gpu(), device="cuda", precision="bf16", shape=None)
-    assert found.speeds is None and found.weights["laptop"] == (40.1e12,), (
-        "an unknown model still has cards of unlike speed"
-    )
+    assert found.speeds is None and found.weights["laptop"] == (40.1e12,), "an unknown model still has cards of unlike speed"
 
 
 def test_the_roofline_of_a_7b_on_a_3090() -> None:
@@ -266,9 +220,7 @@ def test_a_plan_carries_the_speeds() -> None:
 
     made = make(healthy.recipe())
     assert [rank.speed.token_s if rank.speed else None for rank in made.ranks] == [1e-3, 2e-3, 4e-3]
-    assert made.balance == "measured" and [rank.share for rank in made.ranks] == sorted(
-        (rank.share for rank in made.ranks), reverse=True
-    )
+    assert made.balance == "measured" and [rank.share for rank in made.ranks] == sorted((rank.share for rank in made.ranks), reverse=True)
     assert make(healthy.recipe(parallel={"shares": "equal"})).balance == "fixed"
     assert make(healthy.recipe(parallel={"shares": {"tower": 6, "laptop": 4, "oldtower": 2}})).balance == "fixed"
     assert make(healthy.recipe()) == made, "the same facts, the same plan"

@@ -38,7 +38,9 @@ def parts_of(time: TimeEstimate) -> dict[str, StartPart]:
 def measured(recipe: Any, cores: int = 8) -> Evidence:
     seen, method = healthy.cpu(recipe), {"kind": recipe.method.kind, "rank": 16, "targets": "all-linear"}
     for name in NAMES:
-        seen = with_file(healthy.with_facts(seen, name, system={"cpu_count": cores}), name, file(name, device_name=f"CPU, {cores} cores", method=method))
+        seen = with_file(
+            healthy.with_facts(seen, name, system={"cpu_count": cores}), name, file(name, device_name=f"CPU, {cores} cores", method=method)
+        )
     return seen
 
 
@@ -93,7 +95,9 @@ def test_data_that_the_controller_holds_goes_to_every_node() -> None:
     recipe = healthy.recipe()
     pairs = {(a, b): 50e6 for a in NAMES for b in NAMES if a != b}
     ship = parts_of(time_of(measured(recipe), recipe, data={"train": DataFile(size_bytes=int(1e9))}, throughputs=pairs))["ship"]
-    assert ship.seconds == pytest.approx(len(NAMES) * 1.0004e9 / 50e6) == ship.seconds_low and ship.seconds_high == pytest.approx(5 * ship.seconds)
+    assert ship.seconds == pytest.approx(len(NAMES) * 1.0004e9 / 50e6) == ship.seconds_low and ship.seconds_high == pytest.approx(
+        5 * ship.seconds
+    )
     assert "50 MB/s (measured)" in ship.because
 
 

@@ -37,10 +37,7 @@ def make(seen: Evidence, recipe: Recipe, **more: Any) -> Plan:
 
 def workers(*costs: tuple[float, float, float], rows: int = 1, node: str = "") -> list[Worker]:
     """One rank per node with these (step_s, micro_batch_s, token_s), and passes of `rows` rows of 100 tokens."""
-    return [
-        Worker(rank, node or f"n{rank}", "measured", Speed(*cost), Limits(100 * rows), 1)
-        for rank, cost in enumerate(costs)
-    ]
+    return [Worker(rank, node or f"n{rank}", "measured", Speed(*cost), Limits(100 * rows), 1) for rank, cost in enumerate(costs)]
 
 
 def test_a_step_by_hand() -> None:
@@ -63,16 +60,11 @@ def test_a_rank_that_is_not_ready_in_time_gets_nothing_in_the_best_division() ->
     costs=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1), st.floats(1e-4, 0.1)), min_size=1, max_size=4), rows_at_once=st.integers(1, 4),
     count=st.integers(4, 40),
 )  # fmt: skip
-def test_no_division_of_rows_beats_the_best_one(
-    costs: list[tuple[float, float, float]], rows_at_once: int, count: int
-) -> None:
+def test_no_division_of_rows_beats_the_best_one(costs: list[tuple[float, float, float]], rows_at_once: int, count: int) -> None:
     ranks = workers(*costs, rows=rows_at_once)
     best = step_time.best_s(ranks, 100 * count, 100)
     assert best <= max(step_time.busy_s(ranks, [100] * count, None)) * (1 + 1e-9)
-    done = sum(
-        max(0.0, best - w.speed.step_s) / (w.speed.token_s + w.speed.micro_batch_s / (100 * rows_at_once))
-        for w in ranks
-    )
+    done = sum(max(0.0, best - w.speed.step_s) / (w.speed.token_s + w.speed.micro_batch_s / (100 * rows_at_once)) for w in ranks)
     assert done == pytest.approx(100 * count), "in the best step exactly the batch gets done"
 
 
@@ -82,10 +74,10 @@ def test_the_wire_of_a_step() -> None:
     assert Sync(network_cost.all_reduce_s, size, {}).seconds(three, ()) == pytest.approx((4 / 3, 0.0))
     assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:2], ()) == pytest.approx((1.0, 0.0))
     assert Sync(network_cost.all_reduce_s, size, {}).seconds(three[:1], ()) == (0, 0)
-    assert Sync(network_cost.all_reduce_s, size, {}).seconds(workers((0, 0, 1), (0, 0, 1), node="one"), ()) == (0, 0), "cards of one machine use no LAN"
-    slow = {
-        (a, b): 58.8e6 if "n2" in (a, b) else 500e6 for a in ("n0", "n1", "n2") for b in ("n0", "n1", "n2") if a != b
-    }
+    assert Sync(network_cost.all_reduce_s, size, {}).seconds(workers((0, 0, 1), (0, 0, 1), node="one"), ()) == (0, 0), (
+        "cards of one machine use no LAN"
+    )
+    slow = {(a, b): 58.8e6 if "n2" in (a, b) else 500e6 for a in ("n0", "n1", "n2") for b in ("n0", "n1", "n2") if a != b}
     assert Sync(network_cost.all_reduce_s, size, slow).seconds(three, ())[0] == pytest.approx(8 / 3)
     assert Sync(network_cost.all_reduce_s, size, slow).seconds(three[:2], ())[0] == pytest.approx(size / 500e6)
     # What a run measured counts more than bytes, and shrinks with the ring.
@@ -106,10 +98,7 @@ def test_the_slowest_measured_wire() -> None:
 
 
 def test_what_compression_sends() -> None:
-    shape, recipe = (
-        known("meta-llama/Llama-2-7b-hf"),
-        healthy.recipe(method={"kind": "lora", "targets": ["q_proj", "v_proj"]}),
-    )
+    shape, recipe = (known("meta-llama/Llama-2-7b-hf"), healthy.recipe(method={"kind": "lora", "targets": ["q_proj", "v_proj"]}))
     assert shape and recipe.method
     assert network_cost.sent_bytes(shape, recipe.method) == 4 * 8_388_608
     assert network_cost.sent_bytes(shape, recipe.method, "bf16") == 2 * 8_388_608
@@ -127,17 +116,10 @@ def test_rows_as_an_earlier_run_counted_them() -> None:
     assert made.time and made.time.row_tokens == 61.2 and made.time.is_measured
     assert "2026-01-01-0000-smol" in made.time.rows_because
     other = healthy.with_facts(
-        seen,
-        "tower",
-        data={"train": {"path": "x", "found": True, "size_bytes": 5_000_000, "sha256": "cd" * 32, "rows": 10_000}},
+        seen, "tower", data={"train": {"path": "x", "found": True, "size_bytes": 5_000_000, "sha256": "cd" * 32, "rows": 10_000}}
     )
     made = make(other, recipe)
-    assert (
-        made.time
-        and not made.time.is_measured
-        and made.time.row_tokens == pytest.approx(125)
-        and "a guess" in made.time.rows_because
-    )
+    assert made.time and not made.time.is_measured and made.time.row_tokens == pytest.approx(125) and "a guess" in made.time.rows_because
 
 
 def test_rows_guessed_from_lines_and_bytes() -> None:
@@ -211,22 +193,19 @@ def test_who_should_stay_away_is_named() -> None:
 def test_the_verdict_prices_what_is_not_done() -> None:
     found = make(all_measured(healthy.cpu(healthy.recipe())), healthy.recipe()).time
     assert found
-    assert found.verdict[0].startswith("ddp on 3 machines: 0.05 s") and any(
-        line.startswith("FSDP would gather") for line in found.verdict
-    )
+    assert found.verdict[0].startswith("ddp on 3 machines: 0.05 s") and any(line.startswith("FSDP would gather") for line in found.verdict)
     alone = healthy.cpu(healthy.recipe(), names=("tower",))
     one = make(with_file(alone, "tower", file(world_size=1, sync_s=None)), healthy.recipe()).time
-    assert (
-        one
-        and one.wire_s == 0
-        and one.verdict == ("one machine, one rank: nothing goes over the LAN",)
-        and one.gains == ()
-    )
+    assert one and one.wire_s == 0 and one.verdict == ("one machine, one rank: nothing goes over the LAN",) and one.gains == ()
 
 
 def test_a_model_that_does_not_fit_is_to_be_quantised_harder() -> None:
     found = make(healthy.gpu(), healthy.recipe(model={"name": "meta-llama/Llama-2-7b-hf"}, parallel={"strategy": "ddp"})).time
-    assert found and found.verdict[-1].startswith("quantise harder: it does not fit on laptop, oldtower") and "3.9 GB instead of 13" in found.verdict[-1]
+    assert (
+        found
+        and found.verdict[-1].startswith("quantise harder: it does not fit on laptop, oldtower")
+        and "3.9 GB instead of 13" in found.verdict[-1]
+    )
     assert [rank.tokens for rank in found.ranks][1:] == [0, 0] and any(line.startswith("stay on tower") for line in found.verdict)
 
 
@@ -239,8 +218,7 @@ def test_a_script_and_unknown_speeds_have_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0421, "42.1 ms"), (1.5, "1.5 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h"), (864_000, "10 days")],
+    ("seconds", "text"), [(0.0421, "42.1 ms"), (1.5, "1.5 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h"), (864_000, "10 days")]
 )
 def test_durations(seconds: float, text: str) -> None:
     assert time_table.duration(seconds) == text
@@ -266,9 +244,7 @@ def test_an_earlier_run_knows_the_wire_best() -> None:
     for name in NAMES:
         seen = with_file(seen, name, gpu_file(name, sync_s=0.7))
     made = make(seen, healthy.recipe())
-    assert (
-        made.time and made.time.wire_s == pytest.approx(0.7) and made.time.wire_because == "measured by an earlier run"
-    )
+    assert made.time and made.time.wire_s == pytest.approx(0.7) and made.time.wire_because == "measured by an earlier run"
     alone = make(replace(seen, cluster=seen.cluster.only(("tower", "laptop"))), healthy.recipe())
     assert alone.time and alone.time.wire_s == pytest.approx(0.7 * 3 / 4) and "with 3 ranks" in alone.time.wire_because
     made = make(seen, healthy.recipe(parallel={"compress": "bf16"}))
@@ -323,7 +299,10 @@ def test_each_strategy_has_the_wire_that_it_had() -> None:
     content = file("tower", sync_s=0.5)
     old = SpeedProfile.model_validate(content)
     assert [(sync.strategy, sync.sync_s) for sync in old.measured_syncs()] == [("ddp", 0.5)]
-    syncs = [{"strategy": "zero2", "compress": "none", "world_size": 3, "sync_s": 0.2}, {"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.4}]
+    syncs = [
+        {"strategy": "zero2", "compress": "none", "world_size": 3, "sync_s": 0.2},
+        {"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.4},
+    ]
     new = SpeedProfile.model_validate(content | {"world_size": 1, "sync_s": None, "syncs": syncs})
     assert [(sync.strategy, sync.world_size) for sync in new.measured_syncs()] == [("zero2", 3), ("ddp", 2)]
     alone = {"strategy": "ddp", "compress": "none", "world_size": 1, "sync_s": 1e-5}  # as some versions wrote it

@@ -54,7 +54,9 @@ def test_a_card_that_cannot_hold_what_must_be_there() -> None:
 def test_the_plan_says_it_beside_the_pipeline() -> None:
     plan = plan_of([7, 6, 6])
     assert plan.strategy == "pipeline" and plan.time is not None
-    assert any(text.startswith("tower alone, with ") and text.endswith(f"as a pipeline {plan.time.tokens_per_s:.0f}") for text in plan.time.verdict)
+    assert any(
+        text.startswith("tower alone, with ") and text.endswith(f"as a pipeline {plan.time.tokens_per_s:.0f}") for text in plan.time.verdict
+    )
     assert not any("stay on" in text for text in plan.time.verdict)
 
 

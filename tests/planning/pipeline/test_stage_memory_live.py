@@ -22,7 +22,8 @@ from homelab.planning.memory.architecture import from_config  # noqa: E402
 from homelab.planning.memory.rank_memory import RankSetup  # noqa: E402
 from homelab.planning.pipeline import stage_memory  # noqa: E402
 from homelab.planning.pipeline.stage_memory import Part  # noqa: E402
-from homelab.worker.model.build import DTYPES, load_model  # noqa: E402
+from homelab.worker.model.build import load_model  # noqa: E402
+from homelab.worker.model.pretrained import DTYPES  # noqa: E402
 from homelab.worker.pipeline import neighbours  # noqa: E402
 from homelab.worker.pipeline.neighbours import Channel, Neighbours  # noqa: E402
 from homelab.worker.pipeline.passes import Pipeline  # noqa: E402
@@ -152,11 +153,18 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    for held in [*model.buffers(), *(parameter.grad for parameter in trained), *(part for parameter in model.parameters() for part in _storages(parameter))]:
+    for held in [
+        *model.buffers(),
+        *(parameter.grad for parameter in trained),
+        *(part for parameter in model.parameters() for part in _storages(parameter)),
+    ]:
         tracker.see(held.untyped_storage())
     channel = functools.partial(Channel, 0, None)
     ends = Neighbours(
-        None if stage.is_first else channel(), None if stage.is_first else channel(), None if stage.is_last else channel(), None if stage.is_last else channel()
+        None if stage.is_first else channel(),
+        None if stage.is_first else channel(),
+        None if stage.is_last else channel(),
+        None if stage.is_last else channel(),
     )
     dtype = torch.float32 if case.kind == "full" else DTYPES[case.precision]
     context = functools.partial(torch.autocast, "cpu", DTYPES[case.precision], enabled=case.precision != "fp32")
@@ -165,7 +173,11 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
     batches = [batch_of(case, draw) for _ in range(PASSES)]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     for parameter in trained:  # a later step: the moments are there
-        optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        optimizer.state[parameter] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
         for moment in ("exp_avg", "exp_avg_sq"):
             tracker.see(optimizer.state[parameter][moment].untyped_storage())
     with tracker:
@@ -190,7 +202,9 @@ def planned_items(case: Case) -> dict[str, int]:
     return {item.name: item.size_bytes for item in items if item.name != rank_memory.PROCESS}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if number % 4 == 0 else pytest.mark.thorough) for number, case in enumerate(CASES)], ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if number % 4 == 0 else pytest.mark.thorough) for number, case in enumerate(CASES)], ids=str
+)
 def test_a_stage_holds_what_is_planned(case: Case, folder: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def arrives(tensor: Any, *_args: Any, **_kwargs: Any) -> Done:
         tensor.normal_()

@@ -41,9 +41,7 @@ def test_raised_until_the_wire_is_a_tenth() -> None:
     _, before = settled(one_less, 0.5)
     assert before.time and before.time.wire_s / before.time.step_s > 0.1, "no further than needed"
     assert sum(rank.share for rank in made.ranks) == found.train.global_batch
-    assert [warning.startswith("law: global_batch is") for warning in made.warnings] == [
-        True
-    ] and "takes 10% now" in why(made)
+    assert [warning.startswith("law: global_batch is") for warning in made.warnings] == [True] and "takes 10% now" in why(made)
 
 
 def test_the_same_samples_are_trained_on() -> None:

@@ -13,7 +13,13 @@ from tests import builders
 from tests.builders import NAMES
 
 LORA = {"kind": "lora"}
-METHODS = (LORA, *(pytest.param(method, marks=pytest.mark.thorough) for method in ({"kind": "lora", "base": "8bit"}, {"kind": "qlora"}, {"kind": "full"})))
+METHODS = (
+    LORA,
+    *(
+        pytest.param(method, marks=pytest.mark.thorough)
+        for method in ({"kind": "lora", "base": "8bit"}, {"kind": "qlora"}, {"kind": "full"})
+    ),
+)
 
 
 @pytest.mark.parametrize("strategy", ["auto", *registry.STRATEGIES])

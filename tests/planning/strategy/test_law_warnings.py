@@ -64,8 +64,7 @@ def test_powersgd_on_adapters_that_are_narrow_already() -> None:
 
 def test_powersgd_and_fp16_do_not_go_together() -> None:
     recipe = healthy.recipe(
-        parallel={"compress": "powersgd"},
-        train={"global_batch": 12, "steps": 10, "learning_rate": 1e-3, "precision": "fp16"},
+        parallel={"compress": "powersgd"}, train={"global_batch": 12, "steps": 10, "learning_rate": 1e-3, "precision": "fp16"}
     )
     with pytest.raises(InputError, match="does not go with fp16") as caught:
         make(healthy.gpu(), recipe)
@@ -133,7 +132,9 @@ def test_what_the_model_was_made_in_decides_whether_fp16_can_overflow() -> None:
     assert not any("65504" in line for line in of_precision(turing("oldtower", dtype="float16")))
     assert any("not known" in line for line in of_precision(turing("oldtower")))
     assert any("made in bfloat16" in line for line in of_precision(turing("oldtower", dtype="bfloat16"), precision="fp16"))
-    assert not any("--what-if" in line for line in of_precision(turing("oldtower", dtype="bfloat16"), precision="fp16")), "the recipe wants it"
+    assert not any("--what-if" in line for line in of_precision(turing("oldtower", dtype="bfloat16"), precision="fp16")), (
+        "the recipe wants it"
+    )
 
 
 def test_an_old_card_that_adds_much_is_not_talked_out_of() -> None:
@@ -175,7 +176,9 @@ def offline(*cards: str, memory_gb: float = 8, **train: Any) -> tuple[str, list[
     ],
 )  # fmt: skip
 def test_what_a_card_says_of_its_generation_goes_before_its_name(name: str, said: tuple[str | None, list[int]], precision: str) -> None:
-    seen = healthy.probe(healthy.card(healthy.gpu(), "oldtower", name=name, compute_capability=said[0]), "oldtower", device={"capability": said[1]})
+    seen = healthy.probe(
+        healthy.card(healthy.gpu(), "oldtower", name=name, compute_capability=said[0]), "oldtower", device={"capability": said[1]}
+    )
     made = make(seen, healthy.recipe())
     assert made.precision == precision
     is_known = any(said) or hardware.lookup(name) is not None
@@ -184,7 +187,9 @@ def test_what_a_card_says_of_its_generation_goes_before_its_name(name: str, said
     assert attention.repeats_keys("cuda", "bf16", made.ranks[2].capability) is (precision == "fp16")
 
 
-@pytest.mark.parametrize("name", ["Quadro RTX 3000", "GTX 1650 Ti", "TITAN X", "Quadro P6000", "T1000", "GTX 980 Ti", "Tesla M40", "MX450", "Some Card", "RTX"])
+@pytest.mark.parametrize(
+    "name", ["Quadro RTX 3000", "GTX 1650 Ti", "TITAN X", "Quadro P6000", "T1000", "GTX 980 Ti", "Tesla M40", "MX450", "Some Card", "RTX"]
+)
 def test_an_old_or_unknown_card_is_never_bf16_without_a_word(name: str) -> None:
     precision, said = offline("RTX 4090", name)
     assert precision == "fp16"

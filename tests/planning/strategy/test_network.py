@@ -41,7 +41,9 @@ def test_7b_on_query_and_value_sends_tens_of_megabytes() -> None:
     assert network_cost.gradient_bytes(LLAMA_7B, method, bytes_per_element=2) == 16_777_216
 
 
-def job_of(count: int = 3, *, strategy: str = "auto", model: str = "meta-llama/Llama-3.1-8B", cards: int = 1, speed: float | None = None) -> Job:
+def job_of(
+    count: int = 3, *, strategy: str = "auto", model: str = "meta-llama/Llama-3.1-8B", cards: int = 1, speed: float | None = None
+) -> Job:
     """A QLoRA in bf16 on so many machines that were not asked, with so many cards each."""
     names = NAMES[:count]
     gpus = [{"model": "RTX 4090", "vram_gb": 24}] * cards

@@ -23,7 +23,9 @@ def job_of(
 ) -> Job:  # fmt: skip
     """A qlora training by pipeline on machines with these cards, each given in GB of memory. `config`: the model's config.json on every node."""
     names = NAMES[: len(cards_gb)]
-    nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size} for size in cards]} for name, cards in zip(names, cards_gb, strict=True)}
+    nodes = {
+        name: {"gpus": [{"model": "RTX 4090", "vram_gb": size} for size in cards]} for name, cards in zip(names, cards_gb, strict=True)
+    }
     recipe = builders.recipe(
         model={"name": model}, method={"kind": "qlora", **tables.pop("method", {})}, parallel={"strategy": "pipeline", **tables.pop("parallel", {})},
         train={"global_batch": 12, "learning_rate": 1e-4, "steps": 10, **tables.pop("train", {})}, **tables,
@@ -42,7 +44,9 @@ def refusal(job_: Job) -> InputError:
 
 def test_it_is_planned_where_nothing_is_wrong() -> None:
     ranks = registry.choose_strategy(job_of([[12], [8], [8]])).assignment.ranks
-    assert sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage) == 40 and all(rank.memory and rank.memory.fits for rank in ranks)
+    assert sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage) == 40 and all(
+        rank.memory and rank.memory.fits for rank in ranks
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,11 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
         ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters on layers alone, and lm_head is none", "all-linear"),
         ({"method": {"targets": ["embed_tokens"]}}, "adapters on layers alone, and embed_tokens is none", "all-linear"),
         ({"method": {"targets": ["layers.3.self_attn.q_proj"]}}, "layers.3.self_attn.q_proj is in some layers alone", "q_proj"),
-        ({"method": {"targets": ["q_proj", "model.layers.1.mlp.up_proj", "2.mlp.down_proj"]}}, "are in some layers alone", 'strategy = "ddp"'),
+        (
+            {"method": {"targets": ["q_proj", "model.layers.1.mlp.up_proj", "2.mlp.down_proj"]}},
+            "are in some layers alone",
+            'strategy = "ddp"',
+        ),
         ({"method": {"model_dropout": True}}, "the model's own dropout stage by stage", "leave [method] model_dropout out"),
         ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are the head too", 'kind = "lora"'),
         ({"model": "org/nobody-knows-it"}, "needs the shape of the model, which is not known here", "homelab setup RECIPE"),
@@ -125,13 +133,17 @@ def test_a_node_without_room_for_a_layer_is_left_out_and_said(strategy: str) -> 
     )  # fmt: skip
     plan = make(builders.plan_inputs(builders.cluster(NAMES, nodes=nodes), recipe, {}))
     assert plan.strategy == "pipeline" and [rank.node for rank in plan.ranks] == ["tower", "oldtower"] and "laptop" in plan.left_out
-    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == ["not even one layer of the model has room there"]
+    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == [
+        "not even one layer of the model has room there"
+    ]
     assert "left out: not even one layer fits on laptop" in plan.warnings
 
 
 def test_auto_cuts_exactly_where_a_card_is_too_small() -> None:
     def strategy(cards_gb: list[float]) -> str:
-        return registry.choose_strategy(job_of([[size] for size in cards_gb], parallel={"strategy": "auto"}, train={"seq_len": 1024})).strategy.name
+        return registry.choose_strategy(
+            job_of([[size] for size in cards_gb], parallel={"strategy": "auto"}, train={"seq_len": 1024})
+        ).strategy.name
 
     assert (strategy([16, 16, 16]), strategy([16, 8, 8])) == ("ddp", "pipeline")
 

@@ -94,12 +94,7 @@ def test_a_table_is_split_over_a_nodes_cards_and_zero_leaves_a_node_out() -> Non
 @pytest.mark.parametrize(
     ("batch", "table", "message", "hint"),
     [
-        (
-            16,
-            {"tower": 6, "laptop": 4, "closet": 2},
-            "sum to 12, but the global batch is 16",
-            "{ tower = 8, laptop = 5, closet = 3 }",
-        ),
+        (16, {"tower": 6, "laptop": 4, "closet": 2}, "sum to 12, but the global batch is 16", "{ tower = 8, laptop = 5, closet = 3 }"),
         (16, {"tower": 6, "laptop": 4, "closet": 2}, "sum to 12", "or global_batch = 12"),
         (16, {"tower": 6, "laptop": 6, "closet": 0}, "sum to 12", "{ tower = 8, laptop = 8, closet = 0 }"),
         (16, {"tower": 10, "laptpo": 4, "closet": 2}, 'Did you mean "laptop"', "tower, laptop, closet"),
@@ -115,10 +110,7 @@ def test_a_wrong_table_is_answered_with_a_right_one(batch: int, table: dict[str,
     assert message in caught.value.message and hint in caught.value.hint and "shares" in caught.value.where
 
 
-@given(
-    counts=st.lists(st.integers(0, 40), min_size=3, max_size=3).filter(any),
-    batch=st.integers(4, 200),
-)
+@given(counts=st.lists(st.integers(0, 40), min_size=3, max_size=3).filter(any), batch=st.integers(4, 200))
 def test_the_hint_is_a_valid_table(counts: list[int], batch: int) -> None:
     table = dict(zip(SPEEDS, counts, strict=True))
     try:
@@ -153,7 +145,9 @@ def belief(**weights: float) -> SpeedEstimate:
 ROWS = Rows(100, 50.0, False, "a guess")
 
 
-def decided(recipe: Recipe, speeds: SpeedEstimate, rows: Rows, device: str, absent: tuple[str, ...] = ()) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
+def decided(
+    recipe: Recipe, speeds: SpeedEstimate, rows: Rows, device: str, absent: tuple[str, ...] = ()
+) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
     return decide(recipe, Workload(speeds, rows, None), Machines(device, (), {}, absent=absent))
 
 
@@ -180,11 +174,14 @@ def test_auto_with_known_speeds_is_what_the_worker_will_do() -> None:
     token_s=st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=5), step_s=st.floats(0, 100), extra=st.integers(0, 20), mean=st.floats(1, 100),
     micro_batch=st.sampled_from(["auto", 1, 3]),
 )  # fmt: skip
-def test_expected_shares_sum_to_the_batch_and_everyone_works(token_s: list[float], step_s: float, extra: int, mean: float, micro_batch: Any) -> None:
+def test_expected_shares_sum_to_the_batch_and_everyone_works(
+    token_s: list[float], step_s: float, extra: int, mean: float, micro_batch: Any
+) -> None:
     speeds = {f"n{index}": (Speed(step_s * index, 0.01, cost),) for index, cost in enumerate(token_s)}
     known = replace(belief(**dict.fromkeys(speeds, 1.0)), speeds=speeds)
     wanted = healthy.recipe(
-        train={"global_batch": len(token_s) + extra, "steps": 1, "learning_rate": 1e-4, "seq_len": 100}, parallel={"micro_batch": micro_batch}
+        train={"global_batch": len(token_s) + extra, "steps": 1, "learning_rate": 1e-4, "seq_len": 100},
+        parallel={"micro_batch": micro_batch},
     )
     shares = decided(wanted, known, Rows(None, mean, False, ""), "cuda")[0]
     assert sum(shares) == len(token_s) + extra and min(shares) >= 1

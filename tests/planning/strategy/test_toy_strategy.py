@@ -33,7 +33,8 @@ learning_rate = 1e-3
 strategy = "{strategy}"
 """
 CLUSTER = "".join(
-    f'[[nodes]]\nname = "{name}"\nhost = "192.168.1.{number}"\ngpus = [{{ model = "RTX 4090", vram_gb = 24 }}]\n' for number, name in enumerate("abc", 1)
+    f'[[nodes]]\nname = "{name}"\nhost = "192.168.1.{number}"\ngpus = [{{ model = "RTX 4090", vram_gb = 24 }}]\n'
+    for number, name in enumerate("abc", 1)
 )
 
 
@@ -54,7 +55,9 @@ class Pipeline(Strategy):
             )
             for slot in job.machines.slots
         )  # fmt: skip
-        return Assignment(ranks, (Choice(subject="layers", value="in order", because="the toy divides them evenly"),), ("the toy cannot train",))
+        return Assignment(
+            ranks, (Choice(subject="layers", value="in order", because="the toy divides them evenly"),), ("the toy cannot train",)
+        )
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         return 1_000_000
@@ -107,7 +110,9 @@ def test_its_checkpoint_layout_is_in_the_plan(toy: Pipeline, tmp_path: Path, cap
     assert layouts == ["sharded", "replicated"]
 
 
-def test_auto_takes_the_cheapest_that_is_feasible_and_names_the_others(toy: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_takes_the_cheapest_that_is_feasible_and_names_the_others(
+    toy: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, shown = planned(tmp_path, capsys, "auto", "--json")
     plan = json.loads(shown)
     assert code == 0

@@ -20,12 +20,7 @@ class Cluster:
     """Ranks that take as long as their true speeds say, give or take `noise`."""
 
     def __init__(
-        self,
-        true: Sequence[Speed],
-        *,
-        noise: float = 0.02,
-        measured: bool = True,
-        known: Sequence[Speed | None] | None = None,
+        self, true: Sequence[Speed], *, noise: float = 0.02, measured: bool = True, known: Sequence[Speed | None] | None = None
     ) -> None:
         self.true = list(true)
         self.noise = noise
@@ -44,9 +39,7 @@ class Cluster:
             mine = [lengths[row] for row in self.balance.rows_of(lengths, rank)]
             cuts = self.balance.passes_of(mine, rank)
             tokens = [len(cut) * max(mine[row] for row in cut) for cut in cuts]
-            passes = [
-                (size, (true.micro_batch_s + true.token_s * size) * self.random.gauss(1, self.noise)) for size in tokens
-            ]
+            passes = [(size, (true.micro_batch_s + true.token_s * size) * self.random.gauss(1, self.noise)) for size in tokens]
             took.append(true.step_s + sum(seconds for _, seconds in passes))
             speed = self.meters[rank].speed
             if speed is None:
@@ -83,9 +76,7 @@ def test_a_throttled_rank_gives_its_rows_to_the_others_within_a_few_steps() -> N
     together = [cluster.step(lognormal(draw)) for _ in range(30)]
     assert together[0] < 0.7
     assert min(together[8:]) > 0.9
-    assert (
-        cluster.changes and cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
-    )
+    assert cluster.changes and cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
     cluster.true[0] = cluster.true[0].slower(1 / 3)
     cluster.changes.clear()
     together = [cluster.step(lognormal(draw)) for _ in range(30)]

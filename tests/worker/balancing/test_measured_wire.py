@@ -61,7 +61,13 @@ def test_short_runs_are_remembered_together(tmp_path: Path) -> None:
     """Each run once, however often it writes; a run of another precision knows nothing of them."""
     path = tmp_path / "model-lora.json"
     steps = speed_profile.LEAST_STEPS
-    for name, precision, token_s in (("one", "fp32", 0.1), ("one", "fp32", 0.2), ("two", "fp32", 0.4), ("one", "fp32", 0.3), ("three", "bf16", 0.5)):
+    for name, precision, token_s in (
+        ("one", "fp32", 0.1),
+        ("one", "fp32", 0.2),
+        ("two", "fp32", 0.4),
+        ("one", "fp32", 0.3),
+        ("three", "bf16", 0.5),
+    ):
         measured = speed_profile.Measurements(steps, [], [], [5, 6], save_s=None, evaluate_s=None, torch_version="2")
         training = dataclasses.replace(task("A"), run_dir=tmp_path / "runs" / name)
         content = speed_profile.content(training, [Report(Speed(0.0, 0.0, token_s), 10, 1.0, 1.0, 0.1)], measured)

@@ -181,7 +181,9 @@ class Card:
     def until_idle(self, reason: str) -> None:
         """The host waits for all that this rank's card has to do."""
         now_s = self.world.here.now_s
-        running = [one for one in self.world.operations[self.world.here.rank] if one.is_on_card and (one.end_s is None or one.end_s > now_s)]
+        running = [
+            one for one in self.world.operations[self.world.here.rank] if one.is_on_card and (one.end_s is None or one.end_s > now_s)
+        ]
         self.world.wait_for(running, f"{reason}, where {', '.join(one.name for one in running) or 'nothing'} runs")
 
     def synchronize(self) -> None:

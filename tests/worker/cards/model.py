@@ -63,12 +63,16 @@ class Model(torch.nn.Module):
         self.embedding = torch.nn.Embedding(TOKENS, HIDDEN)
         self.layers = torch.nn.ModuleList(Block(number) for number in range(BLOCKS))
         self.head = torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
-        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=HIDDEN), to_dict=lambda: {"tie_word_embeddings": False}, use_cache=False)
+        self.config = SimpleNamespace(
+            get_text_config=lambda: SimpleNamespace(hidden_size=HIDDEN), to_dict=lambda: {"tie_word_embeddings": False}, use_cache=False
+        )
 
         for weight in self.parameters():
             torch.nn.init.constant_(weight, 0.5)  # the same on every rank
 
-    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, labels: Any = None, num_items_in_batch: Any = 1, **_other: Any) -> Output:
+    def forward(
+        self, input_ids: Any = None, inputs_embeds: Any = None, labels: Any = None, num_items_in_batch: Any = 1, **_other: Any
+    ) -> Output:
         entered = self.embedding(input_ids.as_subclass(torch.Tensor)) if inputs_embeds is None else inputs_embeds.as_subclass(torch.Tensor)
         seconds = self._speed.pass_s(entered.shape[0] * entered.shape[1]) / BLOCKS
         with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bf16):

@@ -125,7 +125,9 @@ class Distributed:
         """A group of this rank; None: that of all."""
         return self._groups[self._world.here.rank][number or 0]
 
-    def new_group(self, ranks: Any = None, *, backend: str | None = None, use_local_synchronization: bool = False, **_options: Any) -> int | None:
+    def new_group(
+        self, ranks: Any = None, *, backend: str | None = None, use_local_synchronization: bool = False, **_options: Any
+    ) -> int | None:
         """Its number, in the count of this rank; None for who is outside of a group that its members make alone."""
         rank, everyone = self._world.here.rank, self.group(None).members
         members, backend = tuple(ranks) if ranks is not None else everyone, backend or self._rules.backend
@@ -141,7 +143,11 @@ class Distributed:
         self._groups[rank].append(_Group(backend, members, name))
         waits_for = members if use_local_synchronization or (backend == "gloo" and rank in members) else everyone
         is_alone = backend == "gloo" and rank not in members and self._rules.backend == "nccl"
-        self._meet((name, "alone" if is_alone else backend), waits_for, f"{name} ({backend}), {'ncclCommSplit beside it' if is_alone else 'its members'}")
+        self._meet(
+            (name, "alone" if is_alone else backend),
+            waits_for,
+            f"{name} ({backend}), {'ncclCommSplit beside it' if is_alone else 'its members'}",
+        )
         return number
 
     def destroy_process_group(self, _number: int) -> None:
@@ -185,7 +191,15 @@ class Distributed:
         mine = (group.name, rank, peer, kind)
         begun = self._begun[mine]
         after = self._card.current_stream().held() if is_nccl else []
-        operation = Operation(rank, f"{kind} no. {len(begun)} with rank {peer}", now_s, self._rules.message_s, [*after, *(together or [])], 2, is_on_card=is_nccl)
+        operation = Operation(
+            rank,
+            f"{kind} no. {len(begun)} with rank {peer}",
+            now_s,
+            self._rules.message_s,
+            [*after, *(together or [])],
+            2,
+            is_on_card=is_nccl,
+        )
         begun.append(operation)
         theirs = self._begun[group.name, peer, rank, "recv" if kind == "send" else "send"]
         operation.meeting = theirs[len(begun) - 1].meeting if len(theirs) >= len(begun) else []
@@ -200,7 +214,9 @@ class Distributed:
         into.view(-1).copy_(tensor.reshape(-1).repeat(into.numel() // tensor.numel()))  # until it takes place: no number that is none
         return self._collective("all_gather", [into, tensor], group, async_op, _gathered)
 
-    def reduce_scatter_tensor(self, into: torch.Tensor, tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Work | None:
+    def reduce_scatter_tensor(
+        self, into: torch.Tensor, tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
+    ) -> Work | None:
         into.view(-1).copy_(tensor.reshape(-1)[: into.numel()])
         return self._collective("reduce_scatter", [into, tensor], group, async_op, _scattered)
 
@@ -223,12 +239,18 @@ class Distributed:
             calls.append(_Call(detail, {}, []))
         call = calls[place]
         if call.kind != detail:
-            raise Deadlock(f"rank {rank}: {detail} is its call no. {place} on {group.name}, and that of rank {min(call.tensors)} is {call.kind}")
+            raise Deadlock(
+                f"rank {rank}: {detail} is its call no. {place} on {group.name}, and that of rank {min(call.tensors)} is {call.kind}"
+            )
         call.tensors[rank] = tensors
         if len(call.tensors) == len(group.members):
             take_place(group.members, call.tensors)
         if is_nccl and self._rules.connect:
-            self._meet((group.name, group.members, kind), group.members, f"the first {kind} on {group.name} prepares its connections (ncclCollPreconnectFunc)")
+            self._meet(
+                (group.name, group.members, kind),
+                group.members,
+                f"the first {kind} on {group.name} prepares its connections (ncclCollPreconnectFunc)",
+            )
         name = f"{kind} no. {place} on {group.name}"
         operation = Operation(rank, name, self._world.here.now_s, self._rules.message_s, [], len(group.members), call.meeting, is_nccl)
         call.meeting.append(operation)

@@ -129,7 +129,11 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
     for name in _CALLS:
         call = getattr(own, name)
         patch.setattr(dist, name, call if name in ("new_group", "destroy_process_group") else with_number(call))
-    patch.setattr(dist, "broadcast", lambda tensor, source, group=None, async_op=False: own.broadcast(tensor, source, ranks.number_of(group), async_op))
+    patch.setattr(
+        dist,
+        "broadcast",
+        lambda tensor, source, group=None, async_op=False: own.broadcast(tensor, source, ranks.number_of(group), async_op),
+    )
     patch.setattr(dist, "get_backend", lambda group=None: own.group(ranks.number_of(group)).backend)
     patch.setattr(process_group, "_stores", [ranks.store])
     for module in _ON_CARD:
@@ -151,7 +155,9 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
 
 def _copied(batches: Sequence[dict[str, Any]], _device: Any, *, pin: bool) -> list[dict[str, Any]]:
     """homelab.worker.data.batches.copied, to a card."""
-    assert not (pin and any(isinstance(tensor, OnCard) for batch in batches for tensor in batch.values())), "only dense CPU tensors can be pinned"
+    assert not (pin and any(isinstance(tensor, OnCard) for batch in batches for tensor in batch.values())), (
+        "only dense CPU tensors can be pinned"
+    )
     if not pin:
         OnCard.card.synchronize()
     return [{name: value.as_subclass(OnCard) if torch.is_tensor(value) else value for name, value in batch.items()} for batch in batches]

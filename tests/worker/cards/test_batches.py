@@ -23,7 +23,13 @@ class Item:
 
 def copied(batches: list[dict[str, torch.Tensor]], device: torch.device, *, pin: bool) -> list[dict[str, torch.Tensor]]:
     assert device.type == "cuda"
-    return [{name: (tensor.pin_memory() if pin and isinstance(tensor, OnCard) else tensor).as_subclass(OnCard) for name, tensor in batch.items()} for batch in batches]
+    return [
+        {
+            name: (tensor.pin_memory() if pin and isinstance(tensor, OnCard) else tensor).as_subclass(OnCard)
+            for name, tensor in batch.items()
+        }
+        for batch in batches
+    ]
 
 
 @pytest.mark.parametrize("copy_ahead", [True, False])
@@ -33,7 +39,13 @@ def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.Monk
     monkeypatch.setattr(trainer, "torch", SimpleNamespace(tensor=lambda value, device: torch.tensor(value)))
     task = SimpleNamespace(device="cuda", switches=dataclasses.replace(Switches(), copy_ahead=copy_ahead))
     clock = SimpleNamespace(begin=lambda: None, input_ready=lambda: None, count_passes=lambda *_: None)
-    mine = SimpleNamespace(clock=clock, task=task, compute_loss_context_manager=None, hooks=SimpleNamespace(after_pass=None), accelerator=SimpleNamespace(backward=None))
+    mine = SimpleNamespace(
+        clock=clock,
+        task=task,
+        compute_loss_context_manager=None,
+        hooks=SimpleNamespace(after_pass=None),
+        accelerator=SimpleNamespace(backward=None),
+    )
     mine.copies_ahead = trainer.ShareTrainer.copies_ahead.fget(mine)  # type: ignore[attr-defined]
     items = iter([Item([{"input_ids": torch.ones(1, 4, dtype=torch.int64)}])])
     (ready,), count = trainer.ShareTrainer.get_batch_samples(mine, items, 1, torch.device("cuda"))  # type: ignore[arg-type]

@@ -114,7 +114,9 @@ def test_messages_in_both_directions_take_place_together_alone(connect: bool) ->
 
 
 def test_a_smaller_gloo_group_stops_those_outside_of_it() -> None:
-    assert "rank 2: group no. 1 of ranks (0, 1) (gloo), ncclCommSplit" in reason(lambda _: dist.new_group([0, 1], backend="gloo") and None, 3)
+    assert "rank 2: group no. 1 of ranks (0, 1) (gloo), ncclCommSplit" in reason(
+        lambda _: dist.new_group([0, 1], backend="gloo") and None, 3
+    )
     assert not reason(lambda _: dist.new_group([0, 1], backend="gloo", use_local_synchronization=True) and None, 3)
 
 

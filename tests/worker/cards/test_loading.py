@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from homelab.worker.model import build, quantised_cache
+from homelab.worker.model import build, pretrained, quantised_cache
 from homelab.worker.training.sharded import Shards
 from tests.worker import harness
 from tests.worker.model import odd_models
@@ -28,7 +28,13 @@ class Told(Exception):
 
 def device_map(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, kind: str) -> Any:
     """The device_map with which the base model of rank 0 of two is loaded."""
-    task = harness.task_of(folder, ("here", "here"), plan={"device": "cuda", "precision": "bf16", "strategy": strategy}, method__kind=kind, model__name=str(model))
+    task = harness.task_of(
+        folder,
+        ("here", "here"),
+        plan={"device": "cuda", "precision": "bf16", "strategy": strategy},
+        method__kind=kind,
+        model__name=str(model),
+    )
 
     def from_pretrained(_class: Any, path: str, **options: Any) -> Any:
         raise Told(options.get("device_map"))
@@ -55,5 +61,5 @@ def test_files_that_are_quantised_already_go_to_the_card(tmp_path: Path, model: 
 def test_who_divides_moves_what_lies_on_the_host(tmp_path: Path, model: Path, strategy: str, kind: str, stays: bool) -> None:
     """As `build` decides where it is read to."""
     task = harness.task_of(tmp_path, ("here", "here"), plan={"strategy": strategy}, method__kind=kind)
-    loaded = build.load_base(str(model), None, task.method.quantisation, build.DTYPES["fp32"], None, "here")
+    loaded = build.load_base(str(model), None, task.method.quantisation, pretrained.DTYPES["fp32"], None, "here")
     assert Shards(task).divides_on_host(loaded) is stays

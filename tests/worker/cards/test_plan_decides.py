@@ -26,7 +26,9 @@ def test_a_copy_of_the_state_touches_only_the_plan_s_card(monkeypatch: pytest.Mo
     state: dict[str, Any] = {"weights": {"a": torch.ones(3)}, "curve": "1,2"}
     copied = weights.copy_of(state, device)
     assert len(waited) == (device == "cuda")
-    assert torch.equal(copied["weights"]["a"], state["weights"]["a"]) and copied["weights"]["a"].data_ptr() != state["weights"]["a"].data_ptr()
+    assert (
+        torch.equal(copied["weights"]["a"], state["weights"]["a"]) and copied["weights"]["a"].data_ptr() != state["weights"]["a"].data_ptr()
+    )
 
 
 def test_nothing_of_a_training_asks_torch_for_cards() -> None:
@@ -34,6 +36,8 @@ def test_nothing_of_a_training_asks_torch_for_cards() -> None:
         str(file.relative_to(WORKER))
         for file in WORKER.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in ("is_available", "device_count", "is_initialized") and "cuda" in ast.unparse(node.value)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("is_available", "device_count", "is_initialized")
+        and "cuda" in ast.unparse(node.value)
     }
     assert asking == ASKS

@@ -35,7 +35,9 @@ def play(training: Training, folder: Path, holders: Sequence[int], afterwards: A
         task = training.task(folder, rank)
         is_whole = int(task.node.removeprefix("node")) in holders
         if is_whole and task.is_keeper:
-            checkpoint_folder.write(task.checkpoints_dir, STEP, task.recipe_hash, {"trainable.safetensors": lambda path: path.write_bytes(CONTENT)})
+            checkpoint_folder.write(
+                task.checkpoints_dir, STEP, task.recipe_hash, {"trainable.safetensors": lambda path: path.write_bytes(CONTENT)}
+            )
         got = broadcast.fetch(task, None if is_whole else WorkerError("it has none", where="here", hint="none"), RECORDER)
         assert got is not None
         afterwards(rank)

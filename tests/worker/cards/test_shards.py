@@ -90,7 +90,10 @@ def test_shares_find_unequal_cards(streams: Streams) -> None:
     balance = Balance((ROWS // 2, ROWS // 2), limits, ["fast", "slow"], [Speed(0.0, 0.05, 1.5e-3)] * 2, measured=True)
     meters = [SpeedMeter(balance.speeds[rank]) for rank in range(2)]
     for _ in range(40):
-        own = [[len(cut) * TOKENS for cut in balance.passes_of([TOKENS] * len(balance.rows_of([TOKENS] * ROWS, rank)), rank)] for rank in range(2)]
+        own = [
+            [len(cut) * TOKENS for cut in balance.passes_of([TOKENS] * len(balance.rows_of([TOKENS] * ROWS, rank)), rank)]
+            for rank in range(2)
+        ]
         busy = [[0.05 + tokens * seconds_per_token[rank] for tokens in own[rank]] for rank in range(2)]
         end_s = max(map(sum, busy))
         reports: list[Report | None] = []

@@ -31,7 +31,14 @@ def test_no_stage_waits_for_ever(stages: int, kept: Callable[[int, int], int], k
 
 
 @pytest.mark.parametrize("kept", [least_in_flight, most_in_flight])
-@pytest.mark.parametrize("speeds", [Speeds([1.0, 0.5, 0.4], [2.0, 1.0, 0.8]), Speeds([0.4, 1.0], [0.8, 2.0]), Speeds([1.0, 2.0, 1.0, 0.1, 3.0], [2.0, 4.0, 2.0, 0.2, 6.0])])
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        Speeds([1.0, 0.5, 0.4], [2.0, 1.0, 0.8]),
+        Speeds([0.4, 1.0], [0.8, 2.0]),
+        Speeds([1.0, 2.0, 1.0, 0.1, 3.0], [2.0, 4.0, 2.0, 0.2, 6.0]),
+    ],
+)
 def test_a_wait_for_a_neighbour_is_no_work(speeds: Speeds, kept: Callable[[int, int], int]) -> None:
     """Each stage measures what its own layers need, within 3 %: the layers move by these figures."""
     stages = len(speeds.forward_s)

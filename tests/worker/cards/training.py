@@ -71,10 +71,23 @@ class Training:
         entries: list[dict[str, Any]] = []
         for number in range(size):
             share = GLOBAL_BATCH * (number == 0) if is_pipeline else GLOBAL_BATCH // size + (number < GLOBAL_BATCH % size)
-            entry = {"rank": number, "node": nodes[number], "local_rank": nodes[:number].count(nodes[number]), "share": share, "micro_batch": 2}
+            entry = {
+                "rank": number,
+                "node": nodes[number],
+                "local_rank": nodes[:number].count(nodes[number]),
+                "share": share,
+                "micro_batch": 2,
+            }
             if is_pipeline:
                 flight = (self.in_flight or [most_in_flight(stage, size) for stage in range(size)])[number]
-                entry["stage"] = {"number": number, "begin": number, "end": number + 1, "layers": size, "work": 1 / size, "in_flight": flight}
+                entry["stage"] = {
+                    "number": number,
+                    "begin": number,
+                    "end": number + 1,
+                    "layers": size,
+                    "work": 1 / size,
+                    "in_flight": flight,
+                }
             entries.append(entry)
         plan = {
             "backend": "nccl", "device": "cuda", "precision": self.precision, "strategy": self.strategy, "ranks": entries,
@@ -177,7 +190,10 @@ class _Optimizer:
         self.optimizer = self
 
     def state_dict(self) -> dict[str, Any]:
-        state = {index: {"step": torch.tensor(1.0).as_subclass(OnHost), "exp_avg": weight.detach()} for index, weight in enumerate(self.param_groups[0]["params"])}
+        state = {
+            index: {"step": torch.tensor(1.0).as_subclass(OnHost), "exp_avg": weight.detach()}
+            for index, weight in enumerate(self.param_groups[0]["params"])
+        }
         return {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
 
 

@@ -63,7 +63,9 @@ def test_one_that_was_removed_since_is_not_told_as_damaged(tmp_path: Path) -> No
         save(tmp_path, step)
     with pytest.raises(WorkerError, match=r"not on this node any more: \[checkpoint\] keep") as caught:
         checkpoint_folder.verify(tmp_path / "step-00000250", "r1")
-    assert "set resume_step" in caught.value.hint and caught.value.hint.endswith("1060, 1070") and "remove the folder" not in caught.value.hint
+    assert (
+        "set resume_step" in caught.value.hint and caught.value.hint.endswith("1060, 1070") and "remove the folder" not in caught.value.hint
+    )
 
 
 def test_another_recipe_is_refused(tmp_path: Path) -> None:
@@ -73,9 +75,7 @@ def test_another_recipe_is_refused(tmp_path: Path) -> None:
     assert "new run" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "manifest", ["", "{", "[]", '{"step": 20}', '{"step": 20, "files": 3, "recipe_hash": "r1", "schema": 1}']
-)
+@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"step": 20}', '{"step": 20, "files": 3, "recipe_hash": "r1", "schema": 1}'])
 def test_a_broken_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
     folder = save(tmp_path, 20)
     (folder / MANIFEST).write_text(manifest)

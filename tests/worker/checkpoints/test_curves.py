@@ -105,7 +105,13 @@ def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> Non
 def test_with_a_moved_head_tensorboards_own_reader_and_the_card_hold_every_step_once(
     forks: harness.Forks, tmp_path: Path, model: Path, data: Path
 ) -> None:
-    recipe = {"train__steps": 8, "train__epochs": None, "tracking__tensorboard": True, "tracking__eval_every_steps": 2, "data__eval_fraction": 0.2}
+    recipe = {
+        "train__steps": 8,
+        "train__epochs": None,
+        "tracking__tensorboard": True,
+        "tracking__eval_every_steps": 2,
+        "data__eval_fraction": 0.2,
+    }
     run = harness.make_run(tmp_path / "run", model, data, **recipe)
     forks.train(run, 1, [12], micro_batch=4)
     moved = tmp_path / "moved"  # another machine's disk: it has received the checkpoint, and nothing else
@@ -128,7 +134,8 @@ def told(run: Path) -> dict[str, Any]:
     reader = EventAccumulator(str(run / "tensorboard"))
     reader.Reload()
     found: dict[str, Any] = {
-        tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)] for tag in ("train/loss", "train/learning_rate", "eval/loss")
+        tag: [(event.step, round(event.value, 4)) for event in reader.Scalars(tag)]
+        for tag in ("train/loss", "train/learning_rate", "eval/loss")
     }
     assert [number for number, _ in found["train/loss"]] == list(range(1, 9))
     assert [number for number, _ in found["eval/loss"]] == [0, 2, 4, 6, 8]

@@ -80,9 +80,7 @@ def test_large_state_is_paged_after_loading_and_the_next_step_is_the_same(tmp_pa
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_it_is_read_into_ram_and_keeps_no_page_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+def test_it_is_read_into_ram_and_keeps_no_page_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     trained = parameters()
     before = torch.optim.AdamW(trained, lr=0.1)
     stepped(before, trained, 1)

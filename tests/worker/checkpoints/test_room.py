@@ -32,9 +32,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def disk(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """A disk that holds nothing but the checkpoints."""
-    monkeypatch.setattr(
-        disk_space, "_free_bytes", lambda root: size_bytes - sum(file.stat().st_size for file in root.rglob("a.bin"))
-    )
+    monkeypatch.setattr(disk_space, "_free_bytes", lambda root: size_bytes - sum(file.stat().st_size for file in root.rglob("a.bin")))
 
 
 def names(root: Path) -> list[str]:
@@ -48,9 +46,7 @@ def test_where_there_is_room_nothing_is_removed(root: Path, monkeypatch: pytest.
     assert names(root) == before
 
 
-def test_evidence_goes_first_then_the_oldest_and_no_more_than_needed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evidence_goes_first_then_the_oldest_and_no_more_than_needed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk(monkeypatch, 4 * SIZE)
     disk_space.make(root, 40, SIZE, keep=2)
     assert names(root) == ["step-00000010", "step-00000020", "step-00000030"]
@@ -64,18 +60,14 @@ def test_what_retention_would_keep_stays_however_full_it_is(
     root: Path, monkeypatch: pytest.MonkeyPatch, keep: int, stays: list[int]
 ) -> None:
     disk(monkeypatch, len(stays) * SIZE + 1)
-    with pytest.raises(
-        WorkerError, match=r"checkpoint of step 40 cannot be written: No space left on device"
-    ) as caught:
+    with pytest.raises(WorkerError, match=r"checkpoint of step 40 cannot be written: No space left on device") as caught:
         disk_space.make(root, 40, SIZE, keep)
     assert f"it takes {SIZE} bytes, 1 bytes are free" in caught.value.message
     assert caught.value.where == str(root) and "df -h" in caught.value.hint
     assert checkpoint_folder.complete_steps(root) == stays
 
 
-def test_later_ones_that_were_not_gone_on_from_do_not_count_as_the_newest(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_ones_that_were_not_gone_on_from_do_not_count_as_the_newest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk(monkeypatch, 3 * SIZE)
     disk_space.make(root, 25, SIZE, keep=1)
     assert checkpoint_folder.complete_steps(root) == [20, 30], "20 is the newest one before step 25"

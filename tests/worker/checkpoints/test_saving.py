@@ -173,7 +173,9 @@ def test_what_is_written_later_is_what_was_there_when_it_was_saved(forks: harnes
 
 
 @pytest.mark.slow
-def test_killed_while_a_checkpoint_is_written_the_one_before_is_whole(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+def test_killed_while_a_checkpoint_is_written_the_one_before_is_whole(
+    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
     run = harness.make_run(tmp_path / "run", model, data, **EIGHT | {"checkpoint__keep": 1})
     beat, ended = run / "attempts/1/ranks/0/heartbeat.json", []
     other = threading.Thread(target=lambda: ended.append(forks.run(run, 1, [12], entry=f"{HERE}:stuck_writer")))
@@ -195,7 +197,9 @@ def test_killed_while_a_checkpoint_is_written_the_one_before_is_whole(forks: har
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_in_the_background_ends_the_run_at_the_next_step(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_disk_that_is_full_in_the_background_ends_the_run_at_the_next_step(
+    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
     run = harness.make_run(tmp_path / "run", model, data, **EIGHT)
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:full_disk")
     assert codes == [2] and "Traceback" not in output
@@ -206,7 +210,9 @@ def test_a_disk_that_is_full_in_the_background_ends_the_run_at_the_next_step(for
 
 
 @pytest.mark.slow
-def test_no_room_for_the_final_model_is_said_and_nothing_is_trained_again(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+def test_no_room_for_the_final_model_is_said_and_nothing_is_trained_again(
+    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
     run = harness.make_run(tmp_path / "run", model, data, **EIGHT)
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:no_room_for_the_model")
     assert codes == [2] and "Traceback" not in output

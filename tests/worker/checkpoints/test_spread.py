@@ -87,9 +87,7 @@ def error_of(run: Path, node: str, attempt: int, rank: int) -> dict[str, str]:
     return harness.error_of(harness.folder_of(run, node, PLACES), attempt, rank)
 
 
-def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole(
-    run: Path, forks: harness.Forks
-) -> None:
+def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole(run: Path, forks: harness.Forks) -> None:
     undisturbed = harness.weights(run, 4)
     codes, output = again(forks, run, 2)
     assert codes == [0] * 4, output
@@ -189,11 +187,7 @@ def test_a_disk_without_room_ends_the_attempt_before_anything_is_sent(run: Path,
     codes, output = again(forks, run, 2, entry="tests.worker.checkpoints.test_spread:without_room")
     assert codes[1] == 2 and all(codes), output
     error = error_of(run, "without", 2, 1)
-    assert (
-        "checkpoint of step 2" in error["message"]
-        and "No space left" in error["message"]
-        and "1000 bytes are free" in error["message"]
-    )
+    assert "checkpoint of step 2" in error["message"] and "No space left" in error["message"] and "1000 bytes are free" in error["message"]
     assert error["where"] == str(checkpoints(run, "without")) and "df -h" in error["hint"]
     assert list(checkpoints(run, "without").iterdir()) == []
 

@@ -62,11 +62,15 @@ def tokens_of(text: str) -> Any:
     return array("i", map(ord, text))
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *everyone: dict[str, dict[str, str]], began: dict[str, Any] | None = None) -> TrainingError | None:
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *everyone: dict[str, dict[str, str]], began: dict[str, Any] | None = None
+) -> TrainingError | None:
     """What the last one of `everyone` is told, each on a node of its own; None for nothing."""
 
     def numbers(mine: dict[str, dict[str, str]]) -> list[float]:
-        return [number for role in row_agreement.ROLES for key in ("sha256", "commit") for number in checkpoint_copies.numbers(mine[role][key])]
+        return [
+            number for role in row_agreement.ROLES for key in ("sha256", "commit") for number in checkpoint_copies.numbers(mine[role][key])
+        ]
 
     monkeypatch.setattr(process_group, "gather", lambda values: [*map(numbers, everyone[:-1]), values])
     resume = None
@@ -98,12 +102,18 @@ def test_another_revision_of_the_hub_is_named_with_its_node(monkeypatch: pytest.
 def test_a_data_set_that_changed_its_revision_between_attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     began, now = said_by("old", OLD), said_by("new", NEW)
     assert refusal(monkeypatch, tmp_path, began, began, began=began) is None
-    assert refusal(monkeypatch, tmp_path, began, began, began=said_by("old", NEW)) is None, "the same rows under another commit are the same"
+    assert refusal(monkeypatch, tmp_path, began, began, began=said_by("old", NEW)) is None, (
+        "the same rows under another commit are the same"
+    )
     error = refusal(monkeypatch, tmp_path, now, now, began=began)
     assert error is not None and error.message == "this data set was changed since the run began: its train rows are other ones"
-    assert error.where.endswith(f"revision {NEW[:12]} now, and {OLD[:12]} when this run began") and f'[data] revision = "{OLD}"' in error.hint
+    assert (
+        error.where.endswith(f"revision {NEW[:12]} now, and {OLD[:12]} when this run began") and f'[data] revision = "{OLD}"' in error.hint
+    )
     odd = refusal(monkeypatch, tmp_path, now, now, began, began=began)
-    assert odd is not None and "rank 0 (tower), rank 1 (mini) has others than rank 2 (laptop)" in odd.message, "what the run began with is right, not the most"
+    assert odd is not None and "rank 0 (tower), rank 1 (mini) has others than rank 2 (laptop)" in odd.message, (
+        "what the run began with is right, not the most"
+    )
     assert refusal(monkeypatch, tmp_path, now, now, began={"train": 5}) is None, "a checkpoint of before is taken as it is"
 
 

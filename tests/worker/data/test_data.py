@@ -17,14 +17,7 @@ from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(60)
 
-SETTINGS = {
-    "format": "auto",
-    "completion_only": True,
-    "packing": False,
-    "split": "train",
-    "text_column": "text",
-    "eval_fraction": 0.0,
-}
+SETTINGS = {"format": "auto", "completion_only": True, "packing": False, "split": "train", "text_column": "text", "eval_fraction": 0.0}
 CHAT = [
     {"role": "system", "content": "be kind"},
     {"role": "user", "content": "one"},
@@ -34,9 +27,7 @@ CHAT = [
 ]
 
 
-def encode(
-    tokenizer: Any, rows: list[dict[str, Any]], *, seq_len: int = 256, **settings: Any
-) -> tuple[list[encoding.Row], list[str]]:
+def encode(tokenizer: Any, rows: list[dict[str, Any]], *, seq_len: int = 256, **settings: Any) -> tuple[list[encoding.Row], list[str]]:
     notes: list[str] = []
     encoder = encoding.Encoder(tokenizer, SETTINGS | settings, seq_len, notes.append)
     return encoder.encode([readers.Record(i, f"rows, line {i + 1}", row) for i, row in enumerate(rows)], "train"), notes
@@ -190,10 +181,7 @@ def test_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
 def test_paragraphs_of_a_text_file_are_samples(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("\none\ntwo\n\n\nthree\n")
     read = readers.read({"path": str(tmp_path / "d.txt"), "kind": "file"})
-    assert [(record.where.rsplit(", ")[-1], record.fields["text"]) for record in read] == [
-        ("line 2", "one\ntwo"),
-        ("line 6", "three"),
-    ]
+    assert [(record.where.rsplit(", ")[-1], record.fields["text"]) for record in read] == [("line 2", "one\ntwo"), ("line 6", "three")]
 
 
 @pytest.mark.parametrize(

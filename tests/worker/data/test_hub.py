@@ -70,13 +70,20 @@ def hub() -> Iterator[Hub]:
 
 def environment(hub: Hub, home: Path) -> dict[str, str]:
     found = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return found | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "PYTHONPATH": str(REPOSITORY)}
+    return found | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
 
 
 def ask(hub: Hub, home: Path, questions: list[Any]) -> list[Any]:
     """What one node answers, one after another."""
     said = "".join(f"{json.dumps(question)}\n" for question in questions)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], input=said, capture_output=True, text=True, env=environment(hub, home), timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=said, capture_output=True, text=True, env=environment(hub, home), timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -98,12 +105,16 @@ def test_every_node_and_every_attempt_loads_the_commit_of_the_launch(hub: Hub, t
     unknown = away[4]
     assert "Couldn't reach 'org/none'" in unknown["message"] and unknown["hint"].startswith("let this node reach https://huggingface.co")
     refused = away[3]
-    assert refused["message"].startswith(f"laptop has revision {away[0][1][:12]} of this data set, and the run was launched with aaaaaaaaaaaa")
+    assert refused["message"].startswith(
+        f"laptop has revision {away[0][1][:12]} of this data set, and the run was launched with aaaaaaaaaaaa"
+    )
     assert "node laptop" in refused["where"] and "homelab recover r-1" in refused["hint"]
 
 
 @pytest.mark.thorough  # some seconds of processor time
-def test_preflight_looks_into_it_and_the_launch_keeps_the_commit(hub: Hub, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_looks_into_it_and_the_launch_keeps_the_commit(
+    hub: Hub, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sha = hub.push(NAME, files("a row of text"))
     for key in [key for key in os.environ if key.startswith("HF_")]:
         monkeypatch.delenv(key)

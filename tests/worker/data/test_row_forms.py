@@ -99,7 +99,10 @@ def test_the_speakers_of_sharegpt(tokenizer: Any) -> None:
     ]  # fmt: skip
     (made,), notes = encode(tokenizer, [{"conversations": chat, "tools": json.dumps([FUNCTION])}], seq_len=2000)
     text = whole_text(tokenizer, made)
-    assert '<|start|>assistant\nCALL get_weather {"city": "Rome"}<|end|>\n<|start|>tool\nsunny<|end|>' in text and '"description": "weather"' in text
+    assert (
+        '<|start|>assistant\nCALL get_weather {"city": "Rome"}<|end|>\n<|start|>tool\nsunny<|end|>' in text
+        and '"description": "weather"' in text
+    )
     assert trained_text(tokenizer, made) == 'CALL get_weather {"city": "Rome"}<|end|>two<|end|>'
     assert "as ShareGPT (conversations, from and value)" in notes[0] and not any("nobody reads" in note for note in notes)
     with pytest.raises(WorkerError, match='the speaker "narrator" is not known') as caught:
@@ -117,7 +120,9 @@ def test_a_call_in_openais_form(tokenizer: Any, content: Any, arguments: Any, ol
     call: dict[str, Any] = {"role": "assistant", "content": content, **said}
     if content == "absent":
         del call["content"]
-    (made,), notes = encode(tokenizer, [{"messages": [MESSAGES[0], call, {"role": "tool", "tool_call_id": "c1", "content": "sunny"}, MESSAGES[1]]}], seq_len=999)
+    (made,), notes = encode(
+        tokenizer, [{"messages": [MESSAGES[0], call, {"role": "tool", "tool_call_id": "c1", "content": "sunny"}, MESSAGES[1]]}], seq_len=999
+    )
     assert trained_text(tokenizer, made) == 'CALL get_weather {"city": "Rome"}<|end|>two<|end|>'
     assert "None" not in whole_text(tokenizer, made) and not any("nobody reads" in note for note in notes)
 
@@ -151,7 +156,11 @@ def test_calls_reach_the_template_in_the_shape_that_it_reads(tokenizer: Any, kin
     arguments, content = CALL_TEMPLATES[kind]
     template = SHOWING.replace("{{ c.function.arguments | tojson }}", arguments).replace("{{ m.content }}", content)
     tokenizer = with_template(tokenizer, template.replace("c.function.name", "c.name") if kind == "bare" else template)
-    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}],
+    }
     (made,), notes = encode(tokenizer, [{"messages": [MESSAGES[0], call, {"role": "tool", "content": "sunny"}, MESSAGES[1]]}], seq_len=999)
     text = whole_text(tokenizer, made)
     assert "get_weather" in text and '{"city": "Rome"}' in text and "None" not in text and not any("nobody reads" in note for note in notes)
@@ -167,7 +176,10 @@ def test_a_role_that_the_template_leaves_out_is_shown_under_its_other_name(token
 
 
 def test_a_call_that_the_template_does_not_know_spoils_no_row_and_is_named(tokenizer: Any) -> None:
-    strict = with_template(tokenizer, tokenizer.chat_template.replace("message['content']", "'' + message['content']").replace("message.content", "'' + message.content"))
+    strict = with_template(
+        tokenizer,
+        tokenizer.chat_template.replace("message['content']", "'' + message['content']").replace("message.content", "'' + message.content"),
+    )
     call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]}
     (made,), notes = encode(strict, [{"messages": [MESSAGES[0], call, {"role": "tool", "content": "x"}, MESSAGES[1]]}])
     assert trained_text(strict, made) == "<|end|>two<|end|>" and any('"tool_calls" (in 1 rows)' in note for note in notes)
@@ -190,7 +202,12 @@ def test_what_nobody_reads_is_named_with_its_count(tokenizer: Any) -> None:
     row = {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 1, "thinking": "hm"}], "tools": [FUNCTION], "label": 3}
     _, notes = encode(tokenizer, [row, row, {"messages": MESSAGES}])
     (note,) = [note for note in notes if "nobody reads" in note]
-    for name in ('"tools" (in 2 rows)', '"label" (in 2 rows)', '"weight" of assistant messages (in 2 rows)', '"thinking" of assistant messages (in 2 rows)'):
+    for name in (
+        '"tools" (in 2 rows)',
+        '"label" (in 2 rows)',
+        '"weight" of assistant messages (in 2 rows)',
+        '"thinking" of assistant messages (in 2 rows)',
+    ):
         assert name in note
     silent = with_template(tokenizer, SHOWING.replace("in messages", "in messages if m.role != 'tool'"))
     _, notes = encode(silent, [{"messages": [*MESSAGES, {"role": "tool", "content": "sunny weather"}, MESSAGES[1]]}])
@@ -220,7 +237,11 @@ def test_a_row_that_fits_nothing_has_an_edit(tokenizer: Any, row: dict[str, Any]
 
 
 def test_the_first_row_decides_and_a_row_that_does_not_fit_is_named(tokenizer: Any) -> None:
-    for rows in ([{"question": "a", "answer": "b"}, {"text": "c"}], [{"conversations": SHARED}, {"messages": MESSAGES}], [{"body": "a"}, {"text": "c"}]):
+    for rows in (
+        [{"question": "a", "answer": "b"}, {"text": "c"}],
+        [{"conversations": SHARED}, {"messages": MESSAGES}],
+        [{"body": "a"}, {"text": "c"}],
+    ):
         with pytest.raises(WorkerError, match="the row has no") as caught:
             encode(tokenizer, rows)
         assert caught.value.where == "rows, line 2"
@@ -235,9 +256,14 @@ def test_a_line_break_behind_the_end_of_a_turn_is_the_templates(tokenizer: Any) 
         own.eos_token = "<|start|>"
         if add:
             own.add_special_tokens({"additional_special_tokens": [mark]})
-        (made,), _ = encode(own, [{"messages": [*MESSAGES, {"role": "user", "content": "three"}, {"role": "assistant", "content": "four"}]}])
+        (made,), _ = encode(
+            own, [{"messages": [*MESSAGES, {"role": "user", "content": "three"}, {"role": "assistant", "content": "four"}]}]
+        )
         assert trained_text(own, made) == f"two{mark}four{mark}"
-    unmarked = with_template(tokenizer, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
+    unmarked = with_template(
+        tokenizer,
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    )
     (made,), _ = encode(unmarked, [{"messages": MESSAGES}])
     assert trained_text(unmarked, made) == "two\n\n", "without a mark, the line break is what ends the turn"
 
@@ -267,18 +293,25 @@ def test_every_turn_is_learned_whatever_closes_the_chat(tokenizer: Any, kind: st
 
 def test_a_run_of_an_older_version_goes_on_with_its_rows(tokenizer: Any, tmp_path: Path) -> None:
     """Its run.json has no number for the rules: tools did not reach the template, and earlier turns before a closing mark carried no loss."""
-    own = with_template(tokenizer, "{{ tools | tojson if tools else '' }}" + CLOSING["the end of text behind the last turn"].replace("<|stop|>", "<|start|>"))
+    own = with_template(
+        tokenizer,
+        "{{ tools | tojson if tools else '' }}" + CLOSING["the end of text behind the last turn"].replace("<|stop|>", "<|start|>"),
+    )
     path = harness.write_jsonl(tmp_path / "d.jsonl", [{"messages": [*MESSAGES, *MESSAGES], "tools": [FUNCTION]}])
     run = {"recipe": {"data": SETTINGS, "train": {"seq_len": 999, "seed": 1}}, "data": {"train": harness.source(path)}, "homelab": "0.1"}
     (before,) = encoding.load_data(run, own).train
     (now,) = encoding.load_data({**run, row_forms.RULES_KEY: row_forms.RULES}, own).train
     assert trained_text(own, before) == "two<|start|>\n<|end|>" and "get_weather" not in whole_text(own, before)
     assert trained_text(own, now).startswith("two<|start|>two<|start|>") and "get_weather" in whole_text(own, now)
-    with pytest.raises(WorkerError, match="no \"messages\""):
-        encoding.Encoder(own, SETTINGS, 99, print, rules=1).encode([readers.Record(0, "rows, line 1", {"question": "a", "answer": "b"})], "train")
+    with pytest.raises(WorkerError, match='no "messages"'):
+        encoding.Encoder(own, SETTINGS, 99, print, rules=1).encode(
+            [readers.Record(0, "rows, line 1", {"question": "a", "answer": "b"})], "train"
+        )
 
 
-@pytest.mark.parametrize(("role", "meant"), [("User", "user"), ("ASSISTANT", "assistant"), ("AI", "assistant"), ("Human", "user"), ("bot", "assistant")])
+@pytest.mark.parametrize(
+    ("role", "meant"), [("User", "user"), ("ASSISTANT", "assistant"), ("AI", "assistant"), ("Human", "user"), ("bot", "assistant")]
+)
 def test_a_role_that_no_template_knows_is_refused_with_the_one_that_is_meant(tokenizer: Any, role: str, meant: str) -> None:
     with pytest.raises(WorkerError, match=f'no chat template knows the role "{role}"') as refused:
         encode(tokenizer, [{"messages": [{"role": role, "content": "one"}, MESSAGES[1]]}])

@@ -16,7 +16,7 @@ import pytest
 from homelab.worker.data import row_agreement, template_clock
 from homelab.worker.data.encoding import load_data
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.build import load_tokenizer
+from homelab.worker.model.pretrained import load_tokenizer
 from homelab.worker.tools import data_sample
 from scripts.practice.tiny_model import CHAT_TEMPLATE
 from tests.worker import harness
@@ -73,7 +73,9 @@ def test_rows_do_not_depend_on_the_node_or_the_day(zones: None, tmp_path: Path, 
         assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False).startswith(expected)
         load_data(described, tokenizer)
         assert repr(dates[0]) in str(template_clock.note_of(tokenizer)) and str(template_clock.note_of(tokenizer)).startswith("law: ")
-        assert expected in data_sample.load(str(folder), None, MOMENT).apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        assert expected in data_sample.load(str(folder), None, MOMENT).apply_chat_template(
+            [{"role": "user", "content": "a"}], tokenize=False
+        )
 
 
 def test_a_template_without_a_clock_needs_no_line(model: Path):

@@ -66,7 +66,9 @@ def tokenizer_of(tokenizer: Any, tmp_path: Path) -> Any:
     def of(family: str) -> Any:
         text = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
         own = type(tokenizer).from_pretrained(tokenizer.name_or_path)
-        own.add_special_tokens({"additional_special_tokens": sorted(set(re.findall(r"<[|｜][^<>|｜]{1,30}[|｜]>|</?[a-z_]+_of_[a-z]+>", text)))})
+        own.add_special_tokens(
+            {"additional_special_tokens": sorted(set(re.findall(r"<[|｜][^<>|｜]{1,30}[|｜]>|</?[a-z_]+_of_[a-z]+>", text)))}
+        )
         own.chat_template = text
         return own
 
@@ -83,7 +85,12 @@ def of_trl(tokenizer: Any, case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """(ids, mask) as TRL makes them. Raises whatever TRL and the template raise."""
     template = None if trl_utils.has_generation_markers(tokenizer.chat_template) else trl_utils.get_training_chat_template(tokenizer)
     made = tokenizer.apply_chat_template(
-        case["messages"], chat_template=template, tools=case.get("tools"), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        case["messages"],
+        chat_template=template,
+        tools=case.get("tools"),
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
     )
     return list(made["input_ids"]), list(made["assistant_masks"])
 
@@ -143,7 +150,10 @@ def test_where_trl_has_no_training_template_every_turn_is_learned(tokenizer_of: 
     for case, words in (("three turns", ("two", "four", "seven")), ("system", ("two", "four")), ("calls", ("Rome", "it is", "bad"))):
         row, notes = encoded(tokenizer, CASES[case])
         learned = tokenizer.decode([token for token, counts in zip(row.tokens, row.trained, strict=True) if counts])
-        assert all(word in learned for word in words) and not any(word in learned for word in ("one", "three", "kind", "sunny")), (case, learned)
+        assert all(word in learned for word in words) and not any(word in learned for word in ("one", "three", "kind", "sunny")), (
+            case,
+            learned,
+        )
         assert not any("rewrites" in note for note in notes)
 
 
@@ -155,7 +165,9 @@ def test_completions_are_learned_as_trl_has_them(tokenizer_of: Any, family: str)
     as_given = in_parts if family in ("idefics3", "llava_next", "smolvlm") else dict
     ids, mask = of_trl(tokenizer, as_given({"messages": prompt + completion}))
     template = None if family in MARKED else trl_utils.get_training_chat_template(tokenizer)
-    asked = tokenizer.apply_chat_template(as_given({"messages": prompt})["messages"], chat_template=template, add_generation_prompt=True, return_dict=True)["input_ids"]
+    asked = tokenizer.apply_chat_template(
+        as_given({"messages": prompt})["messages"], chat_template=template, add_generation_prompt=True, return_dict=True
+    )["input_ids"]
     common = next((place for place, (mine, its) in enumerate(zip(asked, ids, strict=False)) if mine != its), min(len(asked), len(ids)))
     row, _ = encoded(tokenizer, {"prompt": prompt, "completion": completion})
     assert list(row.tokens) == ids and list(row.trained) == [counts if place >= common else 0 for place, counts in enumerate(mask)]
@@ -165,4 +177,6 @@ def test_completions_are_learned_as_trl_has_them(tokenizer_of: Any, family: str)
 def test_with_loss_on_everything_the_models_own_template_is_used(tokenizer_of: Any, family: str) -> None:
     tokenizer = tokenizer_of(family)
     row, _ = encoded(tokenizer, CASES["system"], completion_only=False)
-    assert list(row.tokens) == tokenizer.apply_chat_template(CASES["system"]["messages"], return_dict=True)["input_ids"] and all(row.trained[1:])
+    assert list(row.tokens) == tokenizer.apply_chat_template(CASES["system"]["messages"], return_dict=True)["input_ids"] and all(
+        row.trained[1:]
+    )

@@ -43,11 +43,34 @@ PLAIN = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-MIXED = {**PLAIN, "moe_intermediate_size": 24, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+MIXED = {
+    **PLAIN,
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+}
 SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
-ZAMBA = {**PLAIN, "num_hidden_layers": 8, "attn_layer_period": 3, "attn_layer_offset": 2, "n_mamba_heads": 2, "mamba_d_state": 4, "num_key_value_heads": 4}
-BART = {"vocab_size": 64, "d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 48, "decoder_attention_heads": 4, "max_position_embeddings": 64}
+ZAMBA = {
+    **PLAIN,
+    "num_hidden_layers": 8,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 2,
+    "n_mamba_heads": 2,
+    "mamba_d_state": 4,
+    "num_key_value_heads": 4,
+}
+BART = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "decoder_layers": 1,
+    "decoder_ffn_dim": 48,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 TIED, APART = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**PLAIN, **APART}),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import build, inspection, unsloth
+from homelab.worker.model import inspection, pretrained, unsloth
 from homelab.worker.model.build import add_adapters
 from homelab.worker.model.trained_weights import freeze_unreached
 from homelab.worker.runtime.recipe import Method
@@ -49,7 +49,7 @@ def test_unsloths_adapters_start_as_those_of_transformers(monkeypatch: pytest.Mo
 
     of_unsloth = SimpleNamespace(from_pretrained=lambda path, **options: (tiny_models.build("llama"), None), get_peft_model=get_peft_model)
     monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(FastLanguageModel=of_unsloth))
-    monkeypatch.setattr(build, "from_pretrained", lambda auto, path, **options: auto.from_pretrained(path, **options))
+    monkeypatch.setattr(pretrained, "from_pretrained", lambda auto, path, **options: auto.from_pretrained(path, **options))
     task = harness.task_of(tmp_path, method__kind="lora", method__rank=2, method__alpha=4, method__backend="unsloth", train__seed=42)
 
     theirs, ours = (dict(model.named_parameters()) for model in (unsloth.load(task, "/here", print), adapted("llama", "all-linear")))

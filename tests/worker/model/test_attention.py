@@ -47,9 +47,7 @@ def passed(model: Any, batch: dict[str, Any], items: int = 20) -> tuple[float, d
     model.zero_grad()
     loss = model(**batch, num_items_in_batch=torch.tensor(items)).loss
     loss.backward()
-    return float(loss.detach()), {
-        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad
-    }
+    return float(loss.detach()), {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def assert_same(found: tuple[float, dict[str, Any]], wanted: tuple[float, dict[str, Any]]) -> None:
@@ -209,7 +207,9 @@ def test_the_switch_of_a_plan_pads_again(forks: harness.Forks, tmp_path: Path, m
     """Joined and padded, on unlike ranks: the same losses in every step, and less computed."""
     losses, said = {}, {}
     for joined in (True, False):
-        run = harness.make_run(tmp_path / f"joined {joined}", model, data, train__fused_loss="auto", method__kind="lora", data__eval_fraction=0.1)
+        run = harness.make_run(
+            tmp_path / f"joined {joined}", model, data, train__fused_loss="auto", method__kind="lora", data__eval_fraction=0.1
+        )
         forks.train(run, 1, [7, 5], micro_batch=3, switches={"joined_rows": joined})
         losses[joined] = harness.losses(run, 1)
         said[joined] = (run / "attempts" / "1" / "ranks" / "0" / "metrics.jsonl").read_text()

@@ -58,7 +58,12 @@ def test_every_bit_counts_and_its_place() -> None:
         other[first], other[second] = whole[second].item(), whole[first].item()
         assert not torch.equal(other, whole)
         found.add(digest(other))
-    found |= {digest(whole[:-1]), digest(whole.view(3, -1)), digest(whole.view(torch.int16)), digest(torch.nn.functional.pad(whole, (0, 1)))}
+    found |= {
+        digest(whole[:-1]),
+        digest(whole.view(3, -1)),
+        digest(whole.view(torch.int16)),
+        digest(torch.nn.functional.pad(whole, (0, 1))),
+    }
     assert len(found) == 13
 
 
@@ -100,7 +105,11 @@ def test_of_quantised_weights_both_what_was_read_and_what_is_held_count() -> Non
     read, held = weight_digests.base(model)
     assert weight_digests.base(same) == (read, held) and read != held
     state = same["base"].weight.quant_state
-    for change in (lambda: state.offset.mul_(1 + 1e-6), lambda: same["base"].weight.data[3].bitwise_xor_(1), lambda: state.state2.absmax.mul_(2)):
+    for change in (
+        lambda: state.offset.mul_(1 + 1e-6),
+        lambda: same["base"].weight.data[3].bitwise_xor_(1),
+        lambda: state.state2.absmax.mul_(2),
+    ):
         change()
         now = weight_digests.base(same)
         assert now[0] == read and now[1] != held, "another device's rounding, or a fault of memory"

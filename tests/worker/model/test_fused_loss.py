@@ -71,9 +71,7 @@ def widest_result() -> Iterator[list[int]]:
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             for leaf in tree_leaves(result):
-                if (
-                    not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.shape[-2] == 32
-                ):  # the head's own weight, seen sideways
+                if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or leaf.shape[-2] == 32:  # the head's own weight, seen sideways
                     continue
                 if leaf.shape[-1] == VOCABULARY:
                     seen[0] = max(seen[0], leaf.numel())
@@ -84,9 +82,7 @@ def widest_result() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
-@pytest.mark.parametrize(
-    ("kind", "targets"), [("full", "all-linear"), ("lora", "all-linear"), ("lora", ["q_proj", "lm_head"])]
-)
+@pytest.mark.parametrize(("kind", "targets"), [("full", "all-linear"), ("lora", "all-linear"), ("lora", ["q_proj", "lm_head"])])
 @pytest.mark.parametrize("items", [None, 7, torch.tensor(123)], ids=["mean", "int", "tensor"])
 def test_the_same_loss_and_the_same_gradients(kind: str, targets: Any, tied: bool, items: Any) -> None:
     plain_loss, plain = loss_and_gradients(tiny(kind, tied, targets, fused=False), items)
@@ -218,18 +214,10 @@ def test_accelerate_may_wrap_and_unwrap_it() -> None:
 
 
 def test_a_softcap_is_kept_and_an_unknown_loss_is_refused() -> None:
-    small = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
     gemma = transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(
-            **small, vocab_size=VOCABULARY, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5
-        )
+        transformers.Gemma2Config(**small, vocab_size=VOCABULARY, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5)
     )
     fused_loss.check(gemma, fused_loss.install(gemma, chunk=3))
     granite = transformers.GraniteForCausalLM(

@@ -14,7 +14,11 @@ from tests.worker.model import tiny_models
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("kind", tiny_models.CONFIGS)
 def test_sources_of_chance_are_those_of_the_config(kind: str, device: str):
-    rates = {value for key, value in tiny_models.CONFIGS[kind].items() if isinstance(value, float) and value > 0 and any(word in key for word in ("drop", "jitter"))}
+    rates = {
+        value
+        for key, value in tiny_models.CONFIGS[kind].items()
+        if isinstance(value, float) and value > 0 and any(word in key for word in ("drop", "jitter"))
+    }
 
     assert {found.amount for found in inspection.chance(tiny_models.build(kind, device))} == rates
 

@@ -32,7 +32,9 @@ def test_every_source_is_off_and_named(tmp_path: Path, kind: str):
 
     assert inspection.draws(before) is True and inspection.draws(model) is False
     (note,) = notes
-    rates = {key for key, value in tiny_models.CONFIGS[kind].items() if isinstance(value, float) and value and ("drop" in key or "jitter" in key)}
+    rates = {
+        key for key, value in tiny_models.CONFIGS[kind].items() if isinstance(value, float) and value and ("drop" in key or "jitter" in key)
+    }
     assert note.startswith("model dropout: ") and any(key in note for key in rates)
     tokens = torch.arange(1, 9).unsqueeze(0)
     assert torch.equal(before.eval()(input_ids=tokens).logits, model.eval()(input_ids=tokens).logits)

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import build  # noqa: E402
+from homelab.worker.model import build, pretrained  # noqa: E402
 from homelab.worker.tools import data_sample, model_build  # noqa: E402
 from homelab.worker.training.model_checks import check_loss_is_a_sum  # noqa: E402
 from tests.worker import harness  # noqa: E402
@@ -109,10 +109,12 @@ def question(folder: Path, **method: Any) -> dict[str, Any]:
 
 def load_as_a_rank(folder: Path, tmp_path: Path, **method: Any) -> Any:
     """What a rank does before its first step."""
-    task = harness.task_of(tmp_path / "work" / "runs" / "run", model__name=str(folder), **{f"method__{key}": value for key, value in method.items()})
-    path = build.model_path(task.run)
+    task = harness.task_of(
+        tmp_path / "work" / "runs" / "run", model__name=str(folder), **{f"method__{key}": value for key, value in method.items()}
+    )
+    path = pretrained.model_path(task.run)
     build.refuse_unfit(task, path)
-    build.load_tokenizer(task.run, path)
+    pretrained.load_tokenizer(task.run, path)
     return build.load_model(task, path, lambda note: None)
 
 
@@ -158,9 +160,9 @@ def test_fp8_is_read_as_the_values_that_it_stands_for_in_the_precision_of_the_pl
     """Never computed in: a card with kernels for it would compute another function than one without."""
     narrow, plain = odd_models.in_eight_float_bits(model, tmp_path)
 
-    loaded, expected = (build.load_base(str(folder), None, None, build.DTYPES[precision], None, "here") for folder in (narrow, plain))
+    loaded, expected = (build.load_base(str(folder), None, None, pretrained.DTYPES[precision], None, "here") for folder in (narrow, plain))
 
-    assert {parameter.dtype for parameter in loaded.parameters()} == {build.DTYPES[precision]}
+    assert {parameter.dtype for parameter in loaded.parameters()} == {pretrained.DTYPES[precision]}
     tokens = torch.arange(3, 20).unsqueeze(0)
     with torch.no_grad():
         apart = (loaded(input_ids=tokens).logits - expected(input_ids=tokens).logits).abs().max()

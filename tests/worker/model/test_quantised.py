@@ -62,7 +62,10 @@ def test_what_is_read_again_is_the_same_bits(node: Node) -> None:
     again = node.load()
     assert len(node.said) == 1 and "read from" in node.said[0]
     assert torch.equal(logits(first), logits(again)) and weight_digests.base(first) == weight_digests.base(again)
-    assert all(type(part).__name__ == "Linear4bit" for part in weight_digests.quantised(again).values()) and len(weight_digests.quantised(again)) == 14
+    assert (
+        all(type(part).__name__ == "Linear4bit" for part in weight_digests.quantised(again).values())
+        and len(weight_digests.quantised(again)) == 14
+    )
     assert not any(part.support_avx512bf16_for_cpu for part in weight_digests.quantised(again).values()), "trainable on a CPU"
 
 

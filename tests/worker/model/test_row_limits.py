@@ -20,7 +20,14 @@ from homelab.worker.errors import WorkerError  # noqa: E402
 from homelab.worker.model import row_limits  # noqa: E402
 
 MOST = 20
-_SMALL: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": MOST}
+_SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": MOST,
+}
 _GPT: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MOST}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT, "gpt_bigcode": _GPT, "openai-gpt": _GPT, "ctrl": {**_GPT, "dff": 64}, "gptj": {**_GPT, "rotary_dim": 4}, "codegen": {**_GPT, "rotary_dim": 4},

@@ -42,7 +42,9 @@ def assert_the_same(run: Path, attempts: list[int], one: Path) -> None:
     found = {step: loss for attempt in attempts for step, loss in harness.losses(run, attempt).items()}
     assert found == pytest.approx(harness.losses(one, 1), rel=LAW) and len(found) == STEPS
     error = harness.relative_error(harness.weights(run, STEPS), harness.weights(one, STEPS))
-    print(f"weights differ by {error:.1e}, losses by {max(abs(found[step] / loss - 1) for step, loss in harness.losses(one, 1).items()):.1e}")
+    print(
+        f"weights differ by {error:.1e}, losses by {max(abs(found[step] / loss - 1) for step, loss in harness.losses(one, 1).items()):.1e}"
+    )
     assert error <= LAW
 
 
@@ -91,7 +93,9 @@ def main_under_its_trainer() -> int:
     from homelab.worker.training.train import main
 
     patch_gradient_accumulation_fix(Trainer)
-    assert Trainer.compute_loss.__name__ == "_unsloth_pre_compute_loss" and Trainer.get_batch_samples.__name__ == "_unsloth_get_batch_samples"
+    assert (
+        Trainer.compute_loss.__name__ == "_unsloth_pre_compute_loss" and Trainer.get_batch_samples.__name__ == "_unsloth_get_batch_samples"
+    )
     print(f"trained under {Trainer.training_step.__name__}", flush=True)
     return main()
 

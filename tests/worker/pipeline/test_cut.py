@@ -75,10 +75,15 @@ def test_stages_of_every_family_that_is_planned_give_the_logits_of_the_whole(kin
 
 def test_a_class_without_the_layers_of_a_llama_is_named(saved: Saved) -> None:
     gpt2 = refused(saved("gpt2", n_layer=LAYERS, n_head=4, n_embd=32, vocab_size=64, n_positions=64))
-    assert gpt2.message == "GPT2LMHeadModel cannot be cut into stages: it has no layers, embed_tokens, norm where models of the Llama kind have it"
+    assert (
+        gpt2.message
+        == "GPT2LMHeadModel cannot be cut into stages: it has no layers, embed_tokens, norm where models of the Llama kind have it"
+    )
     assert 'strategy = "zero3"' in gpt2.hint
     neox = refused(saved("gpt_neox", **SMALL))
-    assert neox.message == "GPTNeoXForCausalLM cannot be cut into stages: it has no embed_tokens, norm where models of the Llama kind have it"
+    assert (
+        neox.message == "GPTNeoXForCausalLM cannot be cut into stages: it has no embed_tokens, norm where models of the Llama kind have it"
+    )
 
 
 def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> None:

@@ -72,8 +72,12 @@ def test_a_missing_slice_is_named_on_every_node_and_the_one_before_is_taken(run:
     assert all(codes) and "Traceback" not in output, output
     for node in PLACES:
         error = error_of(run, node, 2)
-        assert error["message"].startswith("trainable.safetensors of the checkpoint has 42 tensors, and optimizer.pt is that of 56: a part of the model is missing")
-        assert "whole by its manifest" in error["message"] and error["where"] == str(checkpoints(run, node) / f".{STEP}.corrupt/trainable.safetensors")
+        assert error["message"].startswith(
+            "trainable.safetensors of the checkpoint has 42 tensors, and optimizer.pt is that of 56: a part of the model is missing"
+        )
+        assert "whole by its manifest" in error["message"] and error["where"] == str(
+            checkpoints(run, node) / f".{STEP}.corrupt/trainable.safetensors"
+        )
         assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("goes on from the one before, of step 2")
         assert checkpoint_folder.complete_steps(checkpoints(run, node)) == [2]
     assert_goes_on_from_the_one_before(forks, run, undisturbed)
@@ -98,5 +102,7 @@ def test_one_that_is_cut_off_on_every_node_is_named(run: Path, undisturbed: Path
     assert codes == [2, 2] and "Traceback" not in output, output
     for node in PLACES:
         error = error_of(run, node, 2)
-        assert "bytes" in error["message"] and error["where"] == str(checkpoints(run, node) / STEP / "trainable.safetensors") and error["hint"]
+        assert (
+            "bytes" in error["message"] and error["where"] == str(checkpoints(run, node) / STEP / "trainable.safetensors") and error["hint"]
+        )
     assert_goes_on_from_the_one_before(forks, run, undisturbed)

@@ -55,7 +55,9 @@ class Case:
 
 CASES = {
     "lora on 2": Case("lora", False, [5, 7], {"micro_batch": 2}, {}),
-    "lora on 7/3/2, two on one node": Case("lora", False, [7, 3, 2], {"micro_batch": 1, "nodes": ["a", "b", "b"]}, {"train__fused_loss": True}),
+    "lora on 7/3/2, two on one node": Case(
+        "lora", False, [7, 3, 2], {"micro_batch": 1, "nodes": ["a", "b", "b"]}, {"train__fused_loss": True}
+    ),
     "lora packed on 4, checkpointed": Case("lora", True, [2, 5, 1, 4], {"micro_batch": 2}, {"train__gradient_checkpointing": True}),
     "qlora on 3 in another order": Case("qlora", False, [2, 7, 3], {"micro_batch": 3, "stage_order": [2, 0, 1]}, {}),
     "qlora packed on 2": Case("qlora", True, [9, 3], {"micro_batch": 4}, {"train__fused_loss": True}),
@@ -71,9 +73,13 @@ def shares(case: Case) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ()) for name in CASES])
-def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
+def test_the_training_is_that_of_one_process(
+    name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path
+) -> None:
     case, ranks = CASES[name], len(CASES[name].stages)
-    run = harness.make_run(tmp_path / "run", deep, data, **COMMON | {"method__kind": case.kind, "data__packing": case.packing} | case.recipe)
+    run = harness.make_run(
+        tmp_path / "run", deep, data, **COMMON | {"method__kind": case.kind, "data__packing": case.packing} | case.recipe
+    )
     forks.train(run, 1, shares(case), stages=case.stages, timeout_s=150, **case.plan)
     assert_the_same(run, reference(case.kind, case.packing), {1: (1, ranks)})
     assert_every_sample_once_per_epoch(run, ranks)

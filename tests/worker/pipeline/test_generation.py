@@ -31,7 +31,11 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = harness.tiny_llama(tmp_path_factory.mktemp("deep") / "tiny-llama", hidden=32, intermediate=64, layers=LAYERS)
     weights = load_file(folder / "model.safetensors")
-    save_file({name: weight * 10 if "_proj" in name else weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight * 10 if "_proj" in name else weight for name, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     return folder
 
 
@@ -51,11 +55,21 @@ def of_the_whole(run: Path, *, base: bool = False) -> str:
 
 
 def across(
-    forks: harness.Forks, run: Path, attempt: int, stages: Sequence[int], *, base: bool = False, entry: str = "asked", code: int = 0, **plan: Any
+    forks: harness.Forks,
+    run: Path,
+    attempt: int,
+    stages: Sequence[int],
+    *,
+    base: bool = False,
+    entry: str = "asked",
+    code: int = 0,
+    **plan: Any,
 ) -> list[dict[str, Any]]:
     """What the ranks have written down."""
     rows = [12 if rank == plan.get("stage_order", [0])[0] else 0 for rank in range(len(stages))]
-    folders = [harness.folder_of(run, node, plan.get("nodes") or ["here"]) / "collective" for node in plan.get("nodes") or ["here"] * len(stages)]
+    folders = [
+        harness.folder_of(run, node, plan.get("nodes") or ["here"]) / "collective" for node in plan.get("nodes") or ["here"] * len(stages)
+    ]
 
     def ask() -> None:
         for folder in folders:
@@ -131,4 +145,6 @@ def test_what_is_missing_is_said_in_three_parts(run: Path, forks: harness.Forks)
     for folder in ("final", "checkpoints"):
         (run / folder).rename(run / f"no {folder}")
     for state in across(forks, run, 2, [5, 7], code=1):
-        assert state["error"].startswith("error: this run has no checkpoint yet on any of its nodes\nwhere: ") and "\nfix: " in state["error"]
+        assert (
+            state["error"].startswith("error: this run has no checkpoint yet on any of its nodes\nwhere: ") and "\nfix: " in state["error"]
+        )

@@ -69,7 +69,13 @@ def test_an_optimizer_goes_on_from_a_state_that_was_taken_apart(name: str) -> No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", OPTIMIZERS[1:])
 def test_a_pipeline_goes_on_with_eight_bit_states(name: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    recipe = COMMON | {"method__kind": "lora", "method__rank": 64, "train__optimizer": name, "train__steps": 4, "checkpoint__every_steps": 2}
+    recipe = COMMON | {
+        "method__kind": "lora",
+        "method__rank": 64,
+        "train__optimizer": name,
+        "train__steps": 4,
+        "checkpoint__every_steps": 2,
+    }
     one = harness.make_run(tmp_path / "one", model, data, **recipe)
     forks.train(one, 1, [12])
     run = harness.make_run(tmp_path / "run", model, data, **recipe)

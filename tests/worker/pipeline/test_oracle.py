@@ -27,7 +27,10 @@ def test_gradients_are_those_of_torchs_schedule_and_of_one_process(forks: harnes
     run = harness.make_run(tmp_path / "run", model, data, method__kind="lora")
     codes, output = forks.run(run, 1, [12, 0, 0], stages=CUT, entry=f"{__name__}:three_ways", timeout_s=100)
     assert codes == [0] * len(CUT), output
-    ours, torchs = ({name: tensor for rank in range(len(CUT)) for name, tensor in load_file(run / f"{way} {rank}").items()} for way in ("ours", "torch's"))
+    ours, torchs = (
+        {name: tensor for rank in range(len(CUT)) for name, tensor in load_file(run / f"{way} {rank}").items()}
+        for way in ("ours", "torch's")
+    )
     whole = load_file(run / "whole")
     assert len(whole) == sum(CUT) * 7 * 2 and all(gradient.norm() > 1e-6 for gradient in whole.values()), "every adapter has a gradient"
     assert harness.relative_error(ours, torchs) < WITHIN

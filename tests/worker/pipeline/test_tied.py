@@ -37,10 +37,16 @@ def test_lora_on_two_stages_has_the_curve_of_one_process(tied: Path, data: Path,
     assert harness.relative_error(harness.weights(two, 8), harness.weights(one, 8)) < AFTER_ALL
 
 
-def test_a_model_with_other_layers_than_the_plan_ends_every_rank_with_one_message(tied: Path, data: Path, forks: harness.Forks, tmp_path: Path) -> None:
+def test_a_model_with_other_layers_than_the_plan_ends_every_rank_with_one_message(
+    tied: Path, data: Path, forks: harness.Forks, tmp_path: Path
+) -> None:
     run = harness.make_run(tmp_path / "run", tied, data, method__kind="lora")
     codes, output = forks.run(run, 1, [12, 0], stages=[3, 2])
     assert codes == [2, 2] and "Traceback" not in output, output
     for rank in (0, 1):
         error = harness.error_of(run, 1, rank)
-        assert error["message"] == "the plan cuts 5 layers, and the model has 4" and error["where"] == "[model] name in the recipe" and error["hint"]
+        assert (
+            error["message"] == "the plan cuts 5 layers, and the model has 4"
+            and error["where"] == "[model] name in the recipe"
+            and error["hint"]
+        )

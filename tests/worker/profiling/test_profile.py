@@ -55,15 +55,20 @@ def test_a_profile_of_two_ranks(strategy: str, forks: harness.Forks, tmp_path: P
         names = {event["name"] for event in trace["traceEvents"]}
         assert {"input", "forward", "backward", "reduction", "optimizer", "ProfilerStep#4", "ProfilerStep#5"} <= names
         assert all(summary["phases"][phase] > 0 for phase in ("input", "forward", "backward", "reduction", "optimizer"))
-        assert sum(summary["phases"].values()) == pytest.approx(sum(summary["step_s"]), rel=0.1, abs=0.2)  # of tiny steps, beside other tests
+        # of tiny steps, beside other tests
+        assert sum(summary["phases"].values()) == pytest.approx(sum(summary["step_s"]), rel=0.1, abs=0.2)
         exchanged = [row for row in summary["exchanges"] if row["name"] != "figures of the step"]
         assert sum(row["payload_bytes"] for row in exchanged) == sum(lines[step]["sent_bytes"] for step in (4, 5))
         assert summary["memory"]["peak_bytes"] > 0 and summary["memory"]["points"]
     assert not list(run.glob("profiles/.*")), "nothing half is left"
 
 
-@pytest.mark.parametrize(("fault", "operator"), [pytest.param("asleep", "Python of LlamaMLP", marks=pytest.mark.thorough), ("sorting", "aten::sort")])
-def test_a_slowdown_put_in_on_purpose_is_named(fault: str, operator: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "operator"), [pytest.param("asleep", "Python of LlamaMLP", marks=pytest.mark.thorough), ("sorting", "aten::sort")]
+)
+def test_a_slowdown_put_in_on_purpose_is_named(
+    fault: str, operator: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
     run = asked(harness.make_run(tmp_path / "run", model, data, **RECIPE))
     codes, output = forks.run(run, 1, [12], entry=f"{HERE}:{fault}")
     assert codes == [0], output
@@ -212,8 +217,12 @@ def careless() -> int:
     return main()
 
 
-@pytest.mark.parametrize("fault", ["breaking", pytest.param("refusing", marks=pytest.mark.thorough), pytest.param("damaging", marks=pytest.mark.thorough)])
-def test_a_profiler_that_fails_costs_the_profile_and_not_the_training(fault: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+@pytest.mark.parametrize(
+    "fault", ["breaking", pytest.param("refusing", marks=pytest.mark.thorough), pytest.param("damaging", marks=pytest.mark.thorough)]
+)
+def test_a_profiler_that_fails_costs_the_profile_and_not_the_training(
+    fault: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
     run = asked(harness.make_run(tmp_path / fault, model, data, **RECIPE))
     codes, output = forks.run(run, 1, [7, 5], entry=f"{HERE}:{fault}")
     assert codes == [0, 0] and "Traceback" not in output, output

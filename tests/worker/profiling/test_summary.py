@@ -60,7 +60,11 @@ def test_the_dearest_on_a_processor_and_on_a_card() -> None:
     rows = operators.dearest(trace_tree.calls(step()), step(), modules, 1000.0)
     assert [row["name"] for row in rows[:3]] == ["Python of the step's backward", "Python of Mlp", "aten::mm"]
     assert rows[1]["places"] == [{"module": "m", "class": "Mlp", "source": "model.py:7", "share": 1.0}]
-    on_card = [*step(), call("gemm", 50, 650, "kernel", 70, **{"External id": 5}), call("gemm", 700, 800, "kernel", 70, **{"External id": 6})]
+    on_card = [
+        *step(),
+        call("gemm", 50, 650, "kernel", 70, **{"External id": 5}),
+        call("gemm", 700, 800, "kernel", 70, **{"External id": 6}),
+    ]
     rows = operators.dearest(trace_tree.calls(on_card), on_card, modules, 1000.0)
     assert (rows[0]["name"], rows[0]["device_s"], rows[0]["share"]) == ("aten::mm", pytest.approx(7e-4), pytest.approx(0.7))
 
@@ -76,12 +80,24 @@ def test_a_wait_in_the_backward_pass_is_a_reduction() -> None:
 
 
 def entry(name: str, begin: int, end: int, kind: str = "all-reduce", size: int = 100) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "payload_bytes": size, "sent_bytes": size / 2, "begin_ns": BASE_NS + 1000 * begin, "end_ns": BASE_NS + 1000 * end}
+    return {
+        "name": name,
+        "kind": kind,
+        "payload_bytes": size,
+        "sent_bytes": size / 2,
+        "begin_ns": BASE_NS + 1000 * begin,
+        "end_ns": BASE_NS + 1000 * end,
+    }
 
 
 def test_overlap_on_a_processor_ends_with_the_last_gradient() -> None:
     steps = [{"begin_ns": BASE_NS, "ready_ns": BASE_NS + 500_000}, {"begin_ns": BASE_NS + 1_000_000, "ready_ns": BASE_NS + 1_500_000}]
-    entries = [entry("bucket 0", 400, 600), entry("bucket 1", 501, 700), entry("bucket 0", 1400, 1480), entry("gather m", 100, 200, "gather")]
+    entries = [
+        entry("bucket 0", 400, 600),
+        entry("bucket 1", 501, 700),
+        entry("bucket 0", 1400, 1480),
+        entry("gather m", 100, 200, "gather"),
+    ]
     rows = {row["name"]: row for row in overlap.table(overlap.placed(entries, steps, [], BASE_NS))}
     assert (rows["bucket 0"]["calls"], rows["bucket 0"]["sent_bytes"]) == (2, 100)
     assert rows["bucket 0"]["overlap_s"] == pytest.approx(180e-6) and rows["bucket 0"]["seconds"] == pytest.approx(280e-6)
@@ -100,10 +116,19 @@ def test_overlap_on_a_card_is_that_of_the_kernels() -> None:
 
 def test_a_kernel_that_nobody_noted_moves_no_other() -> None:
     """hsdp sums between machines; with all NCCL's kernels counted together every time was that of the call."""
-    names = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "ncclDevKernel_AllGather_RING_LL")
+    names = (
+        "ncclDevKernel_AllGather_RING_LL",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+        "ncclDevKernel_AllGather_RING_LL",
+    )
     events = [call(name, 100 * number, 100 * number + 50, "kernel", 20) for number, name in enumerate(names, start=1)]
     noted = [entry("gather a", 1, 2, "gather"), entry("gather b", 3, 4, "gather"), entry("scatter a", 5, 6, "scatter")]
-    assert [(one.name, one.begin_us) for one in overlap.placed(noted, [], events, BASE_NS)] == [("gather a", 100), ("gather b", 400), ("scatter a", 300)]
+    assert [(one.name, one.begin_us) for one in overlap.placed(noted, [], events, BASE_NS)] == [
+        ("gather a", 100),
+        ("gather b", 400),
+        ("scatter a", 300),
+    ]
     (alone,) = overlap.placed([entry("bucket 0", 7, 8)], [], events + [call(names[1], 900, 950, "kernel", 20)], BASE_NS)
     assert (alone.begin_us, alone.end_us) == (7, 8), "two kernels of one call: which is its own is not known"
 

@@ -19,7 +19,12 @@ COLLECTIVE_S, LATE_S = 4.0, 6.0
 
 @pytest.mark.parametrize(
     ("expected", "patience_s"),
-    [(None, 1800.0), ({"step_s": 2.0, "evaluate_s": 60.0}, 1800.0), ({"step_s": 900.0, "evaluate_s": 0.0}, 2700.0), ({"step_s": 1.0, "evaluate_s": 1000.0}, 3000.0)],
+    [
+        (None, 1800.0),
+        ({"step_s": 2.0, "evaluate_s": 60.0}, 1800.0),
+        ({"step_s": 900.0, "evaluate_s": 0.0}, 2700.0),
+        ({"step_s": 1.0, "evaluate_s": 1000.0}, 3000.0),
+    ],
 )
 def test_a_collective_may_take_three_times_what_the_plan_expects(expected: dict[str, float] | None, patience_s: float) -> None:
     from homelab.worker.runtime import process_group
@@ -56,7 +61,11 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
     strategy: Any = SimpleNamespace(evaluating=lambda model, passes: contextlib.nullcontext(passes))
     balance: Any = SimpleNamespace(rows_of=lambda lengths, rank: [0], passes_of=lambda lengths, rank: [[0]])
     loss = evaluate.held_out_loss(
-        Model(), [stand_in(0)], balance, 0, Form(pad=0),
+        Model(),
+        [stand_in(0)],
+        balance,
+        0,
+        Form(pad=0),
         evaluate.Hooks(strategy, lambda: happened.append("pass"), lambda: happened.append("waited")),
     )
     assert loss == 2.0 and happened == ["pass", "waited", "gathered"]
@@ -84,7 +93,12 @@ def late() -> int:
     from homelab.worker.training.train import main
     from homelab.worker.training.trainer import ShareTrainer
 
-    connect, load, restore, tokens = process_group.connect, weights.load_weights, ShareTrainer._load_optimizer_and_scheduler, evaluate.loss_tokens
+    connect, load, restore, tokens = (
+        process_group.connect,
+        weights.load_weights,
+        ShareTrainer._load_optimizer_and_scheduler,
+        evaluate.loss_tokens,
+    )
 
     def connected(task: Any) -> None:
         connect(task)

@@ -18,7 +18,12 @@ from homelab.worker.tools import card_speed
 from homelab.worker.tools.rank_state import StateFile
 
 pytestmark = pytest.mark.timeout(120)
-TINY: dict[str, Any] = card_recipe.CPU.shape.model_dump(exclude_none=True) | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300}
+TINY: dict[str, Any] = card_recipe.CPU.shape.model_dump(exclude_none=True) | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 300,
+}
 
 
 @pytest.mark.parametrize("how", [None, NF4])
@@ -35,14 +40,24 @@ def test_random_weights_are_held_as_those_of_files(tmp_path: Path, how: str | No
 def asked(**changes: Any) -> dict[str, Any]:
     recipe = card_recipe.CPU
     row = recipe.row(kind="lora", precision="fp32")
-    return {**recipe.request(row, "cpu"), "shape": TINY, "measure_s": 0.2, "train": {**recipe.request(row, "cpu")["train"], "seq_len": 32}, **changes}
+    return {
+        **recipe.request(row, "cpu"),
+        "shape": TINY,
+        "measure_s": 0.2,
+        "train": {**recipe.request(row, "cpu")["train"], "seq_len": 32},
+        **changes,
+    }
 
 
 def test_the_steps_of_the_workers_own_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "input.json").write_text(json.dumps(asked()))
     state = StateFile(tmp_path, 0)
     stages: list[str] = []
-    monkeypatch.setattr(StateFile, "__call__", lambda self, stage=None, **more: (stages.append(stage or ""), self.known.update(more, stage=stage or self.known.get("stage")))[0])
+    monkeypatch.setattr(
+        StateFile,
+        "__call__",
+        lambda self, stage=None, **more: (stages.append(stage or ""), self.known.update(more, stage=stage or self.known.get("stage")))[0],
+    )
     card_speed.run(state)
     (result,) = state.known["results"]
     assert stages[-1] == DONE and TRAINING in stages and result["torch"] == torch.__version__

@@ -70,7 +70,9 @@ def test_the_reckoned_bytes_are_those_of_the_loaded_weights(run: Path, model: Pa
 
 def test_it_is_asked_as_it_was_trained(tokenizer) -> None:
     def text(**data: str) -> str:
-        return str(tokenizer.decode(chat.encode({"recipe": {"data": data}}, tokenizer, [{"role": "user", "content": "2+2="}])["input_ids"][0]))
+        return str(
+            tokenizer.decode(chat.encode({"recipe": {"data": data}}, tokenizer, [{"role": "user", "content": "2+2="}])["input_ids"][0])
+        )
 
     assert text() == text(template="auto") == "<|start|>user\n2+2=<|end|>\n<|start|>assistant\n"
     assert text(template="none") == "2+2="

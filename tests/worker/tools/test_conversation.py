@@ -78,7 +78,9 @@ def program(run_dir: Path) -> Iterator[Program]:
 def test_questions_are_answered_until_nobody_asks(program: Program) -> None:
     assert "ready" in program.read()
     answers = {name: program.ask("hello", name) for name in ("trained", "base")}
-    assert all(end == {"end": {"tokens": end["end"]["tokens"], "stopped": False}} and 0 < end["end"]["tokens"] <= 12 for _, end in answers.values())
+    assert all(
+        end == {"end": {"tokens": end["end"]["tokens"], "stopped": False}} and 0 < end["end"]["tokens"] <= 12 for _, end in answers.values()
+    )
     assert answers["trained"][0] != answers["base"][0] and program.ask("hello") == answers["trained"]
     error = program.ask("hello " * 5000)[1]["error"]
     assert "the conversation has" in error["message"] and "/new" in error["hint"]

@@ -40,13 +40,7 @@ def method(kind: str, targets: Any = "all-linear") -> dict[str, Any]:
 
 
 def train(seq_len: int, checkpointing: bool, fused: bool, optimizer: str = "adamw") -> dict[str, Any]:
-    return {
-        "seq_len": seq_len,
-        "gradient_checkpointing": checkpointing,
-        "fused_loss": fused,
-        "optimizer": optimizer,
-        "seed": 1,
-    }
+    return {"seq_len": seq_len, "gradient_checkpointing": checkpointing, "fused_loss": fused, "optimizer": optimizer, "seed": 1}
 
 
 class RealStep:
@@ -148,12 +142,21 @@ def test_within_two_percent_of_the_real_step(folder: Path, monkeypatch: pytest.M
 
 # (method, precision, rows)
 MIXTURES = [("lora", "bf16", 1)]
-MORE_MIXTURES = [("full", "fp32", 1), ("full", "bf16", 3), ("qlora", "fp32", 3), ("lora", "fp32", 3), ("lora 8bit", "bf16", 3), ("qlora", "bf16", 1)]
+MORE_MIXTURES = [
+    ("full", "fp32", 1),
+    ("full", "bf16", 3),
+    ("qlora", "fp32", 3),
+    ("lora", "fp32", 3),
+    ("lora 8bit", "bf16", 3),
+    ("qlora", "bf16", 1),
+]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "case", [*MIXTURES, *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE_MIXTURES)], ids=lambda case: "-".join(map(str, case))
+    "case",
+    [*MIXTURES, *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE_MIXTURES)],
+    ids=lambda case: "-".join(map(str, case)),
 )
 def test_the_step_of_a_mixture_of_experts_is_that_of_the_real_one(tmp_path: Path, case: Any) -> None:
     kind, precision, rows = case
@@ -171,7 +174,8 @@ def test_the_step_of_a_mixture_of_experts_is_that_of_the_real_one(tmp_path: Path
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 def test_a_card_without_bf16_makes_the_gradient_of_frozen_experts_too(kind: str) -> None:
     small = {**MIXTURE, "vocab_size": 64, "num_hidden_layers": 1}
-    experts_bytes = 4 * CONFIG["hidden_size"] * 2 * CONFIG["intermediate_size"] * 2  # one matrix of all experts of the layer, 16 bits an element
+    # one matrix of all experts of the layer, 16 bits an element
+    experts_bytes = 4 * CONFIG["hidden_size"] * 2 * CONFIG["intermediate_size"] * 2
     newer, older = (memory_dry_run.dry_run(small, method(kind), train(8, False, True), Situation("cuda", precision, micro_batch=1, masked=False))
                     for precision in ("bf16", "fp16"))  # fmt: skip
 
@@ -212,7 +216,8 @@ def test_the_kernels_of_a_gpu() -> None:
 def test_adapters_of_a_quantised_matrix_keep_no_copies_on_a_card() -> None:
     """PEFT asks whether CUDA's autocast is on: on a card it is, on a CPU, fake or real, it is not."""
     pytest.importorskip("bitsandbytes")
-    settings, asked = train(512, False, False), torch.is_autocast_enabled  # the peak is at the logits, when all layers hold what they save
+    # the peak is at the logits, when all layers hold what they save
+    settings, asked = train(512, False, False), torch.is_autocast_enabled
     saved = {
         kind: memory_dry_run.dry_run(CONFIG, method(kind), settings, Situation("cuda", "bf16", micro_batch=1, masked=False))["items"]
         for kind in ("lora", "qlora", "lora 8bit")
@@ -235,25 +240,13 @@ def test_asked_as_an_agent_asks() -> None:
         "time_limit_s": 540,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "homelab.node", "dry-run"],
-        input=json.dumps(question) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=550,
+        [sys.executable, "-m", "homelab.node", "dry-run"], input=json.dumps(question) + "\n", capture_output=True, text=True, timeout=550
     )
     results = json.loads(done.stdout)["results"]
-    assert (
-        len(results) == 2
-        and results[0]["peak_bytes"] < results[1]["peak_bytes"]
-        and results[0]["at"].startswith("aten.")
-    )
+    assert len(results) == 2 and results[0]["peak_bytes"] < results[1]["peak_bytes"] and results[0]["at"].startswith("aten.")
     unknown = question | {"config": {"model_type": "no-such-kind"}}
     done = subprocess.run(
-        [sys.executable, "-m", "homelab.node", "dry-run"],
-        input=json.dumps(unknown) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=550,
+        [sys.executable, "-m", "homelab.node", "dry-run"], input=json.dumps(unknown) + "\n", capture_output=True, text=True, timeout=550
     )
     refusal = json.loads(done.stdout)["error"]
     assert "no model can be built" in refusal["message"] and "--no-dry-run" in refusal["hint"]
@@ -281,8 +274,5 @@ def test_the_tracker_by_hand() -> None:
 def test_a_target_that_the_model_lacks_is_one_clear_error() -> None:
     with pytest.raises(WorkerError, match="adapters do not fit"):
         memory_dry_run.dry_run(
-            CONFIG,
-            method("lora", ["no_such"]),
-            train(8, True, False),
-            Situation("cpu", "fp32", micro_batch=1, masked=False),
+            CONFIG, method("lora", ["no_such"]), train(8, True, False), Situation("cpu", "fp32", micro_batch=1, masked=False)
         )

@@ -22,7 +22,9 @@ from homelab.worker.tools import gguf, modelfile  # noqa: E402
 from tests.worker import harness  # noqa: E402
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-INST = "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+INST = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
 COUNTS = "{% for m in messages %}{{ loop.index }}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 QUESTION = "Who was Albert Einstein?"
 
@@ -124,7 +126,9 @@ def test_a_file_without_the_models_head_is_not_kept(trained: Path, tmp_path: Pat
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("name", "message"), [("OPTForCausalLM", "does not know OPTForCausalLM"), ("Gemma2ForCausalLM", "no head of its own")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("OPTForCausalLM", "does not know OPTForCausalLM"), ("Gemma2ForCausalLM", "no head of its own")]
+)
 def test_what_the_tested_converter_cannot_do_is_not_begun(trained: Path, tmp_path: Path, name: str, message: str) -> None:
     config = trained / "final/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))
@@ -182,7 +186,9 @@ def test_a_real_llama_cpp_answers_as_the_model_does(tmp_path: Path, data: Path) 
     model.save_pretrained(run_dir / "final")
     tokenizer.save_pretrained(run_dir / "final")
     (run_dir / "final/README.md").write_text("# card\n")
-    tokens = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    tokens = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     output = model.generate(**tokens, max_new_tokens=40, do_sample=False)
     answer = tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
     environment = tmp_path / "venv"

@@ -69,7 +69,13 @@ def hub(model: Path) -> Iterator[Hub]:
         return {**files, "config.json": json.dumps(config | keys).encode()}
 
     served = Hub()
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", "model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    index = {
+        "metadata": {},
+        "weight_map": {
+            "lm_head.weight": "model-00002-of-00002.safetensors",
+            "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+        },
+    }
     served.push("org/good", files)
     served.push("org/gated", files)
     served.gated = {"org/gated"}
@@ -90,9 +96,18 @@ def hub(model: Path) -> Iterator[Hub]:
 @pytest.fixture(scope="module")
 def answers(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cache = tmp_path_factory.mktemp("cache")
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(cache), "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HOME": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     asked = {"good": question("org/good"), **{case: question(*CASES[case][:2]) for case in CASES}}
-    done = subprocess.run([sys.executable, "-c", ASK], input=json.dumps(list(asked.values())), capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], input=json.dumps(list(asked.values())), capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(asked, map(json.loads, done.stdout.splitlines()), strict=True)) | {"sent_bytes": hub.sent_bytes}
 

@@ -38,7 +38,8 @@ def tied(model: Path, folder: Path) -> Path:
 
 def quantised(model: Path, folder: Path, how: str) -> Path:
     """The same model as bitsandbytes' own files of it: "4bit" or "8bit"."""
-    settings = transformers.BitsAndBytesConfig(**{f"load_in_{how}": True}, bnb_4bit_compute_dtype=torch.bfloat16)  # as published files say
+    # as published files say
+    settings = transformers.BitsAndBytesConfig(**{f"load_in_{how}": True}, bnb_4bit_compute_dtype=torch.bfloat16)
     transformers.AutoModelForCausalLM.from_pretrained(model, quantization_config=settings, device_map={"": "cpu"}).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
     return folder
@@ -52,7 +53,9 @@ def trained(tmp_path: Path, model: Path, data: Path, request: pytest.FixtureRequ
     if stored:
         source = odd_models.in_eight_float_bits(source, tmp_path)[0] if stored == "fp8" else quantised(source, tmp_path / "stored", stored)
     chosen = targets if targets == "all-linear" else targets.split(",")
-    run_dir = harness.make_run(tmp_path / "run", source, data, method__kind=kind, method__base=base, method__targets=chosen, data__eval_fraction=0.2)
+    run_dir = harness.make_run(
+        tmp_path / "run", source, data, method__kind=kind, method__base=base, method__targets=chosen, data__eval_fraction=0.2
+    )
     harness.make_plan(run_dir, 1, [12])
     built = load_model(run_model.task_of(run_model.read_run(run_dir), run_dir), str(source), lambda note: None)
     generator = torch.Generator().manual_seed(1)
@@ -72,7 +75,11 @@ def test_the_nearer_merge_is_kept_and_answers_as_the_adapter(trained: Path, mode
     quantised = section(Method, run["recipe"]).quantisation
     made = merge.Merge(trained, trained / "final", "auto").go()
     figures = made["figures"]
-    assert list(figures) == [merge_card.ADAPTER, merge_card.name_of("original"), *([merge_card.name_of("dequantised")] if quantised else [])]
+    assert list(figures) == [
+        merge_card.ADAPTER,
+        merge_card.name_of("original"),
+        *([merge_card.name_of("dequantised")] if quantised else []),
+    ]
     kept = merge_card.name_of("dequantised" if quantised else "original")
     assert made["notes"][0] == f"kept: {kept}" and figures[kept] == pytest.approx(figures[merge_card.ADAPTER], abs=1e-3)
     if quantised:
@@ -99,7 +106,8 @@ def test_what_cannot_be_merged(trained: Path, tmp_path: Path) -> None:
 
 
 ENDS = "q_proj,lm_head,embed_tokens"
-STORED = (("qlora auto", "4bit"), ("lora auto", "4bit"), ("lora 8bit", "8bit"), ("lora auto", "8bit"), ("lora auto", "fp8"))  # how the model's files have its weights
+# how the model's files have its weights
+STORED = (("qlora auto", "4bit"), ("lora auto", "4bit"), ("lora 8bit", "8bit"), ("lora auto", "8bit"), ("lora auto", "fp8"))
 
 
 @pytest.mark.timeout(120)
@@ -134,7 +142,9 @@ def test_another_model_is_never_kept(trained: Path, monkeypatch: pytest.MonkeyPa
     (trained / "merged/of before").touch()
     if fault == "the files":
         monkeypatch.setattr(adapted, "mark_untied", lambda config: None)
-        monkeypatch.setattr(saving, "save_whole", lambda model, folder: transformers.AutoModelForCausalLM.from_config(model.config).save_pretrained(folder))
+        monkeypatch.setattr(
+            saving, "save_whole", lambda model, folder: transformers.AutoModelForCausalLM.from_config(model.config).save_pretrained(folder)
+        )
     else:
         monkeypatch.setattr(adapted, "untie", lambda model: None)
     with pytest.raises(WorkerError, match=r"not the model that was trained: its logits are .* nothing was kept") as refused:
@@ -182,7 +192,10 @@ def test_a_failure_leaves_the_older_merge(tmp_path: Path) -> None:
 
 
 def choose(**changes: Any) -> merge_room.Room:
-    return merge_room.choose(Sizes(7 * 10**9, 2, 2048 * 32000), **{"quantisation": "nf4", "free_memory": 64 * GB, "free_disk": 100 * GB, "where": "/x", **changes})
+    return merge_room.choose(
+        Sizes(7 * 10**9, 2, 2048 * 32000),
+        **{"quantisation": "nf4", "free_memory": 64 * GB, "free_disk": 100 * GB, "where": "/x", **changes},
+    )
 
 
 def test_room_is_counted_before_anything_is_loaded() -> None:

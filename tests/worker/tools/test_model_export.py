@@ -48,7 +48,9 @@ def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, model: Path, data: Path) -> None:
     run_dir = harness.make_run(tmp_path / "run", model, data, method__kind="lora")
     harness.make_plan(run_dir, 1, [12])
-    folder = checkpoint_folder.write(run_dir / "checkpoints", 3, run_model.read_run(run_dir)["recipe_hash"], writers_of({"x.json": {"a": 1}}))
+    folder = checkpoint_folder.write(
+        run_dir / "checkpoints", 3, run_model.read_run(run_dir)["recipe_hash"], writers_of({"x.json": {"a": 1}})
+    )
     (folder / "x.json").write_text("{}")
     with pytest.raises(WorkerError):
         model_export.export(run_dir, 3)

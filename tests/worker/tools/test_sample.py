@@ -31,23 +31,12 @@ from tests.checks import healthy
 from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(300)
-DATA = {
-    "format": "auto",
-    "completion_only": True,
-    "packing": False,
-    "split": "train",
-    "text_column": "text",
-    "eval_fraction": 0.0,
-}
+DATA = {"format": "auto", "completion_only": True, "packing": False, "split": "train", "text_column": "text", "eval_fraction": 0.0}
 
 
 def look(path: Path, tokenizer: Any, *, seq_len: int = 512, **data: Any) -> FileSample:
     """One file, in this process."""
-    question = {
-        "files": {"train": {"path": str(path), "shown": "mine", "whole": True}},
-        "data": {**DATA, **data},
-        "seq_len": seq_len,
-    }
+    question = {"files": {"train": {"path": str(path), "shown": "mine", "whole": True}}, "data": {**DATA, **data}, "seq_len": seq_len}
     return FileSample.model_validate(looking.look(question, tokenizer)["train"])
 
 
@@ -69,19 +58,10 @@ def test_the_tokens_are_those_that_the_worker_counts(write: Callable[..., Path],
 
     rows = harness.chat_rows(60)
     path = write("chats.jsonl", lines(rows))
-    run = {
-        "recipe": {"data": DATA, "train": {"seq_len": 120, "seed": 1}},
-        "data": {"train": {"path": str(path), "kind": "file"}},
-    }
+    run = {"recipe": {"data": DATA, "train": {"seq_len": 120, "seed": 1}}, "data": {"train": {"path": str(path), "kind": "file"}}}
     trained = load_data(run, tokenizer).train
     found = look(path, tokenizer, seq_len=120)
-    assert (found.whole, found.rows_read, found.tokens_sampled, found.form, found.needs_chat_template) == (
-        True,
-        60,
-        60,
-        "chat",
-        True,
-    )
+    assert (found.whole, found.rows_read, found.tokens_sampled, found.form, found.needs_chat_template) == (True, 60, 60, "chat", True)
     assert found.kept_tokens == sum(len(row.tokens) for row in trained)
     assert found.rows_silent == sum(not row.loss_tokens for row in trained)
     whole = look(write("chats.jsonl", lines(rows)), tokenizer, seq_len=10_000)
@@ -186,9 +166,7 @@ def test_empty_answers_are_counted_and_the_first_is_named(write: Callable[..., P
     assert (short.rows_mute, short.mute_at) == (0, ""), "one letter is an answer"
 
 
-def test_the_longest_row_is_known_wherever_it_stands(
-    write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_row_is_known_wherever_it_stands(write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "MOST_ROWS", 5)
     rows = [{"text": "a few words"} for _ in range(40)]
     rows[17] = {"text": "word " * 2000}
@@ -232,9 +210,7 @@ def entry_bytes(row: dict[str, Any]) -> int:
     return len(lines([row]))
 
 
-def test_no_more_than_three_broken_rows_are_named_and_the_others_are_counted(
-    write: Callable[..., Path], tokenizer: Any
-) -> None:
+def test_no_more_than_three_broken_rows_are_named_and_the_others_are_counted(write: Callable[..., Path], tokenizer: Any) -> None:
     good = harness.chat_rows(30)
     text = "".join(f"{json.dumps(row)}\n{'{' if number % 5 == 0 else ''}\n" for number, row in enumerate(good))
     found = look(write("a.jsonl", text), tokenizer)
@@ -247,8 +223,7 @@ def test_a_template_may_refuse_a_row_that_has_the_right_form(write: Callable[...
 
     strict = copy.deepcopy(tokenizer)
     strict.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-        + strict.chat_template
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + strict.chat_template
     )
     rows = harness.chat_rows(5)
     rows[3]["messages"] = [{"role": "system", "content": "be brief"}, *rows[3]["messages"]]
@@ -256,9 +231,7 @@ def test_a_template_may_refuse_a_row_that_has_the_right_form(write: Callable[...
     assert [one.where.split(",")[1] for one in found.rows_bad] == [" line 4"] and found.tokens_sampled == 4, found
 
 
-def test_chats_for_a_tokenizer_without_a_template_are_read_and_not_counted(
-    write: Callable[..., Path], tokenizer: Any
-) -> None:
+def test_chats_for_a_tokenizer_without_a_template_are_read_and_not_counted(write: Callable[..., Path], tokenizer: Any) -> None:
     import copy
 
     plain = copy.deepcopy(tokenizer)
@@ -271,7 +244,9 @@ def test_chats_for_a_tokenizer_without_a_template_are_read_and_not_counted(
 
 def test_chats_are_refused_where_the_recipe_leaves_their_template_out(write: Callable[..., Path], tokenizer: Any) -> None:
     found = look(write("a.jsonl", lines(harness.chat_rows(2))), tokenizer, template="none")
-    assert [(one.where, one.message[:22]) for one in found.rows_bad] == [(f"mine, line {line}", "this row has messages,") for line in (1, 2)]
+    assert [(one.where, one.message[:22]) for one in found.rows_bad] == [
+        (f"mine, line {line}", "this row has messages,") for line in (1, 2)
+    ]
     assert not look(write("b.jsonl", lines([{"prompt": "a", "completion": "b"}])), tokenizer, template="none").rows_bad
 
 
@@ -286,25 +261,15 @@ def test_the_beginning_of_a_file_ends_with_a_row(tmp_path: Path) -> None:
     assert of("a.jsonl", '{"text": "long"}\n', 9) == (None, False)
     assert of("a.csv", 'a,b\n1,"x\ny"\n2,z\n', 13) == ('a,b\n1,"x\ny"\n', False)
     assert of("a.csv", 'a,b\n1,"x\ny"\n2,z\n', 10) == ("a,b\n", False)
-    assert (
-        of("a.txt", "one\ntwo\n\nthree\n", 11) == ("one\ntwo\n\n", False)
-        or of("a.txt", "one\ntwo\n\nthree\n", 11)[0] == "one\ntwo\n"
-    )
-    assert of("a.json", '[{"text": "a"}, {"text": "b"}, {"text": "c"}]', 35) == (
-        '[{"text": "a"}, {"text": "b"}]',
-        False,
-    )
+    assert of("a.txt", "one\ntwo\n\nthree\n", 11) == ("one\ntwo\n\n", False) or of("a.txt", "one\ntwo\n\nthree\n", 11)[0] == "one\ntwo\n"
+    assert of("a.json", '[{"text": "a"}, {"text": "b"}, {"text": "c"}]', 35) == ('[{"text": "a"}, {"text": "b"}]', False)
     assert of("a.parquet", "PAR1" * 9, 20) == (None, False)
 
 
 def evidence_of(workdir: Path, model: Path | None, data: dict[str, str] | None = None) -> Any:
     """One node, which is this machine."""
     cluster = Cluster.model_validate(
-        {
-            "name": "here",
-            "nodes": [{"name": "tower", "host": "local", "python": sys.executable, "workdir": str(workdir)}],
-        },
-        strict=False,
+        {"name": "here", "nodes": [{"name": "tower", "host": "local", "python": sys.executable, "workdir": str(workdir)}]}, strict=False
     )
     facts = Facts.model_validate({
         "node": "tower", "python": {"executable": str(workdir), "packages": {"transformers": "5"}},
@@ -315,9 +280,7 @@ def evidence_of(workdir: Path, model: Path | None, data: dict[str, str] | None =
 
 
 def recipe_of(**data: Any) -> Recipe:
-    return healthy.recipe(
-        model={"name": "/m"}, data=data, train={"global_batch": 12, "steps": 1, "learning_rate": 1e-3, "seq_len": 100}
-    )
+    return healthy.recipe(model={"name": "/m"}, data=data, train={"global_batch": 12, "steps": 1, "learning_rate": 1e-3, "seq_len": 100})
 
 
 @pytest.mark.slow
@@ -331,12 +294,7 @@ def test_a_node_looks_once_and_answers_the_second_time_from_what_it_kept(tmp_pat
     evidence = evidence_of(tmp_path / "work", model)
     with Fleet(evidence.cluster) as fleet:
         first = data_sample.look(fleet, evidence, recipe, items)
-        assert (
-            isinstance(first, SampleResult)
-            and first.refused is None
-            and first.tokenizer is None
-            and first.node == "tower"
-        )
+        assert isinstance(first, SampleResult) and first.refused is None and first.tokenizer is None and first.node == "tower"
         assert first.files["train"].tokens_sampled == 40 and first.files["train"].rows_longer > 0
         (bad,) = first.files["eval"].rows_bad
         assert bad.where == f"{tmp_path}/eval.jsonl, line 4"
@@ -417,17 +375,30 @@ def test_who_looks_has_the_model_and_the_data_of_most_nodes() -> None:
 @pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
-        ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}], {}, "ShareGPT (conversations, from and value)"),
-        ([{"instruction": "a", "output": "b"}, {"instruction": "a", "input": "c", "output": "b", "id": 1}], {}, "Alpaca (instruction, input, output)"),
+        (
+            [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}],
+            {},
+            "ShareGPT (conversations, from and value)",
+        ),
+        (
+            [{"instruction": "a", "output": "b"}, {"instruction": "a", "input": "c", "output": "b", "id": 1}],
+            {},
+            "Alpaca (instruction, input, output)",
+        ),
         ([{"ask": "a", "say": "b", "id": 1}], {"columns": {"prompt": "ask", "completion": "say"}}, "ask and say"),
         ([{"body": "a", "id": 1}], {}, "text (body)"),
     ],
 )
-def test_the_look_reads_rows_as_the_worker_does(write: Callable[..., Path], tokenizer: Any, rows: list[Any], settings: dict[str, Any], said: str) -> None:
+def test_the_look_reads_rows_as_the_worker_does(
+    write: Callable[..., Path], tokenizer: Any, rows: list[Any], settings: dict[str, Any], said: str
+) -> None:
     from homelab.worker.data.encoding import load_data
 
     path = write("rows.jsonl", lines(rows))
-    run = {"recipe": {"data": {**DATA, **settings}, "train": {"seq_len": 512, "seed": 1}}, "data": {"train": {"path": str(path), "kind": "file"}}}
+    run = {
+        "recipe": {"data": {**DATA, **settings}, "train": {"seq_len": 512, "seed": 1}},
+        "data": {"train": {"path": str(path), "kind": "file"}},
+    }
     trained = load_data(run, tokenizer)
     found = look(path, tokenizer, **settings)
     assert found.read_as == said and f"{len(rows)} rows as {said}, " in trained.notes[0] and not found.rows_bad

@@ -57,17 +57,9 @@ def test_one_wrong_element_of_many_is_seen(group: None, monkeypatch: pytest.Monk
     assert found["wrong"] == 1 and found["first_wrong"].startswith("element 249999 is ")
 
 
-def test_a_size_that_would_take_too_long_is_left_out(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_size_that_would_take_too_long_is_left_out(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dist.destroy_process_group()
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
         collective_test, "measure", lambda size_bytes, *_: {"size_bytes": size_bytes, "seconds": 1.15 if size_bytes > 8 else 1e-3}
@@ -78,6 +70,4 @@ def test_a_size_that_would_take_too_long_is_left_out(
     assert stage.known["stage"] == "done"
     assert [entry["size_bytes"] for entry in stage.known["results"]] == [8, 1_000_000, 64_000_000]
     assert stage.known["results"][2] == {"size_bytes": 64_000_000, "predicted_s": pytest.approx(73.6)}
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path / "last"), 1), rank=0, world_size=1
-    )  # for the fixture
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "last"), 1), rank=0, world_size=1)  # for the fixture

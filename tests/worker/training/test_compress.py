@@ -26,12 +26,7 @@ def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, data
 
     def train(name: str) -> Path:
         if name not in found:
-            recipe = {
-                "train__steps": STEPS,
-                "train__epochs": None,
-                "parallel__compress": name,
-                "parallel__micro_batch": 1,
-            }
+            recipe = {"train__steps": STEPS, "train__epochs": None, "parallel__compress": name, "parallel__micro_batch": 1}
             found[name] = harness.make_run(root / name, model, data, **recipe, checkpoint__every_steps=6)
             forks.train(found[name], 1, [11, 1], micro_batch=1)
         return found[name]
@@ -100,7 +95,9 @@ def sent(run: Path, attempt: int, rank: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("backend", "begun"), [("nccl", [1]), ("gloo", [])])
-def test_powersgd_waits_for_all_buckets_where_gloo_would_mix_them_up(monkeypatch: pytest.MonkeyPatch, backend: str, begun: list[int]) -> None:
+def test_powersgd_waits_for_all_buckets_where_gloo_would_mix_them_up(
+    monkeypatch: pytest.MonkeyPatch, backend: str, begun: list[int]
+) -> None:
     """Wherever the gradients are: ranks that share one card talk over gloo, too."""
     import torch
     import torch.distributed as dist

@@ -118,4 +118,7 @@ def test_a_base_that_differs_in_one_byte_on_one_node_is_named_before_the_first_s
             assert codes == [0, 0, 0] and steps == [2, 2, 2], output
         else:
             assert codes == [1, 1, 1] and steps == [0, 0, 0], output
-            assert output.count("the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)") >= 3
+            assert (
+                output.count("the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)")
+                >= 3
+            )

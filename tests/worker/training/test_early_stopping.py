@@ -16,7 +16,14 @@ from tests.worker.training.test_law import TOLERANCE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 # So much that it learns its rows by heart, and the others get worse.
-RECIPE = {"train__epochs": 10, "train__learning_rate": 2e-2, "train__schedule": "constant", "tracking__eval_every_steps": 2, "train__keep_best": True, "train__early_stopping": 3}
+RECIPE = {
+    "train__epochs": 10,
+    "train__learning_rate": 2e-2,
+    "train__schedule": "constant",
+    "tracking__eval_every_steps": 2,
+    "train__keep_best": True,
+    "train__early_stopping": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,9 @@ def test_it_ends_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(undis
     assert f"after step {best}, the best" in (undisturbed / "final/README.md").read_text()
 
 
-def test_another_cluster_and_a_fault_change_neither_the_end_nor_the_model(forks: harness.Forks, tmp_path: Path, undisturbed: Path, model: Path, data: Path) -> None:
+def test_another_cluster_and_a_fault_change_neither_the_end_nor_the_model(
+    forks: harness.Forks, tmp_path: Path, undisturbed: Path, model: Path, data: Path
+) -> None:
     expected = held_out_losses(undisturbed, 1)
     best, last = early_stopping.best_step(expected), max(expected)
     assert best is not None

@@ -20,10 +20,8 @@ from tests.worker import harness
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 STEPS = 30
-AFTER_ONE, AFTER_ALL = (
-    1e-6,
-    1e-5,
-)  # relative; measured at worst: 4e-7 (first gradient), 3e-7 (weights and losses after thirty steps)
+# relative; measured at worst: 4e-7 (first gradient), 3e-7 (weights and losses after thirty steps)
+AFTER_ONE, AFTER_ALL = 1e-6, 1e-5
 CLIPPED_AT = 0.5  # the gradients begin at 0.9 (lora, qlora) and 3.8 (full)
 # Adam's first step is the gradient over its own size. An adapter's B starts at zero, so where an element's gradient is as good as zero
 # (1e-9 beside 1e-2), its first weight is the last digits of a sum. This seed has no such element in any of the six runs; 42 has one.
@@ -123,9 +121,7 @@ def test_the_training_is_that_of_one_process(
     shutil.rmtree(run / "checkpoints")
 
 
-def test_a_run_goes_on_elsewhere(
-    forks: harness.Forks, reference: Reference, tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_a_run_goes_on_elsewhere(forks: harness.Forks, reference: Reference, tmp_path: Path, model: Path, data: Path) -> None:
     """One process, then three on two nodes, then five whose speeds are measured: other shares, nodes and numbers of ranks each time."""
     recipe = COMMON | {"method__kind": "lora", "data__packing": False}
     run, one = harness.make_run(tmp_path / "run", model, data, **recipe), reference("lora", False)
@@ -137,9 +133,7 @@ def test_a_run_goes_on_elsewhere(
     shutil.rmtree(run / "checkpoints")
 
 
-def test_two_nodes_with_different_numbers_of_processes(
-    reference: Reference, tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_two_nodes_with_different_numbers_of_processes(reference: Reference, tmp_path: Path, model: Path, data: Path) -> None:
     """Two torchruns, as two nodes start them: two ranks here and one there, each node with its own folder and checkpoints."""
     run = harness.make_run(tmp_path / "run", model, data, **COMMON, method__kind="lora")
     places = ["alpha", "alpha", "beta"]
@@ -149,9 +143,7 @@ def test_two_nodes_with_different_numbers_of_processes(
     ended = [harness.finish(node) for node in nodes]
     assert [code for code, _ in ended] == [0, 0], "\n".join(output for _, output in ended)
     beta = harness.folder_of(run, "beta", places)
-    assert harness.relative_error(harness.weights(beta, STEPS), harness.weights(run, STEPS)) == 0, (
-        "copies of each other"
-    )
+    assert harness.relative_error(harness.weights(beta, STEPS), harness.weights(run, STEPS)) == 0, "copies of each other"
     harness.collect(run, 1, places)
     assert [harness.lines(run, 1, rank, "metrics.jsonl", "train")[0]["node"] for rank in range(3)] == places
     assert_the_same(run, reference("lora", False), {1: (1, 3)})
@@ -167,9 +159,7 @@ def assert_the_same(run: Path, one: Path, attempts: dict[int, tuple[int, int]]) 
     for attempt, (first, ranks) in attempts.items():
         lines = [harness.lines(run, attempt, rank, "metrics.jsonl", "train") for rank in range(ranks)]
         for key in ("loss", "grad_norm", "learning_rate"):
-            assert all([line[key] for line in rank] == [line[key] for line in lines[0]] for rank in lines), (
-                f"{key} on all ranks"
-            )
+            assert all([line[key] for line in rank] == [line[key] for line in lines[0]] for rank in lines), f"{key} on all ranks"
         assert lines[0][0]["step"] == first, "no step is done again"
         found |= harness.losses(run, attempt)
         norms |= {line["step"]: line["grad_norm"] for line in lines[0]}
@@ -187,15 +177,9 @@ def assert_the_same(run: Path, one: Path, attempts: dict[int, tuple[int, int]]) 
         assert harness.whole_error(harness.weights(run, 1), harness.weights(one, 1)) <= AFTER_ONE
     assert harness.relative_error(harness.weights(run, STEPS), harness.weights(one, STEPS)) <= AFTER_ALL
     last, first_weights = max(attempts), harness.weights(one, 1)
-    moved, should = (
-        {name: tensor - first_weights[name] for name, tensor in harness.weights(which, STEPS).items()}
-        for which in (run, one)
-    )
+    moved, should = ({name: tensor - first_weights[name] for name, tensor in harness.weights(which, STEPS).items()} for which in (run, one))
     assert harness.whole_error(moved, should) <= AFTER_ALL, "what training has changed, not what was there before"
-    held_out = [
-        harness.lines(which, attempt, 0, "metrics.jsonl", "eval")[-1]["eval_loss"]
-        for which, attempt in ((run, last), (one, 1))
-    ]
+    held_out = [harness.lines(which, attempt, 0, "metrics.jsonl", "eval")[-1]["eval_loss"] for which, attempt in ((run, last), (one, 1))]
     assert held_out[0] == pytest.approx(held_out[1], rel=AFTER_ALL)
 
 

@@ -14,7 +14,9 @@ TOLERANCE = 3e-6
 SHORT = {"train__steps": 3, "train__epochs": None}
 
 
-def losses(forks: harness.Forks, place: Path, model: Path, data: Path, shares: list[int], strategy: str = "ddp", **recipe: Any) -> dict[int, float]:
+def losses(
+    forks: harness.Forks, place: Path, model: Path, data: Path, shares: list[int], strategy: str = "ddp", **recipe: Any
+) -> dict[int, float]:
     run = harness.make_run(place, model, data, **{**SHORT, **recipe})
     forks.train(run, 1, shares, strategy=strategy)
     return harness.losses(run, 1)
@@ -24,7 +26,9 @@ def notes(run: Path) -> list[str]:
     return [line["message"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "note")]
 
 
-@pytest.mark.parametrize("kind", ["phi", pytest.param("gpt2", marks=pytest.mark.thorough), pytest.param("starcoder2", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "kind", ["phi", pytest.param("gpt2", marks=pytest.mark.thorough), pytest.param("starcoder2", marks=pytest.mark.thorough)]
+)
 def test_dropout_of_the_model_itself_does_not_make_the_curve_depend_on_the_cluster(
     forks: harness.Forks, tmp_path: Path, data: Path, tokenizer: Any, kind: str
 ) -> None:
@@ -49,7 +53,11 @@ def test_dropout_that_the_recipe_keeps_is_said(forks: harness.Forks, tmp_path: P
 
 @pytest.mark.parametrize(
     ("method", "strategies"),
-    [("full", ["ddp"]), pytest.param("full", ["zero2", "zero3"], marks=pytest.mark.thorough), pytest.param("lora", ["ddp", "zero2", "zero3"], marks=pytest.mark.thorough)],
+    [
+        ("full", ["ddp"]),
+        pytest.param("full", ["zero2", "zero3"], marks=pytest.mark.thorough),
+        pytest.param("lora", ["ddp", "zero2", "zero3"], marks=pytest.mark.thorough),
+    ],
 )
 def test_a_model_that_also_sees_trains_its_language_alone(
     forks: harness.Forks, tmp_path: Path, data: Path, tokenizer: Any, method: str, strategies: list[str]
@@ -65,6 +73,8 @@ def test_a_model_that_also_sees_trains_its_language_alone(
         assert two == pytest.approx(one, rel=TOLERANCE), strategy
         assert not any("vision" in name for name in harness.weights(tmp_path / strategy, 3))
         if method == "full":
-            before, after = (dict(AutoModelForCausalLM.from_pretrained(place).named_parameters()) for place in (model, tmp_path / strategy / "final"))
+            before, after = (
+                dict(AutoModelForCausalLM.from_pretrained(place).named_parameters()) for place in (model, tmp_path / strategy / "final")
+            )
             assert before.keys() == after.keys()
             assert all(after[name].equal(before[name]) for name in before if "vision" in name), "the tower is in the result as it was"

@@ -89,7 +89,9 @@ QUICK = ("lora on 2 stages",)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES])
-def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path) -> None:
+def test_the_training_is_that_of_one_process(
+    name: str, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path
+) -> None:
     case, one = CASES[name], reference(CASES[name].kind)
     run = harness.make_run(tmp_path / "run", deep, data, **RECIPE | method(case.kind) | case.recipe)
     attempt(forks, run, 1, case.rows, **case.plan)
@@ -136,7 +138,9 @@ def test_a_processor_without_instructions_for_it_is_said(monkeypatch: pytest.Mon
 @pytest.mark.thorough
 def test_a_gradient_that_no_scale_mends_ends_the_run(forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", deep, data, **RECIPE, method__kind="lora")
-    codes, output = forks.run(run, 1, [12, 0], precision="fp16", stages=[2, 4], micro_batch=3, entry="tests.worker.training.test_fp16:never_finite")
+    codes, output = forks.run(
+        run, 1, [12, 0], precision="fp16", stages=[2, 4], micro_batch=3, entry="tests.worker.training.test_fp16:never_finite"
+    )
     assert codes == [1, 1] and "Traceback" not in output, output
     assert harness.error_of(run, 1)["message"].startswith("the gradient is not a number in step 3 on rank 0 (here)")
     assert [line["grad_norm"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "train")] == [None, None]
@@ -175,7 +179,9 @@ def assert_the_same(run: Path, one: Path, attempts: dict[int, tuple[int, int]]) 
         lines = [harness.lines(run, number, rank, "metrics.jsonl", "train") for rank in range(ranks)]
         for key in ("loss", "grad_norm", "learning_rate"):
             most = min(map(len, lines))  # of an attempt that was killed
-            assert all([line[key] for line in rank[:most]] == [line[key] for line in lines[0][:most]] for rank in lines), f"{key} on all ranks"
+            assert all([line[key] for line in rank[:most]] == [line[key] for line in lines[0][:most]] for rank in lines), (
+                f"{key} on all ranks"
+            )
         found |= {line["step"]: line for line in lines[0] if line["step"] >= first}
     assert list(found) == list(range(1, STEPS + 1))
     assert [step for step, line in found.items() if line["grad_norm"] is None] == skipped, "the same steps are skipped"

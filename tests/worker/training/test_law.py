@@ -36,9 +36,7 @@ def assert_every_sample_once_per_epoch(run: Path, attempts: dict[int, int], *, r
     assert all(sorted(ids) == everyone for ids in seen.values())
 
 
-def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(
-    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     """Against plain transformers: one row at a time, no padding, cross entropy summed by hand."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -58,9 +56,7 @@ def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(
         tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"][0]
         wanted = torch.zeros(len(tokens), dtype=torch.bool)
         end = 0
-        for message in rows[index][
-            "messages"
-        ]:  # one token per byte, so characters are positions... but for the special tokens
+        for message in rows[index]["messages"]:  # one token per byte, so characters are positions... but for the special tokens
             if message["role"] == "assistant":
                 pieces = tokenizer.convert_ids_to_tokens(tokens.tolist())
                 joined = "".join(piece if len(piece) == 1 else "\0" for piece in pieces)
@@ -109,17 +105,12 @@ def test_a_loss_that_is_not_a_number_names_its_rank_and_node_and_the_checkpoint_
     good = harness.make_run(tmp_path / "good", folder, data, **recipe)
     forks.train(good, 1, shares)
     guilty = next(
-        rank
-        for rank in range(3)
-        for line in harness.lines(good, 1, rank, "samples.jsonl")
-        if line["step"] == step and row in line["ids"]
+        rank for rank in range(3) for line in harness.lines(good, 1, rank, "samples.jsonl") if line["step"] == step and row in line["ids"]
     )
 
     broken = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
-        broken.get_input_embeddings().weight[
-            json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]["~"]
-        ] = float("nan")
+        broken.get_input_embeddings().weight[json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]["~"]] = float("nan")
     broken.save_pretrained(folder)
     run = harness.make_run(tmp_path / "run", folder, data, **recipe)
     places = ["a", "b", "b"]

@@ -61,7 +61,9 @@ def test_sixteen_bits_are_those_of_ddp(kind: str, forks: harness.Forks, tmp_path
     """zero2 gathers linear layers in bf16, as autocast makes them of fp32 weights: the first losses are the same numbers."""
     runs = {}
     for strategy in ("ddp", "zero2"):
-        runs[strategy] = harness.make_run(tmp_path / strategy, model, data, **RECIPE | {"method__kind": kind, "train__precision": "bf16", "train__steps": 3})
+        runs[strategy] = harness.make_run(
+            tmp_path / strategy, model, data, **RECIPE | {"method__kind": kind, "train__precision": "bf16", "train__steps": 3}
+        )
         forks.train(runs[strategy], 1, [6, 4, 2], strategy=strategy, precision="bf16")
     first, second = (harness.losses(run, 1) for run in runs.values())
     assert second[1] == first[1]

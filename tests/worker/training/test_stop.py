@@ -45,25 +45,16 @@ def test_a_loss_that_is_not_a_number_stops_the_run_naming_step_and_rank(forks: h
     guilty = int(errors[0]["message"].split("on rank ")[1].split()[0])
     assert "17" in errors[guilty]["where"] and "learning_rate" in errors[0]["hint"] and errors[0]["needs_launch"]
     assert checkpoint_folder.complete_steps(run / "checkpoints")[-1] == step - 1, "the last good checkpoint is kept"
-    checkpoint_folder.verify(
-        run / "checkpoints" / folder_name(step - 1),
-        json.loads((run / "run.json").read_text())["recipe_hash"],
-    )
+    checkpoint_folder.verify(run / "checkpoints" / folder_name(step - 1), json.loads((run / "run.json").read_text())["recipe_hash"])
 
 
 def test_a_bad_row_is_one_message_and_exit_code_two(forks: harness.Forks, tmp_path: Path, model: Path) -> None:
     data = tmp_path / "d.jsonl"
-    data.write_text(
-        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"messages": 3}\n'
-    )
+    data.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"messages": 3}\n')
     run = harness.make_run(tmp_path / "run", model, data)
     codes, output = forks.run(run, 1, [12])
     assert codes == [2]
-    assert (
-        output.startswith("error: the messages must be a list")
-        and f"where: {data}, line 2" in output
-        and "fix: " in output
-    )
+    assert output.startswith("error: the messages must be a list") and f"where: {data}, line 2" in output and "fix: " in output
     assert "Traceback" not in output and len(output.strip().splitlines()) == 3
     error = harness.error_of(run, 1)
     assert set(error) == {"message", "where", "hint"}
@@ -130,20 +121,9 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
     """Metrics, heartbeat, TensorBoard, final/ with a model card, retention; then the trained model speaks."""
     row = {"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "abab"}]}
     data = harness.write_jsonl(tmp_path / "d.jsonl", [row] * 8)
-    recipe = {
-        "train__global_batch": 8,
-        "train__epochs": 40,
-        "train__learning_rate": 5e-3,
-        "tracking__tensorboard": True,
-    }
+    recipe = {"train__global_batch": 8, "train__epochs": 40, "train__learning_rate": 5e-3, "tracking__tensorboard": True}
     run = harness.make_run(
-        tmp_path / "run",
-        model,
-        data,
-        **recipe,
-        checkpoint__every_steps=10,
-        checkpoint__keep=2,
-        data__eval_fraction=0.125,
+        tmp_path / "run", model, data, **recipe, checkpoint__every_steps=10, checkpoint__keep=2, data__eval_fraction=0.125
     )
     forks.train(run, 1, [8], micro_batch=8)
 
@@ -152,20 +132,19 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
     assert (beat["phase"], beat["step"], beat["total_steps"]) == ("done", 40, 40)
     train = harness.lines(run, 1, 0, "metrics.jsonl", "train")
     assert [line["step"] for line in train] == list(range(1, 41))
-    wanted = {
-        "time",
-        "attempt",
-        "rank",
-        "node",
-        "step",
-        "epoch",
-        "loss",
-        "perplexity",
-        "learning_rate",
-        "grad_norm",
-        "tokens",
+    wanted = {"time", "attempt", "rank", "node", "step", "epoch", "loss", "perplexity", "learning_rate", "grad_norm", "tokens"}
+    wanted |= {
+        "samples",
+        "tokens_per_s",
+        "compute_s",
+        "communication_s",
+        "input_s",
+        "step_s",
+        "memory_bytes",
+        "share",
+        "kind",
+        "sent_bytes",
     }
-    wanted |= {"samples", "tokens_per_s", "compute_s", "communication_s", "input_s", "step_s", "memory_bytes", "share", "kind", "sent_bytes"}
     assert set(train[0]) == wanted
     assert train[0]["epoch"] == 1.0 and train[0]["samples"] == 7 and train[-1]["loss"] < 0.1 < train[0]["loss"]
     assert all(line["compute_s"] > 0 and line["step_s"] >= line["compute_s"] for line in train)

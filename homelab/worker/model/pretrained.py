@@ -1,0 +1,46 @@
+"""What a base model's files give before any method: the folder, the tokenizer, and what transformers reads of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homelab.worker.model import base_kind
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def model_path(run: dict[str, Any]) -> str:
+    """The base model's folder (with ~ expanded) or hub id. Raises WorkerError for a folder that holds no model."""
+    name = str(run["recipe"]["model"]["name"])
+    if not name.startswith(("/", "~")):
+        return name
+    folder = Path(name).expanduser()
+    base_kind.refuse_folder(folder)
+    return str(folder)
+
+
+def load_tokenizer(run: dict[str, Any], path: str) -> Any:
+    """The model's own tokenizer, whose chat template has the time of the launch; one without a padding token pads with its end token (padding never
+    carries loss)."""
+    from transformers import AutoTokenizer
+
+    from homelab.worker.data import template_clock
+
+    tokenizer = from_pretrained(AutoTokenizer, path, revision=run["recipe"]["model"].get("revision"))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return template_clock.bind(tokenizer, template_clock.moment_of(run))
+
+
+def from_pretrained(auto: Any, path: str, **options: Any) -> Any:
+    """`auto.from_pretrained` with a user's mistakes as WorkerError. Never runs code that comes with a model."""
+    try:
+        return auto.from_pretrained(path, trust_remote_code=False, **options)
+    except Exception as error:
+        known = base_kind.load_error(error, path, "tokenizer" if "Tokenizer" in auto.__name__ else "model")
+        if known is error:
+            raise
+        raise known from error
