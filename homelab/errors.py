@@ -77,3 +77,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """' Did you mean "x"?' for the nearest known word, or an empty string when none is near."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f' Did you mean "{near[0]}"?' if near else ""
+
+
+# A server greets at once. After so long the login is given up (`homelab.remote.ssh_login`); before, a warning says that it is late.
+GREETING_LIMIT_S = 10.0

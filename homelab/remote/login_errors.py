@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from homelab.checks.machine.ssh import GREETING_LIMIT_S
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import SilentError, UnreachableError
+from homelab.errors import GREETING_LIMIT_S, SilentError, UnreachableError
 from homelab.node_commands import known_hosts_option, on_node
 from homelab.remote import hostkeys
 from homelab.shell import quote_words

@@ -19,9 +19,8 @@ from typing import Any
 import fabric
 import paramiko
 
-from homelab.checks.machine.ssh import GREETING_LIMIT_S
 from homelab.config.cluster import Cluster, Node
-from homelab.errors import UnreachableError
+from homelab.errors import GREETING_LIMIT_S, UnreachableError
 from homelab.remote import hostkeys, login_errors, openssh_login
 from homelab.remote.ssh_address import Address, as_login, existing_keys, refuse_missing_key, resolve
 

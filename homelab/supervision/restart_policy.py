@@ -10,6 +10,7 @@ from typing import Literal
 from homelab.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.diagnose.cause import Diagnosis
 from homelab.law.checkpoint_interval import FIRST_STEP
+from homelab.runs.restart import Restart
 from homelab.supervision.watchdog import Verdict
 
 WINDOW_S = 3600.0
@@ -24,16 +25,6 @@ OF_ONE_NODE = frozenset(
     }
 )  # fmt: skip
 OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-killer"})
-
-
-@dataclass(frozen=True)
-class Restart:
-    """One automatic restart that was made: when (seconds since 1970), why, and from which step."""
-
-    at: float
-    cause: str
-    node: str
-    resume_step: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from homelab.config.recipe import Checkpoint, Recovery
 from homelab.diagnose.cause import Diagnosis
-from homelab.runs import events
+from homelab.runs import events, restart
 from homelab.supervision import acts, restart_policy
 from homelab.supervision.observation import Examined, Failed, Followed, Halted, Observation, Resumed
 from homelab.supervision.watchdog import Verdict
@@ -64,7 +64,7 @@ class State:
     recovery: Recovery
     checkpoint: Checkpoint
     was_cut_short: bool = False
-    restarts: tuple[restart_policy.Restart, ...] = ()
+    restarts: tuple[restart.Restart, ...] = ()
     phase: Phase = "new"
     watch: Watch = field(default_factory=Watch)
     recovering: Recovering | None = None
@@ -175,7 +175,7 @@ def _resumed(state: State, recovering: Recovering, observation: Observation, res
     assert decision is not None
     refused |= {name: observation.now_s + REFUSED_S for name in recovering.incident.rejoining if name not in resumed.nodes}
     if recovering.incident.verdict is not None:
-        restarts = (*restarts, restart_policy.Restart(observation.time, decision.cause, decision.node, resumed.step))
+        restarts = (*restarts, restart.Restart(observation.time, decision.cause, decision.node, resumed.step))
     state = replace(state, phase="resumed", attempt=resumed.attempt, restarts=restarts, refused=refused)
     words = events.resumed(resumed.attempt, resumed.step, is_program=resumed.is_program).sentence
     return state, acts.Report("watching", f"{words}: {decision.because}")

@@ -16,9 +16,10 @@ from homelab.errors import HomelabError, InputError
 from homelab.runs import supervisor_lock
 from homelab.runs.paths import RunPaths
 from homelab.runs.poll_reply import Reply
+from homelab.runs.restart import Restart
 from homelab.supervision import restart_policy
 from homelab.supervision.progress import ProgressTracker
-from homelab.supervision.restart_policy import Failure, Restart
+from homelab.supervision.restart_policy import Failure
 from homelab.supervision.watchdog import Verdict
 
 pytestmark = pytest.mark.timeout(20)

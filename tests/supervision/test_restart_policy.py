@@ -9,9 +9,10 @@ import pytest
 from homelab.config.recipe import Checkpoint, LogPolicy, Recovery, parse_recipe
 from homelab.control.supervision import log_policies
 from homelab.diagnose.cause import Diagnosis
+from homelab.runs.restart import Restart
 from homelab.supervision import restart_policy
 from homelab.supervision.node_status import NodeStatus, common_checkpoint
-from homelab.supervision.restart_policy import Failure, Restart
+from homelab.supervision.restart_policy import Failure
 from homelab.supervision.watchdog import Verdict
 
 pytestmark = pytest.mark.timeout(10)

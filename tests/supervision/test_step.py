@@ -9,6 +9,7 @@ import pytest
 
 from homelab.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.diagnose.cause import Diagnosis
+from homelab.runs.restart import Restart
 from homelab.supervision.acts import (
     Act,
     Begin,
@@ -26,7 +27,7 @@ from homelab.supervision.acts import (
     WaitBeforeRetry,
 )  # fmt: skip
 from homelab.supervision.observation import Examined, Failed, Followed, Halted, Observation, Resumed
-from homelab.supervision.restart_policy import Decision, Restart
+from homelab.supervision.restart_policy import Decision
 from homelab.supervision.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
 from homelab.supervision.watchdog import Verdict
 

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from homelab.checks.check import Problem, check, subject
 from homelab.checks.evidence import Evidence
 from homelab.config.cluster import Node
-from homelab.errors import SilentError
+from homelab.errors import GREETING_LIMIT_S, SilentError
 from homelab.facts.node import Facts
 from homelab.node_commands import on_node
 from homelab.text import own_machine
 from homelab.text.hint import Hint, homelab
 from homelab.text.units import listed
 
-# A server greets at once. After so long the login is given up (`homelab.remote.ssh_login`); before, a warning says that it is late.
-GREETING_LIMIT_S = 10.0
 LATE_GREETING_S = 4.0
 SLOW_ANSWER_S = 15.0  # an answer takes 0.2 s; with torch's import for the matmul on a cold GPU up to ten
 

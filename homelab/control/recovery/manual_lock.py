@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from homelab.errors import InputError
 from homelab.runs import process_owner, stopped_holder, store, supervisor_lock
 from homelab.runs.paths import RunPaths
-from homelab.supervision.restart_policy import Restart
+from homelab.runs.restart import Restart
 from homelab.text.hint import Hint, homelab
 
 DOING, LAUNCHING = "recovering by hand", "launching"

@@ -30,9 +30,9 @@ from homelab.remote.fanout import Fleet
 from homelab.runs import event_log, store, supervisor_lock
 from homelab.runs.events import event
 from homelab.runs.paths import RunPaths
+from homelab.runs.restart import Restart
 from homelab.supervision import acts
 from homelab.supervision.observation import Error, Failed, Followed, Observation, Result
-from homelab.supervision.restart_policy import Restart
 from homelab.supervision.step import State, next_step
 from homelab.supervision.step_durations import StepTimeWindow
 from homelab.text.hint import homelab
