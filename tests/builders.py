@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from homelab.config.cluster import Cluster
-from homelab.config.recipe import Recipe, TrainRecipe, parse_recipe
-from homelab.facts.node import Facts
-from homelab.launchers import registry
-from homelab.planning import plan as planning
-from homelab.planning.inputs import PlanInputs
-from homelab.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
-from homelab.planning.types import NodePlan, Plan, RankPlan
-from homelab.protocol.memory_items import HELD
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import Reply
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe, TrainRecipe, parse_recipe
+from homelab.controller.facts.node import Facts
+from homelab.controller.launchers import registry
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.controller.planning.types import NodePlan, Plan, RankPlan
+from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.memory_items import HELD
 
 NAMES = ("tower", "laptop", "oldtower")
 RUN = "2026-01-01-0000-run"

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.errors import HomelabError, UnreachableError
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote.agent import Agent
+from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.remote.session import Completed, Stream
 from homelab.node import verbs
-from homelab.remote.agent import Agent
-from homelab.remote.bootstrap import AGENT_MARK, ANSWER_MARK
-from homelab.remote.fanout import Fleet
-from homelab.remote.session import Completed, Stream
 from tests import builders
 
 
@@ -198,6 +198,6 @@ class FakeFleet(Fleet):
         def connect(cluster: Cluster, node: Node) -> Agent:
             return Agent(node, self.nodes[node.name])
 
-        monkeypatch.setattr("homelab.remote.fanout.connect", connect)
-        monkeypatch.setattr("homelab.control.supervision.status_streams.connect", connect)
+        monkeypatch.setattr("homelab.controller.remote.fanout.connect", connect)
+        monkeypatch.setattr("homelab.controller.features.supervise.status_streams.connect", connect)
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,14 @@ ROOT = Path(homelab.__file__).parent
 MOST_PARAMETERS = 7
 MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 300
-# From the ground up: a room imports from the rooms before it, and from no other.
-ROOMS = (
-    "protocol", "law", "node", "worker", "text", "shell", "models", "data_sheets", "hardware", "torch_builds", "errors", "config", "facts", "node_commands", "provision", "results",
-    "planning", "discovery", "launchers", "runs", "tracking", "diagnose", "supervision", "checks", "remote", "dashboard", "profiles", "run_report", "benchmark", "control",
-    "lab", "cli", "__main__",
-)  # fmt: skip
-# What runs on a node is shipped: it imports these rooms, and the controller imports none of it.
-SHIPPED = {"node": {"protocol"}, "worker": {"protocol", "law"}}
+MOST_FIRST_LEVEL = 8
+# Folders whose children import each other: to be opened, and none to be added.
+OPEN_CIRCLES = {"homelab/controller/checks", "homelab/controller/planning", "homelab/node", "homelab/worker", "homelab/worker/checkpoints"}
+# From the ground up: the three programs, and below the rooms of the controller. A room imports from the rooms before it, and from no other.
+PROGRAMS = ("shared", "node", "worker", "controller", "lab", "cli", "__main__")
+ROOMS = ("base", "config", "facts", "planning", "launchers", "remote", "run", "diagnose", "checks", "dashboard", "attempt", "features")
+# What runs on a node is shipped: it imports what is shared, and the controller imports none of it.
+SHIPPED = {"node": {"shared"}, "worker": {"shared"}, "shared": set[str]()}
 # One name, one meaning: the modules that share a name, and the meaning that they share.
 SHARED_NAMES = {
     "base": "the class that everything in its folder derives from",
@@ -80,8 +81,9 @@ SHARED_NAMES = {
 }
 # JSON is read or written here; what comes out goes into a type before it leaves the room.
 READS_JSON = (
-    "protocol/files.py", "protocol/manifest.py", "runs/event_log.py", "runs/fingerprint.py", "runs/poll_reply.py", "runs/process_owner.py", "runs/store.py",
-    "planning/memory/architecture.py", "planning/render/time_table.py",
+    "shared/protocol/files.py", "shared/protocol/manifest.py", "controller/run/event_log.py", "controller/run/fingerprint.py",
+    "controller/remote/poll_reply.py", "controller/run/process_owner.py", "controller/run/store.py", "controller/planning/memory/architecture.py",
+    "controller/planning/render/time_table.py",
 )  # fmt: skip
 
 
@@ -113,9 +115,9 @@ def label(path: Path) -> str:
 
 
 def room_of(path: Path) -> str:
-    """The room of a module: its top folder, or its own name where it stands at the top."""
+    """The room of a module: its program, or below the controller its folder there. A module that stands at the top is its own room."""
     parts = path.relative_to(ROOT).parts
-    return parts[0] if len(parts) > 1 else path.stem
+    return parts[0].removesuffix(".py") if parts[0] != "controller" else f"controller/{parts[1]}" if len(parts) > 2 else "controller"
 
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -180,31 +182,79 @@ def names_with_two_meanings() -> list[Breach]:
     return [Breach(", ".join(places), "one name") for name, places in holders.items() if len(places) > 1 and name not in SHARED_NAMES]
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """(module of ours, line) of every import, those for type checkers too."""
-    for node in nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "homelab":
-            names = [f"homelab.{alias.name}" for alias in node.names] if node.module == "homelab" else [node.module]
-            yield from ((name, node.lineno) for name in names)
-        elif isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names if alias.name.startswith("homelab."))
+def allowed_from(room: str) -> set[str]:
+    """The rooms that `room` may import."""
+    if room in SHIPPED:
+        return SHIPPED[room]
+    if room.startswith("controller/"):
+        return {"shared", *(f"controller/{below}" for below in ROOMS[: ROOMS.index(room.partition("/")[2])])}
+    below = set(PROGRAMS[: PROGRAMS.index(room)]) - set(SHIPPED) | {"shared"}
+    return below | ({f"controller/{name}" for name in ROOMS} if "controller" in below else set())
 
 
 def against_the_arrows() -> list[Breach]:
     """Imports of a room that lies above, or of a room that is shipped elsewhere."""
     breaches = []
-    for path, tree in trees().items():
-        room = room_of(path)
-        if room == "__init__":
-            continue
-        for module, line in imported(tree):
-            target = module.split(".")[1]
-            if target == room or target.startswith("__"):
-                continue
-            allowed = SHIPPED[room] if room in SHIPPED else set(ROOMS[: ROOMS.index(room)]) - set(SHIPPED)
-            if target not in allowed:
-                breaches.append(Breach(f"{label(path)}:{line}", f"{room} imports {module}"))
+    for (source, target), line in file_arrows().items():
+        room, other = room_of(ROOT / source), room_of(ROOT / target)
+        if other != room and room != "__init__" and other not in allowed_from(room):
+            breaches.append(Breach(f"{source}:{line}", f"{room} imports {target}"))
     return breaches
+
+
+@functools.cache
+def file_arrows() -> dict[tuple[str, str], int]:
+    """{(importing file, imported file): line of one import}, lazy imports and those for type checkers too; an `__init__` is no target."""
+    known = {f"homelab.{label(path)[:-3].replace('/', '.')}": label(path) for path in trees()}
+    arrows = {}
+    for path, tree in trees().items():
+        for node in nodes(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [name if (name := f"{node.module}.{alias.name}") in known else node.module for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            arrows.update({(label(path), known[name]): node.lineno for name in names if name in known and known[name] != label(path)})
+    return arrows
+
+
+def circles() -> list[Breach]:
+    """What imports each other at any level: the files of a folder, its sub-folders, and the folders of the first level."""
+    breaches = []
+    folders = {str(parent) for path in trees() for parent in Path("homelab", label(path)).parents} - {"."}
+    for folder in sorted(folders):
+        graph: dict[str, set[str]] = {}
+        for source, target in file_arrows():
+            names = [
+                Path("homelab", name).relative_to(folder).parts[0]
+                for name in (source, target)
+                if Path("homelab", name).is_relative_to(folder)
+            ]
+            if len(names) == 2 and names[0] != names[1] and names[0] != "__init__.py":
+                graph.setdefault(names[0], set()).add(names[1])
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            if folder in OPEN_CIRCLES:
+                continue
+            breaches.append(Breach(folder, " imports ".join(reversed(error.args[1]))))
+    return breaches
+
+
+def first_level() -> list[str]:
+    return sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+
+
+def too_many_at_first_sight() -> list[Breach]:
+    """Folders of the first level: who opens the package sees the programs."""
+    return [Breach("homelab", f"{len(first_level())} folders")] if len(first_level()) > MOST_FIRST_LEVEL else []
+
+
+def sequence_of(path: Path) -> str:
+    """Its room; a run, its attempts and the features that act on them are one sequence."""
+    room = room_of(path)
+    return "controller/run" if room in ("controller/attempt", "controller/features") else room
 
 
 def untyped_between_rooms() -> list[Breach]:
@@ -229,7 +279,7 @@ def untyped_between_rooms() -> list[Breach]:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
                 used.append((modules[node.value.id], node.attr))
         for key in used:
-            if key in untyped and room_of(untyped[key][0]) != room_of(path):
+            if key in untyped and sequence_of(untyped[key][0]) != sequence_of(path):
                 breaches.setdefault(key, set()).add(label(path))
     return [
         Breach(f"{label(untyped[key][0])}:{untyped[key][1]}", f"{key[1]} gives or takes dict[str, Any], used by {', '.join(sorted(users))}")
@@ -248,12 +298,17 @@ def summary() -> list[str]:
         f"lines of a function: at most {lines[0]} ({lines[1]}); limit {MOST_FUNCTION_LINES}",
         f"lines of a module: at most {module[0]} ({module[1]}); limit {MOST_MODULE_LINES}",
         f"module names with two meanings: {len(names_with_two_meanings())}; {len(SHARED_NAMES)} names are shared by modules of one meaning",
-        f"imports against the arrows: {len(against_the_arrows())} of {sum(1 for tree in trees().values() for _ in imported(tree))}",
+        f"imports against the arrows: {len(against_the_arrows())} of {len(file_arrows())}",
+        f"folders on the first level: {len(first_level())}; limit {MOST_FIRST_LEVEL}",
+        f"circles of files or folders: {len(circles())}",
         f"dict[str, Any] between rooms: {len(untyped_between_rooms())}",
     ]
 
 
-LIMITS = (too_many_parameters, too_long_functions, too_long_modules, names_with_two_meanings, against_the_arrows, untyped_between_rooms)
+LIMITS = (
+    too_many_parameters, too_long_functions, too_long_modules, names_with_two_meanings, against_the_arrows, too_many_at_first_sight, circles,
+    untyped_between_rooms,
+)  # fmt: skip
 
 if __name__ == "__main__":
     for limit in LIMITS:

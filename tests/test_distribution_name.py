@@ -78,6 +78,6 @@ def test_the_package_has_the_name_that_the_code_asks_for() -> None:
 
 
 def test_what_is_offered_in_place_of_an_extra_is_the_package_itself() -> None:
-    from homelab.control import package
+    from homelab.controller.base import package
 
     assert package.install("zeroconf>=1") == f"{sys.executable} -m pip install 'zeroconf>=1'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.hardware import CARDS, lookup, usable_bytes
+from homelab.controller.base.hardware import CARDS, lookup, usable_bytes
 
 GIB = 2**30
 

@@ -17,14 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Node
-from homelab.control.discovery import sources
-from homelab.control.setup import relay
-from homelab.discovery import candidates
-from homelab.errors import UnreachableError
-from homelab.remote.local import LocalSession
-from homelab.runs import process_owner
-from homelab.text import own_machine
+from homelab.controller.base import own_machine
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.config.cluster import Node
+from homelab.controller.features.discover import candidates, sources
+from homelab.controller.features.setup import relay
+from homelab.controller.remote.local import LocalSession
+from homelab.controller.run import process_owner
 from tests import limits
 
 # What runs on nodes and in the lab is Linux's own.
@@ -217,8 +216,8 @@ def test_locks_and_owners_on_a_mac(mac: dict[str, str], tmp_path: Path) -> None:
     program = """
     import json, shutil, subprocess, sys, time
     from pathlib import Path
-    from homelab.runs import process_owner, supervisor_lock
-    from homelab.runs.paths import RunPaths
+    from homelab.controller.run import process_owner, supervisor_lock
+    from homelab.controller.run.paths import RunPaths
     process_owner._session_uuid = lambda: "the boot"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     own = process_owner.mark()

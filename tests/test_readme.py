@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.checks import presentation, registry
 from homelab.cli.command_list import app
+from homelab.controller.checks import presentation, registry
 from tests import builders, limits
 
 pytestmark = pytest.mark.timeout(20)
@@ -33,7 +33,7 @@ def test_every_command_is_named() -> None:
 
 def test_what_is_sent_to_the_project_has_a_page() -> None:
     page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert "homelab bench card" in page and "homelab/planning/performance/measured_cards.jsonl" in page and "CONTRIBUTING.md" in README
+    assert "homelab bench card" in page and "homelab/controller/planning/speed/measured_cards.jsonl" in page and "CONTRIBUTING.md" in README
     files = re.findall(r"`((?:\w+/)+[\w.]+)`", page)
     assert files and [file for file in files if not (HOUSE.parent / file).exists()] == []
 
@@ -52,7 +52,7 @@ def test_the_map_lists_the_rooms_in_their_order() -> None:
         if line.startswith("| `")
         for name in re.findall(r"`([\w/.]+)`", line.split("|")[1])
     ]
-    assert rooms == [room for room in limits.ROOMS if room != "__main__"]
+    assert rooms == ["shared", "node", "worker", *(f"controller/{room}" for room in limits.ROOMS), "lab", "cli"]
 
 
 def test_every_recipe_and_suite_is_listed_and_every_listed_one_is_there() -> None:

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from homelab.diagnose import shipped
-from homelab.shell import file_word
+from homelab.controller.base.shell import file_word
+from homelab.controller.run import shipped_files as shipped
 
 
 @pytest.mark.parametrize(

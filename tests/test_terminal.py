@@ -17,9 +17,9 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from homelab import errors
 from homelab.cli import common, conversation, main, terminal
 from homelab.cli.clean_console import CleanConsole
+from homelab.controller.base import errors
 from tests import limits
 
 PRINTERS = ("cli/terminal.py", "cli/clean_console.py")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab import hardware
-from homelab.torch_builds import BEFORE_TURING, BUILDS, FROM_TURING, TORCH, Build, build_for, builds_of, has_kernels
+from homelab.controller.base import hardware
+from homelab.controller.base.torch_builds import BEFORE_TURING, BUILDS, FROM_TURING, TORCH, Build, build_for, builds_of, has_kernels
 
 ROOT = Path(__file__).parents[1]
 PASCAL, VOLTA, TURING, ADA, HOPPER, BLACKWELL = (6, 1), (7, 0), (7, 5), (8, 9), (9, 0), (12, 0)

@@ -16,9 +16,9 @@ from homelab.cli import common, terminal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homelab.benchmark.page import About
-    from homelab.benchmark.result import Result
-    from homelab.control.benchmark.suite_run import SuiteRun
+    from homelab.controller.features.bench.page import About
+    from homelab.controller.features.bench.result import Result
+    from homelab.controller.features.bench.suite_run import SuiteRun
 
 
 class SuiteOrCommand(typer.core.TyperGroup):
@@ -53,11 +53,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Measure strategies and nodes side by side, by real runs. What is done stays done: started again, it goes on where it was."""
-    from homelab.benchmark import table
-    from homelab.benchmark.cell import cells_of
-    from homelab.config.suite import load_suite
-    from homelab.control.benchmark.folder import BenchmarkFolder
-    from homelab.control.benchmark.suite_run import SuiteRun
+    from homelab.controller.config.suite import load_suite
+    from homelab.controller.features.bench import table
+    from homelab.controller.features.bench.cell import cells_of
+    from homelab.controller.features.bench.folder import BenchmarkFolder
+    from homelab.controller.features.bench.suite_run import SuiteRun
 
     loaded, contents = load_suite(suite)
     machines = common.load_cluster(cluster)
@@ -125,8 +125,8 @@ def _line(result: Result) -> str:
 
 def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
     """The CSV and the page, after every run: they are whole whenever this process ends."""
-    from homelab.benchmark import page, table
-    from homelab.runs import store
+    from homelab.controller.features.bench import page, table
+    from homelab.controller.run import store
 
     now, results = time.time(), run.folder.results()
     about: About = page.About(
@@ -143,9 +143,9 @@ def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
 
 def _charts(run: SuiteRun) -> str:
     """SVG, and PNG where resvg is installed; the names of what was written."""
-    from homelab.benchmark import charts
-    from homelab.control import package
-    from homelab.runs import store
+    from homelab.controller.base import package
+    from homelab.controller.features.bench import charts
+    from homelab.controller.run import store
 
     drawn: Callable[..., bytes] | None = None
     try:

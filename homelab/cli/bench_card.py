@@ -11,7 +11,7 @@ import typer
 from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
-    from homelab.control.benchmark.card_run import Measured
+    from homelab.controller.features.bench.card_run import Measured
 
 
 def command(
@@ -36,12 +36,12 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Train a model of random weights on one card for a minute and write its speed as one small anonymous row, which can be shared."""
-    from homelab.control import card_table
-    from homelab.control.benchmark import card_run
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.runs import store
-    from homelab.text.hint import homelab
+    from homelab.controller.attempt import card_table
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.bench import card_run
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import store
 
     if method not in ("lora", "qlora"):
         raise InputError(
@@ -76,7 +76,7 @@ def command(
         why = (
             "A CPU's row is in no plan"
             if found.row.card.startswith("CPU")
-            else "homelab/data_sheets.py does not know this card yet, and no plan uses its row"
+            else "homelab/controller/base/data_sheets.py does not know this card yet, and no plan uses its row"
         )
         terminal.echo(f"{why}. Next: homelab launch RECIPE{common.same_options(cluster)} (its first steps measure this machine)")
         return 0
@@ -87,9 +87,9 @@ def command(
 
 def _lines(found: Measured) -> list[str]:
     """The answer first."""
-    from homelab.benchmark import card_recipe
-    from homelab.planning import cards
-    from homelab.text.units import gigabytes
+    from homelab.controller.base.units import gigabytes
+    from homelab.controller.features.bench import card_recipe
+    from homelab.controller.planning import cards
 
     row = found.row
     peak = f", {gigabytes(row.peak_bytes)} GB at most" if row.peak_bytes else ""
@@ -103,6 +103,6 @@ def _stem(card: str) -> str:
     """`rtx-3090` of "NVIDIA GeForce RTX 3090"."""
     import re
 
-    from homelab.planning import cards
+    from homelab.controller.planning import cards
 
     return re.sub(r"[^a-z0-9]+", "-", cards.short(card).lower()).strip("-") or "unknown"

@@ -26,11 +26,12 @@ def command(
 ) -> int:
     """Talk with the model a run has made (or its newest checkpoint), in the precision in which it was trained."""
     from homelab.cli import conversation
-    from homelab.control.inspection import chat, run_lookup
-    from homelab.control.inspection.conversation import begin
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.chat import chat
+    from homelab.controller.features.chat.conversation import begin
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     if base and compare:
         raise InputError("--compare asks the base model, too", where="--base and --compare", hint="leave one of them out")

@@ -8,7 +8,7 @@ from typing import IO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from homelab.text.sanitize import plain_piece
+from homelab.controller.base.sanitize import plain_piece
 
 
 class CleanConsole(Console):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from homelab.cli import completion, terminal
-from homelab.text.hint import Hint, Options, for_recipe, homelab, with_options
+from homelab.controller.base.hint import Hint, Options, for_recipe, homelab, with_options
 
 if TYPE_CHECKING:
-    from homelab.checks.evidence import Finding
-    from homelab.config.cluster import Cluster
-    from homelab.control.supervision.placement import Where
-    from homelab.errors import HomelabError
+    from homelab.controller.attempt.placement import Where
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.checks.evidence import Finding
+    from homelab.controller.config.cluster import Cluster
 
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False, autocompletion=completion.recipes)]
 ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
@@ -73,8 +73,8 @@ DEFAULT_RUNS = Path("runs")
 
 def load_cluster(path: Path, nodes: str = "") -> Cluster:
     """`described_cluster` for a command that contacts the machines. Raises InputError for the shipped example too: its addresses may be a stranger's."""
-    from homelab.config.example import is_example
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.example import is_example
 
     cluster = described_cluster(path, nodes)
     if is_example(path.read_bytes()):
@@ -87,8 +87,8 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
 
 def described_cluster(path: Path, nodes: str = "") -> Cluster:
     """The cluster as the file says it, or the part of it named by --nodes, for a command that contacts no machine. Raises InputError."""
-    from homelab.config.load import load_cluster as load
-    from homelab.errors import InputError, did_you_mean
+    from homelab.controller.base.errors import InputError, did_you_mean
+    from homelab.controller.config.load import load_cluster as load
 
     cluster = load(path)
     names = tuple(name.strip() for name in nodes.split(",") if name.strip())
@@ -109,8 +109,8 @@ def described_cluster(path: Path, nodes: str = "") -> Cluster:
 
 def refuse_practice_nodes(command: str) -> None:
     """Raises InputError on a machine that cannot hold practice nodes: their sshd, namespaces and processes are those of Linux."""
-    from homelab.errors import InputError
-    from homelab.text import own_machine
+    from homelab.controller.base import own_machine
+    from homelab.controller.base.errors import InputError
 
     if not own_machine.is_linux():
         raise InputError(
@@ -130,7 +130,7 @@ def raise_first(errors: Iterable[HomelabError]) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout. What could not be written down meanwhile is its `warnings`; without any there is no such key."""
-    from homelab.runs import store
+    from homelab.controller.run import store
 
     if store.UNTOLD and isinstance(value, dict):
         value = {**value, "warnings": [error.as_dict() for error in store.UNTOLD.values()]}
@@ -198,7 +198,7 @@ def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]
     """The command, where the hints of its errors name the files that it was given. What raises them need not know the options."""
     import functools
 
-    from homelab.errors import HomelabError
+    from homelab.controller.base.errors import HomelabError
 
     @functools.wraps(command)
     def run(**options: Any) -> int:
@@ -206,7 +206,7 @@ def with_hints_for_same_files(command: Callable[..., int]) -> Callable[..., int]
             return command(**options)
         except HomelabError as error:
             if isinstance(options.get("recipe"), Path):
-                from homelab.config.load import in_file
+                from homelab.controller.config.load import in_file
 
                 error.where = in_file(error.where, options["recipe"])
                 error.hint = for_recipe(error.hint, str(options["recipe"]))

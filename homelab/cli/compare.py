@@ -11,9 +11,9 @@ from homelab.cli import common, completion, terminal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from homelab.benchmark.side_by_side import Side
-    from homelab.remote.fanout import Fleet
-    from homelab.text.say import Say
+    from homelab.controller.base.say import Say
+    from homelab.controller.features.bench.side_by_side import Side
+    from homelab.controller.remote.fanout import Fleet
 
 
 def command(
@@ -32,10 +32,10 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Speed, efficiency, cost and loss of runs side by side, and whether they are one training: equal steps, equal losses."""
-    from homelab.benchmark import side_by_side, side_by_side_table
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.bench import side_by_side, side_by_side_table
+    from homelab.controller.remote.fanout import Fleet
 
     if len(runs) < 2:
         raise InputError("one run has nothing beside it", where="homelab compare", hint="name two runs or more; `homelab runs` lists them")
@@ -59,8 +59,9 @@ def command(
 
 
 def _side(fleet: Fleet, runs_dir: Path, name: str, warmup: int, say: Say) -> Side:
-    from homelab.benchmark import side_by_side
-    from homelab.control.inspection import report_sources, run_lookup
+    from homelab.controller.features.bench import side_by_side
+    from homelab.controller.features.report import report_sources
+    from homelab.controller.run import run_lookup
 
     paths = run_lookup.run(fleet, runs_dir, name, say)
     say(f"gathering what is known of {paths.name}")

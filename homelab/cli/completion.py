@@ -17,8 +17,8 @@ _MOST_FILES = 200  # that are read for one TAB
 
 def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """The runs of this machine, the newest first, with their states."""
-    from homelab.errors import HomelabError
-    from homelab.runs import store
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.run import store
 
     folder = _given(context, "runs_dir", "HOMELAB_RUNS", "runs")
     with contextlib.suppress(HomelabError):
@@ -54,7 +54,7 @@ def recipes(context: typer.Context, incomplete: str) -> Iterator[str]:
 
 def strategies(incomplete: str) -> Iterator[str]:
     """What a recipe or `recover` may name."""
-    from homelab.config.recipe.parallel import STRATEGY_NAMES
+    from homelab.controller.config.recipe.parallel import STRATEGY_NAMES
 
     return _beginning(STRATEGY_NAMES, incomplete)
 
@@ -66,28 +66,28 @@ def supervisor_places(incomplete: str) -> Iterator[str]:
 
 def checks(incomplete: str) -> Iterator[str]:
     """What --only and --skip take: a subject, or one check of it."""
-    from homelab.checks import registry
+    from homelab.controller.checks import registry
 
     return _beginning(registry.IDS, incomplete)
 
 
 def launchers(incomplete: str) -> Iterator[str]:
     """Of `plan --launcher`."""
-    from homelab.launchers.registry import LAUNCHERS
+    from homelab.controller.launchers.registry import LAUNCHERS
 
     return _beginning(LAUNCHERS, incomplete)
 
 
 def schedulers(incomplete: str) -> Iterator[str]:
     """Of `export --to`."""
-    from homelab.launchers.exports.schedulers import SCHEDULERS
+    from homelab.controller.features.export.schedulers import SCHEDULERS
 
     return _beginning(SCHEDULERS, incomplete)
 
 
 def quantisations(incomplete: str) -> Iterator[str]:
     """Of `gguf --quantise`."""
-    from homelab.protocol.result_files import QUANTISATIONS
+    from homelab.shared.protocol.result_files import QUANTISATIONS
 
     return _beginning(QUANTISATIONS, incomplete)
 

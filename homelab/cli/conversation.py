@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from homelab.cli import terminal
 
 if TYPE_CHECKING:
-    from homelab.control.inspection.conversation import Conversation, Message
+    from homelab.controller.features.chat.conversation import Conversation, Message
 
 TITLES = {"base": "before: ", "trained": "after:  "}
 _HELP = "/new begins another conversation, /quit ends (Ctrl-D, too), Ctrl-C stops an answer"
@@ -53,7 +53,7 @@ def _questions(is_terminal: bool) -> Iterator[str]:
 
 def _ask(conversation: Conversation, model: str, history: list[Message], question: str, max_new_tokens: int, *, title: str) -> None:
     """Print the answer, and keep it in the history; a question without an answer is not kept."""
-    from homelab.errors import HomelabError, UnreachableError
+    from homelab.controller.base.errors import HomelabError, UnreachableError
 
     history.append({"role": "user", "content": question})
     pieces: list[str] = []

@@ -62,8 +62,8 @@ def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
     import subprocess
     import sys
 
-    from homelab.errors import InputError
-    from homelab.text.hint import Hint, homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import Hint, homelab
 
     if script is None:
         raise InputError(

@@ -19,12 +19,12 @@ def command(
     import sys
 
     from homelab import __version__
-    from homelab.control.preflight import gather
-    from homelab.errors import InputError, did_you_mean
-    from homelab.remote import ship
-    from homelab.remote.fanout import Fleet
-    from homelab.text import redact
-    from homelab.text.hint import homelab
+    from homelab.controller.base import redact
+    from homelab.controller.base.errors import InputError, did_you_mean
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.preflight import gather
+    from homelab.controller.remote import ship
+    from homelab.controller.remote.fanout import Fleet
 
     names = [entry.name for entry in common.load_cluster(cluster).nodes]
     if node not in names:

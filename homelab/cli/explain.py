@@ -12,7 +12,7 @@ from homelab.cli import common
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from homelab.diagnose.topic import Topic
+    from homelab.controller.diagnose.topic import Topic
 
 _FEW_WORDS = 3  # more than these are a line, not a topic
 
@@ -26,7 +26,7 @@ def command(
 ) -> int:
     """What is seen, why, what to do, and which checks find it. Exit code 2 for a topic that is not known."""
     from homelab.cli.clean_console import CleanConsole
-    from homelab.diagnose import topic_index
+    from homelab.controller.diagnose import topic_index
 
     query = " ".join(topic or []).strip()
     if query.lower() == "law":
@@ -56,7 +56,7 @@ def _law(as_json: bool) -> int:
     from rich.table import Table
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.law.influences import INFLUENCES
+    from homelab.shared.law.influences import INFLUENCES
 
     if as_json:
         common.print_json({"law": [asdict(influence) for influence in INFLUENCES]})
@@ -73,11 +73,11 @@ def _law(as_json: bool) -> int:
 
 
 def _unknown(query: str) -> Exception:
-    from homelab.diagnose import topic_index
-    from homelab.errors import InputError, did_you_mean
-    from homelab.text.hint import Hint, homelab
-    from homelab.text.sanitize import plain_name
-    from homelab.text.units import listed
+    from homelab.controller.base.errors import InputError, did_you_mean
+    from homelab.controller.base.hint import Hint, homelab
+    from homelab.controller.base.sanitize import plain_name
+    from homelab.controller.base.units import listed
+    from homelab.controller.diagnose import topic_index
 
     where = "the argument of homelab explain"
     if len(query.split()) > _FEW_WORDS:
@@ -109,7 +109,7 @@ def _list(topics: tuple[Topic, ...]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from homelab.diagnose import topic_index
+    from homelab.controller.diagnose import topic_index
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

@@ -13,10 +13,10 @@ import typer
 from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
-    from homelab.config.recipe import TrainRecipe
-    from homelab.control.export.neutral_plan import Machines
-    from homelab.launchers.exports.schedulers import Scheduler
-    from homelab.planning.types import Plan
+    from homelab.controller.config.recipe import TrainRecipe
+    from homelab.controller.features.export.neutral_plan import Machines
+    from homelab.controller.features.export.schedulers import Scheduler
+    from homelab.controller.planning.types import Plan
 
 _PLAIN = re.compile(r"/[^\x00-\x1f\x7f]*")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -63,11 +63,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Write a folder from which a scheduler runs this training: the same steps, and the same loss. Asks no node; starts nothing."""
-    from homelab.config.load import load_recipe
-    from homelab.control.export import job_folder, neutral_plan
-    from homelab.launchers.exports.scheduled_job import Job
-    from homelab.launchers.exports.schedulers import scheduler_named
-    from homelab.runs import store
+    from homelab.controller.config.load import load_recipe
+    from homelab.controller.features.export import job_folder, neutral_plan
+    from homelab.controller.features.export.scheduled_job import Job
+    from homelab.controller.features.export.schedulers import scheduler_named
+    from homelab.controller.run import store
 
     scheduler = scheduler_named(to)
     _refuse(scheduler, python=python, image=image, volume=volume, partition=partition)
@@ -101,8 +101,8 @@ def command(
 
 
 def _machines(count: int, gpus: int, vram: float, cluster: Path, nodes: str) -> tuple[Machines, str]:
-    from homelab.config.cluster import Gpu
-    from homelab.control.export import neutral_plan
+    from homelab.controller.config.cluster import Gpu
+    from homelab.controller.features.export import neutral_plan
 
     if not count:
         return neutral_plan.machines_of(common.described_cluster(cluster, nodes))
@@ -111,7 +111,7 @@ def _machines(count: int, gpus: int, vram: float, cluster: Path, nodes: str) -> 
 
 def _refuse(scheduler: Scheduler, **words: str) -> None:
     """Raises InputError for what the scheduler does not take, or would read as something else."""
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
 
     if scheduler.needs_image and not words["image"]:
         raise InputError(
@@ -132,7 +132,7 @@ def _refuse(scheduler: Scheduler, **words: str) -> None:
 
 
 def _place(at: str) -> str:
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
 
     if not _PLAIN.fullmatch(at):
         raise InputError(
@@ -148,7 +148,7 @@ def _name(stem: str) -> str:
 
 def _environment(plan: Plan, recipe: TrainRecipe, at: str) -> dict[str, str]:
     """The variables that do not depend on a machine: not the network's interface, and nothing that is meant for a home network."""
-    from homelab.planning.environment.cuda import ALLOCATOR
+    from homelab.controller.planning.environment.cuda import ALLOCATOR
 
     assert plan.launch is not None, "it has what is started"
     allocator = {name: value for name, value in plan.nodes[0].environment.items() if name in ALLOCATOR}

@@ -25,11 +25,11 @@ def command(
 
     A fetch that was cut off goes on; a second one changes nothing.
     """
-    from homelab.control.inspection import run_lookup
-    from homelab.control.results import fetch
-    from homelab.remote.fanout import Fleet
-    from homelab.text.sanitize import plain
-    from homelab.text.units import decimal_size
+    from homelab.controller.base.sanitize import plain
+    from homelab.controller.base.units import decimal_size
+    from homelab.controller.features.results import fetch
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:

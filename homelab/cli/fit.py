@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from homelab.cli import terminal
 
 if TYPE_CHECKING:
-    from homelab.config.recipe import TrainRecipe
-    from homelab.planning.inputs import PlanInputs
-    from homelab.planning.memory.recipe_edits import RecipeFix
-    from homelab.planning.memory.scenario import MemoryScenario
-    from homelab.planning.types import Plan
+    from homelab.controller.config.recipe import TrainRecipe
+    from homelab.controller.planning.inputs import PlanInputs
+    from homelab.controller.planning.memory.recipe_edits import RecipeFix
+    from homelab.controller.planning.memory.scenario import MemoryScenario
+    from homelab.controller.planning.types import Plan
 
 _SHOWN = 6
 
@@ -26,9 +26,9 @@ def write(
     Raises InputError where nothing helps, where the file is there already, and for a recipe that brings its own program.
     """
     from homelab.cli import common
-    from homelab.config.recipe import TrainRecipe
-    from homelab.errors import InputError
-    from homelab.planning.memory import recipe_edits, scenario
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.recipe import TrainRecipe
+    from homelab.controller.planning.memory import recipe_edits, scenario
 
     recipe = inputs.recipe
     if not isinstance(recipe, TrainRecipe):
@@ -54,9 +54,9 @@ def write(
 
 def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInputs], Plan]) -> MemoryScenario:
     """The memory that has to be fitted into. Raises InputError where it, or the model's shape, is not known."""
-    from homelab.errors import InputError
-    from homelab.planning.job import shape_of
-    from homelab.planning.memory import scenario
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.planning.job import shape_of
+    from homelab.controller.planning.memory import scenario
 
     try:
         shape = shape_of(recipe.model.name, inputs.facts, inputs.config)
@@ -72,8 +72,8 @@ def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInput
 
 
 def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
-    from homelab.shell import file_word
-    from homelab.text import units
+    from homelab.controller.base import units
+    from homelab.controller.base.shell import file_word
 
     if not ways:
         terminal.echo("Every rank fits: nothing was changed, nothing was written.")
@@ -91,7 +91,7 @@ def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
 
 def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     """Raises InputError for a file that is there, and for a folder in which the recipe's data would not be found."""
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
 
     if file.exists():
         raise InputError(f"{file} is there already, and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from homelab.cli import common, completion, terminal
-from homelab.protocol.result_files import QUANTISATIONS
+from homelab.shared.protocol.result_files import QUANTISATIONS
 
 
 def _kind(text: str) -> str:
@@ -47,10 +47,10 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Make one GGUF file of the trained model, with a Modelfile for Ollama. An adapter is merged first. llama.cpp's own converter works on the node."""
-    from homelab.control.inspection import run_lookup
-    from homelab.control.results import gguf
-    from homelab.remote.fanout import Fleet
-    from homelab.text.units import decimal_size
+    from homelab.controller.base.units import decimal_size
+    from homelab.controller.features.results import gguf
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:

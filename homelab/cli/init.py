@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homelab.cli import common, terminal
-from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
+from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from homelab.control.discovery.initialise import Outcome
+    from homelab.controller.features.discover.initialise import Outcome
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
 ) -> int:
     """Find machines, ask what they have, and write cluster.toml. Run again, it adds and updates; comments stay."""
     from homelab.cli.questions import InitQuestions
-    from homelab.control.discovery.initialise import initialise
+    from homelab.controller.features.discover.initialise import initialise
 
     def say(text: str) -> None:
         if not as_json:
@@ -53,8 +53,8 @@ def command(
 
 
 def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
-    from homelab.discovery import proposal
-    from homelab.planning import cards
+    from homelab.controller.features.discover import proposal
+    from homelab.controller.planning import cards
 
     for node in outcome.cluster.nodes:
         facts = outcome.facts.get(node.name)

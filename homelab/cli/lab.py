@@ -163,6 +163,6 @@ def _numbers(text: str, option: str, unit: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        from homelab.errors import InputError
+        from homelab.controller.base.errors import InputError
 
         raise InputError(f'got "{text}"; allowed: numbers of {unit}, one per node', where=option, hint=f"{option} 0.9,0.5,0.3") from None

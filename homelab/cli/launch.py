@@ -12,11 +12,11 @@ from homelab.cli import common
 from homelab.cli.run_command import RunCommand
 
 if TYPE_CHECKING:
-    from homelab.config.profile_request import ProfiledSteps
-    from homelab.control.launch.launch_run import LaunchRequest
-    from homelab.control.launch.prepare import Prepared
-    from homelab.planning.types import Plan
-    from homelab.runs.paths import RunPaths
+    from homelab.controller.config.profile_request import ProfiledSteps
+    from homelab.controller.features.launch.launch_run import LaunchRequest
+    from homelab.controller.features.launch.prepare import Prepared
+    from homelab.controller.planning.types import Plan
+    from homelab.controller.run.paths import RunPaths
 
 
 def command(
@@ -42,10 +42,10 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Start a recipe on the cluster. It outlives this terminal and this machine."""
-    from homelab.checks import registry
     from homelab.cli.wake import before
-    from homelab.config import profile_request
-    from homelab.control.launch.launch_run import LaunchRequest
+    from homelab.controller.checks import registry
+    from homelab.controller.config import profile_request
+    from homelab.controller.features.launch.launch_run import LaunchRequest
 
     request = LaunchRequest(
         recipe, cluster, runs_dir, registry.skipped(only=[], skip=skip), common.supervise_where(supervise, no_supervise), is_dry_run=dry_run,
@@ -58,10 +58,10 @@ def command(
 
 def launched(request: LaunchRequest, nodes: str, *, wait: bool, as_json: bool) -> int:
     """Launch what is asked for; the exit code."""
-    from homelab.config.interpreter import for_recipe
-    from homelab.config.load import load_recipe
-    from homelab.control.launch.launch_run import launch_run
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.config.interpreter import for_recipe
+    from homelab.controller.config.load import load_recipe
+    from homelab.controller.features.launch.launch_run import launch_run
+    from homelab.controller.remote.fanout import Fleet
 
     loaded, training = common.load_cluster(request.cluster_file, nodes), load_recipe(request.recipe_file)
     view = _View(request.cluster_file, request.runs_dir, as_json, request.recipe_file)
@@ -72,7 +72,7 @@ def launched(request: LaunchRequest, nodes: str, *, wait: bool, as_json: bool) -
 
 @dataclass
 class _View(RunCommand):
-    """See `homelab.control.launch.launch_run.LaunchView`."""
+    """See `homelab.controller.features.launch.launch_run.LaunchView`."""
 
     recipe_file: Path
 
@@ -80,7 +80,7 @@ class _View(RunCommand):
         """The table of the findings, where one is worth it."""
         from dataclasses import replace
 
-        from homelab.checks import presentation
+        from homelab.controller.checks import presentation
 
         prepared = replace(prepared, findings=common.for_same_files(prepared.findings, self.cluster_file, self.runs_dir, self.recipe_file))
         if not self.as_json and presentation.worst(prepared.findings) != "ok":
@@ -91,7 +91,7 @@ class _View(RunCommand):
 
     def planned(self, plan: Plan) -> None:
         """What would be executed."""
-        from homelab.planning.render import plan_table
+        from homelab.controller.planning.render import plan_table
 
         if self.as_json:
             self.json(plan.model_dump(mode="json"))

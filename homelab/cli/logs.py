@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homelab.cli import common, terminal
-from homelab.text.hint import homelab
+from homelab.controller.base.hint import homelab
 
 if TYPE_CHECKING:
-    from homelab.control.inspection.logs import RunLogs
+    from homelab.controller.features.status.logs import RunLogs
 
 _FOLLOW_INTERVAL_S = 1.0
 _LEAST_LINES_FOLLOWED = 400
@@ -31,8 +31,9 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Print the last lines of every rank's stdout and stderr, and of torchrun where it said something, in the newest attempt or in the one named."""
-    from homelab.control.inspection import logs, run_lookup
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.features.status import logs
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     with Fleet(common.load_cluster(cluster)) as fleet:
         with common.progress(as_json) as say:
@@ -90,7 +91,7 @@ class _Printed:
             terminal.echo(f"{node} could not be asked: {why}", err=True)
 
     def _add(self, label: str, stream: str, lines: list[str], headings: bool) -> None:
-        from homelab.control.inspection.logs import new_lines
+        from homelab.controller.features.status.logs import new_lines
 
         new = new_lines(self.tails.get((label, stream), []), lines)
         self.tails[label, stream] = lines

@@ -9,14 +9,14 @@ import contextlib
 import os
 import sys
 
-from homelab import errors
 from homelab.cli import streams, terminal
+from homelab.controller.base import errors
 
 
 def main() -> None:
-    """Run, and leave with the exit code of `homelab.errors`. No traceback reaches a user for a user's mistake."""
-    from homelab.control import hub_token, signals  # not on top: `run` alone needs none of it
-    from homelab.text import secrets
+    """Run, and leave with the exit code of `homelab.controller.base.errors`. No traceback reaches a user for a user's mistake."""
+    from homelab.controller.base import secrets
+    from homelab.controller.run import hub_token, signals
 
     try:
         secrets.know({**os.environ, "HF_TOKEN": hub_token.take(os.environ)})
@@ -87,7 +87,7 @@ def _kept_traceback() -> str:
     import tempfile
     import traceback
 
-    from homelab.text import secrets
+    from homelab.controller.base import secrets
 
     text = secrets.hide(traceback.format_exc())
     try:
@@ -100,7 +100,7 @@ def _kept_traceback() -> str:
 
 def _warn() -> None:
     """Say what could not be written down, where something was to be: the command's work was done all the same."""
-    store = sys.modules.get("homelab.runs.store")  # not imported, nothing written
+    store = sys.modules.get("homelab.controller.run.store")  # not imported, nothing written
     for error in store.UNTOLD.values() if store else ():
         terminal.three_parts("warning", error.message, error.where, error.hint)
 

@@ -34,9 +34,9 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Put the adapter into its base model, on the CPU of the node that holds it, and measure the loss of the adapter and of each merge on the same rows."""
-    from homelab.control.inspection import run_lookup
-    from homelab.control.results import merge
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.features.results import merge
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:

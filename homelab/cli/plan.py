@@ -11,12 +11,12 @@ import typer
 from homelab.cli import common, completion
 
 if TYPE_CHECKING:
-    from homelab.config.cluster import Cluster
-    from homelab.config.recipe import Recipe
-    from homelab.errors import InputError
-    from homelab.planning.inputs import PlanInputs
-    from homelab.planning.types import Plan
-    from homelab.planning.verdict import Verdict
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.cluster import Cluster
+    from homelab.controller.config.recipe import Recipe
+    from homelab.controller.planning.inputs import PlanInputs
+    from homelab.controller.planning.types import Plan
+    from homelab.controller.planning.verdict import Verdict
 
 LikeOption = Annotated[
     str,
@@ -65,11 +65,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Print nodes, ranks, shares, memory, time, environment and the commands that start it. Nothing is started."""
-    from homelab.config.interpreter import for_recipe
-    from homelab.config.load import load_recipe
-    from homelab.control.launch import base_model, planner
-    from homelab.errors import InputError
-    from homelab.planning import verdict
+    from homelab.controller.attempt import base_model, planner
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.interpreter import for_recipe
+    from homelab.controller.config.load import load_recipe
+    from homelab.controller.planning import verdict
 
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
@@ -115,11 +115,11 @@ def _gathered(
 ) -> tuple[PlanInputs, list[str], InputError | None]:
     """What the plan is made from, from the nodes or (offline) from cluster.toml alone, what a person should know of it, and what of the recipe's
     files cannot be read here."""
-    from homelab.control.launch import data_files, inputs, planner
-    from homelab.control.preflight import data_verdict, gather
-    from homelab.errors import InputError
-    from homelab.planning import stored_base
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.attempt import data_files, inputs, planner
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.features.preflight import data_verdict, gather
+    from homelab.controller.planning import stored_base
+    from homelab.controller.remote.fanout import Fleet
 
     if offline:
         _refuse_other_model(training)
@@ -147,8 +147,8 @@ def _with_hub(inputs: PlanInputs, as_json: bool) -> tuple[PlanInputs, list[str]]
     """The same with the config.json that the hub has of a model which is not known here, and why it is not had."""
     from dataclasses import replace
 
-    from homelab.control.launch import hub_config
-    from homelab.planning.job import shape_of
+    from homelab.controller.attempt import hub_config
+    from homelab.controller.planning.job import shape_of
 
     model = inputs.recipe.model
     if model is None or model.is_folder or inputs.config is not None or shape_of(model.name, inputs.facts) is not None:
@@ -161,7 +161,7 @@ def _with_hub(inputs: PlanInputs, as_json: bool) -> tuple[PlanInputs, list[str]]
 
 def _refuse_other_model(training: Recipe) -> None:
     """Raises InputError where no node says what the model is, and what lies on this machine is none."""
-    from homelab.control.launch import base_model
+    from homelab.controller.attempt import base_model
 
     fault = base_model.look(training).fault
     if fault is not None:
@@ -172,9 +172,9 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
     """The plan with its memory as a dry run on a node finds it."""
     from dataclasses import replace
 
-    from homelab.control.preflight import memory_dry_run
-    from homelab.planning import cards, machines
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.features.preflight import memory_dry_run
+    from homelab.controller.planning import cards, machines
+    from homelab.controller.remote.fanout import Fleet
 
     with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
         slots = machines.choose(replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))).slots
@@ -185,9 +185,9 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
 
 def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:
     from homelab.cli.clean_console import CleanConsole
-    from homelab.planning.render import plan_table
-    from homelab.shell import file_word
-    from homelab.text.hint import for_recipe, with_options
+    from homelab.controller.base.hint import for_recipe, with_options
+    from homelab.controller.base.shell import file_word
+    from homelab.controller.planning.render import plan_table
 
     console = CleanConsole()
     console.print(plan_table.table(plan, why=why))
@@ -213,10 +213,10 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     from dataclasses import replace
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.planning import what_if as hypothesis
-    from homelab.planning.machines import device_of
-    from homelab.planning.memory.scenario import DoesNotFit
-    from homelab.planning.render import time_table
+    from homelab.controller.planning import what_if as hypothesis
+    from homelab.controller.planning.machines import device_of
+    from homelab.controller.planning.memory.scenario import DoesNotFit
+    from homelab.controller.planning.render import time_table
 
     changes = hypothesis.parse(texts, inputs.cluster, device=device_of(inputs.cluster, inputs.facts))
     inputs = replace(inputs, recipe=hypothesis.recipe_for(changes, inputs.recipe))
@@ -243,7 +243,7 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    from homelab.planning import scaling
+    from homelab.controller.planning import scaling
 
     return scaling.parse_counts(text) if text else ()
 
@@ -255,10 +255,10 @@ def _scaling(
     from dataclasses import replace
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.planning import scaling
-    from homelab.planning import what_if as hypothesis
-    from homelab.planning.machines import device_of
-    from homelab.planning.render import scaling_table
+    from homelab.controller.planning import scaling
+    from homelab.controller.planning import what_if as hypothesis
+    from homelab.controller.planning.machines import device_of
+    from homelab.controller.planning.render import scaling_table
 
     changes = hypothesis.parse(texts, inputs.cluster, device=device_of(inputs.cluster, inputs.facts))
     cluster, facts = hypothesis.apply(changes, inputs.cluster, inputs.facts)

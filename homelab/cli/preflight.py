@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homelab.cli import common, completion, terminal
-from homelab.text.hint import with_options
+from homelab.controller.base.hint import with_options
 
 if TYPE_CHECKING:
     from homelab.cli.clean_console import CleanConsole
-    from homelab.config.recipe import Recipe
-    from homelab.control.preflight.preflight import Look
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.config.recipe import Recipe
+    from homelab.controller.features.preflight.preflight import Look
+    from homelab.controller.remote.fanout import Fleet
 
 _AGAIN_S = 2.0  # between two looks of --watch
 
@@ -42,11 +42,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
-    from homelab.checks import registry
     from homelab.cli.clean_console import CleanConsole
-    from homelab.config.interpreter import for_recipe
-    from homelab.config.load import load_recipe
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.checks import registry
+    from homelab.controller.config.interpreter import for_recipe
+    from homelab.controller.config.load import load_recipe
+    from homelab.controller.remote.fanout import Fleet
 
     if list_checks:
         return _list(as_json)
@@ -91,7 +91,7 @@ class _Preflight:
         """Looks until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
         import time
 
-        from homelab.checks import presentation
+        from homelab.controller.checks import presentation
 
         if self.console.is_terminal:
             self.console.print("looking", style="dim")
@@ -108,8 +108,8 @@ class _Preflight:
             time.sleep(_AGAIN_S)
 
     def _look(self, say: Callable[[str], None]) -> Look:
-        from homelab.control.launch import inputs
-        from homelab.control.preflight import preflight
+        from homelab.controller.attempt import inputs
+        from homelab.controller.features.preflight import preflight
 
         items = inputs.of_recipe(self.recipe, self.recipe_file) if self.recipe and self.recipe_file else []
         look = preflight.look(
@@ -123,16 +123,16 @@ class _Preflight:
 
     def show(self, look: Look) -> None:
         """Print the table. Its lines are not wrapped: each command can be pasted into another terminal."""
-        from homelab.checks import presentation
-        from homelab.checks.machine import version_drift
+        from homelab.controller.checks import presentation
+        from homelab.controller.checks.machine import version_drift
 
         names = [node.name for node in self.fleet.cluster.nodes]
         self.console.print(presentation.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
 
     def document(self, look: Look) -> dict[str, object]:
         """The answer of `--json`."""
-        from homelab.checks import presentation, registry
-        from homelab.checks.machine import version_drift
+        from homelab.controller.checks import presentation, registry
+        from homelab.controller.checks.machine import version_drift
 
         return {
             "cluster": self.fleet.cluster.name,
@@ -146,8 +146,8 @@ class _Preflight:
 
     def next_command(self, look: Look, *, fix: bool) -> str:
         """The verdict, and what to run next."""
-        from homelab.checks import fixes, presentation
-        from homelab.shell import file_word
+        from homelab.controller.base.shell import file_word
+        from homelab.controller.checks import fixes, presentation
 
         name = f" {file_word(str(self.recipe_file))}" if self.recipe_file else ""
         options = common.same_options(self.cluster_file)
@@ -169,7 +169,7 @@ class _Preflight:
 
 
 def _list(as_json: bool) -> int:
-    from homelab.checks import presentation, registry
+    from homelab.controller.checks import presentation, registry
 
     if as_json:
         common.print_json({"checks": [{"id": check.id, "title": check.title, "worst": check.worst} for check in registry.CHECKS]})
@@ -181,7 +181,7 @@ def _list(as_json: bool) -> int:
 def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> None:
     import sys
 
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
 
     if as_json and (fix or watch):
         option = "--fix" if fix else "--watch"
@@ -201,8 +201,8 @@ def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
     import os
     import sys
 
-    from homelab.checks import fixes
-    from homelab.control import hub_token
+    from homelab.controller.checks import fixes
+    from homelab.controller.run import hub_token
 
     # The commands may be ours too: the same homelab, for the same cluster.
     environment = {
@@ -246,13 +246,13 @@ def _run(command: str, environment: dict[str, str], descriptors: tuple[int, ...]
 
 def _is_fit(look: Look) -> bool:
     """Nothing fails, and the recipe can be shared out over these nodes."""
-    from homelab.checks import presentation
+    from homelab.controller.checks import presentation
 
     return presentation.worst(look.findings) != "fail" and look.refused is None
 
 
 def _code(look: Look) -> int:
-    from homelab.errors import EXIT_UNREACHABLE
+    from homelab.controller.base.errors import EXIT_UNREACHABLE
 
     if any(error.exit_code == EXIT_UNREACHABLE for error in look.evidence.unreachable.values()):
         return EXIT_UNREACHABLE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
-    from homelab.control.results.fetch_profiles import Profiles
+    from homelab.controller.features.profile.fetch_profiles import Profiles
 
 _VIEWER = "https://ui.perfetto.dev"
 
@@ -20,9 +20,9 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Fetch what `homelab launch --profile` has measured: the dearest operators, what goes over the wire, memory over time, and traces for Perfetto."""
-    from homelab.control.inspection import run_lookup
-    from homelab.control.results import fetch_profiles
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.features.profile import fetch_profiles
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
@@ -39,7 +39,7 @@ def command(
 
 
 def _document(found: Profiles) -> dict[str, object]:
-    from homelab.profiles import over_ranks
+    from homelab.controller.features.profile import over_ranks
 
     return {
         "ranks": [one.model_dump(mode="json") for one in found.ranks],
@@ -54,7 +54,7 @@ def _document(found: Profiles) -> dict[str, object]:
 
 def _print(found: Profiles) -> None:
     from homelab.cli.clean_console import CleanConsole
-    from homelab.profiles import memory_chart, over_ranks, profile_tables
+    from homelab.controller.features.profile import memory_chart, over_ranks, profile_tables
 
     console = CleanConsole()
     ranks = found.ranks

@@ -33,12 +33,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Upload the trained adapter (or model) to a repository of the Hugging Face hub, private where it is new. It comes to this machine first."""
-    from homelab.control.inspection import run_lookup
-    from homelab.control.results import push
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.results import repository_name
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.results import push, repository_name
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     if len(words) > 2:
         raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from homelab.cli import terminal
-from homelab.errors import InputError
-from homelab.text import own_machine
-from homelab.text.hint import Hint, homelab
-from homelab.text.sanitize import plain
+from homelab.controller.base import own_machine
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.sanitize import plain
 
 if TYPE_CHECKING:
-    from homelab.discovery.candidates import Greeting
-    from homelab.discovery.proposal import SharedNetwork
-    from homelab.remote.ssh_login import HostKey
+    from homelab.controller.features.discover.candidates import Greeting
+    from homelab.controller.features.discover.proposal import SharedNetwork
+    from homelab.controller.remote.ssh_login import HostKey
 
 T = TypeVar("T")
 
 
 def accepts_host_key(name: str, key: HostKey, *, yes: bool, hint: Hint, err: bool = False) -> bool:
     """Whether a new host key, shown with its fingerprint, is right. Raises InputError with this hint where nobody can say so."""
-    from homelab.remote import hostkeys
+    from homelab.controller.remote import hostkeys
 
     terminal.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()} {hostkeys.fingerprint(key.key)}", err=err)
     terminal.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
@@ -45,7 +45,7 @@ def asked(question: Callable[[], T], what: str, where: str, hint: Hint, *, err: 
 
 
 class InitQuestions:
-    """The questions of `homelab init` (`homelab.control.discovery.initialise.Questions`): an option answers each, `yes` takes every default."""
+    """The questions of `homelab init` (`homelab.controller.features.discover.initialise.Questions`): an option answers each, `yes` takes every default."""
 
     def __init__(self, yes: bool, user: str, network: str, this_machine: bool | None) -> None:
         self._yes, self._user, self._network, self._this_machine = yes, user, network, this_machine

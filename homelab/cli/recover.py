@@ -11,12 +11,12 @@ import typer
 from homelab.cli import common, completion, terminal
 from homelab.cli.questions import asked
 from homelab.cli.run_command import RunCommand
-from homelab.text.hint import Hint, homelab
+from homelab.controller.base.hint import Hint, homelab
 
 if TYPE_CHECKING:
-    from homelab.control.inspection.adoption import Program
-    from homelab.control.recovery.examine import Examination
-    from homelab.control.recovery.recover_run import Resumed
+    from homelab.controller.features.recover.examine import Examination
+    from homelab.controller.features.recover.recover_run import Resumed
+    from homelab.controller.run.adoption import Program
 
 
 def command(
@@ -42,10 +42,10 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Find the cause of a failure, replan on the nodes that are well, and start the next attempt."""
-    from homelab.checks import registry
-    from homelab.control.recovery import strategy_change
-    from homelab.control.recovery.recover_run import RecoverRequest, recover_run
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.checks import registry
+    from homelab.controller.features.recover import strategy_change
+    from homelab.controller.features.recover.recover_run import RecoverRequest, recover_run
+    from homelab.controller.remote.fanout import Fleet
 
     strategy_change.refuse_unknown(strategy, run)
     view = _View(cluster, runs_dir, as_json, yes)
@@ -67,13 +67,13 @@ def command(
 
 @dataclass
 class _View(RunCommand):
-    """See `homelab.control.recovery.recover_run.RecoverView`."""
+    """See `homelab.controller.features.recover.recover_run.RecoverView`."""
 
     yes: bool
 
     def examined(self, examination: Examination, notes: Sequence[Hint]) -> None:
         """The diagnosis, and which files were changed since the launch."""
-        from homelab.diagnose import cause
+        from homelab.controller.diagnose import cause
 
         if self.as_json:
             return
@@ -95,7 +95,7 @@ class _View(RunCommand):
 
     def resumed(self, resumed: Resumed) -> None:
         """The new attempt, and the command that comes next."""
-        from homelab.runs import events
+        from homelab.controller.run import events
 
         plan, name, diagnosis, options = resumed.plan, resumed.paths.name, resumed.examination.diagnosis, self.command_options
         nodes = [node.name for node in plan.nodes]

@@ -24,12 +24,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Write one HTML file about a run: curves, attempts and faults, shares, the plan beside what happened, energy, answers. It opens anywhere and asks no server."""
-    from homelab.control.inspection import report_sources, run_lookup
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.run_report import page, report_builder
-    from homelab.runs import store
-    from homelab.text.units import decimal_size
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.units import decimal_size
+    from homelab.controller.features.report import page, report_builder, report_sources
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup, store
 
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:

@@ -28,11 +28,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Start a Python program on all nodes under torchrun, with this folder (without what .gitignore names): the same plan, status, logs and stop as a recipe's."""
-    from homelab.checks import registry
     from homelab.cli import launch
-    from homelab.config import program_command
-    from homelab.control.launch import project_copy
-    from homelab.control.launch.launch_run import LaunchRequest
+    from homelab.controller.checks import registry
+    from homelab.controller.config import program_command
+    from homelab.controller.features.launch import project_copy
+    from homelab.controller.features.launch.launch_run import LaunchRequest
 
     program, skipped, where = (
         program_command.parsed(words),

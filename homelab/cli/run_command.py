@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.cli import common, terminal
-from homelab.text.hint import Options, with_options
+from homelab.controller.base.hint import Options, with_options
 
 if TYPE_CHECKING:
     from homelab.cli.clean_console import CleanConsole
-    from homelab.errors import HomelabError
-    from homelab.remote.fanout import Fleet
-    from homelab.runs.paths import RunPaths
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run.paths import RunPaths
 
 
 @dataclass
@@ -80,9 +80,9 @@ class RunCommand:
 
     def wait(self, fleet: Fleet, paths: RunPaths) -> int:
         """Show the dashboard until the run ends; its exit code."""
-        from homelab.control.inspection import monitor
-        from homelab.control.stopping import failed_attempt
-        from homelab.errors import EXIT_FAILED
+        from homelab.controller.base.errors import EXIT_FAILED
+        from homelab.controller.features.status import monitor
+        from homelab.controller.features.stop import failed_attempt
 
         code = monitor.until_end(fleet, paths, console=self.console, options=self.command_options)
         if code == EXIT_FAILED:

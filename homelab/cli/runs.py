@@ -12,9 +12,9 @@ from homelab.cli import common, completion, terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from homelab.config.cluster import Cluster
-    from homelab.errors import HomelabError
-    from homelab.runs.pruning import Candidate
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.config.cluster import Cluster
+    from homelab.controller.run.pruning import Candidate
 
 
 def command(
@@ -37,8 +37,8 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """List the runs, newest first; with --prune, remove those that are over."""
-    from homelab.errors import InputError
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
 
     loaded = common.load_cluster(cluster)
     if prune:
@@ -52,9 +52,9 @@ def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     import time
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.control.inspection import run_index
-    from homelab.dashboard import run_list
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.dashboard import run_list
+    from homelab.controller.features.status import run_index
+    from homelab.controller.remote.fanout import Fleet
 
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         index = run_index.all_runs(fleet, runs_dir, say)
@@ -81,11 +81,11 @@ def _list(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
 def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, yes: bool, as_json: bool, options: str) -> int:
     import sys
 
-    from homelab.control.stopping import prune
-    from homelab.errors import HomelabError, InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.runs import pruning, store
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import HomelabError, InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.features.stop import prune
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import pruning, store
 
     errors: dict[str, HomelabError] = {}
     removed: list[str] = []
@@ -124,7 +124,7 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
 
 def _show(going: Sequence[Candidate], staying: dict[str, str], silent: dict[str, HomelabError]) -> None:
     """What goes, with its sizes, and why each other run stays."""
-    from homelab.text.units import decimal_size
+    from homelab.controller.base.units import decimal_size
 
     for run in going:
         places = ", ".join(f"{decimal_size(size)} on {place}" for place, size in run.bytes_on.items())

@@ -11,11 +11,11 @@ import typer
 from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
-    from homelab.config.recipe import Recipe
-    from homelab.control.setup.send_model import ModelDone
-    from homelab.control.setup.setup_nodes import NodeDone
-    from homelab.control.setup.wanted import Wanted
-    from homelab.errors import HomelabError
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.config.recipe import Recipe
+    from homelab.controller.features.setup.send_model import ModelDone
+    from homelab.controller.features.setup.setup_nodes import NodeDone
+    from homelab.controller.features.setup.wanted import Wanted
 
 RecipeOption = Annotated[
     Path | None,
@@ -66,11 +66,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Install the training's packages on every node, where cluster.toml's `python` says. No root; a node without internet gets everything from this machine."""
-    from homelab.config.interpreter import uses_unsloth, with_unsloth
-    from homelab.control.setup import hub_data, model_source, relay, send_model, setup_nodes, wanted
-    from homelab.control.setup.how import How
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.interpreter import uses_unsloth, with_unsloth
+    from homelab.controller.features.setup import hub_data, model_source, relay, send_model, setup_nodes, wanted
+    from homelab.controller.features.setup.how import How
+    from homelab.controller.remote.fanout import Fleet
 
     training = _training_of(recipe) if recipe else None
     unsloth = unsloth or uses_unsloth(training)
@@ -131,8 +131,8 @@ def _print_json(
 
 
 def _training_of(path: Path) -> Recipe:
-    from homelab.config.load import load_recipe
-    from homelab.errors import InputError
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.config.load import load_recipe
 
     recipe = load_recipe(path)
     if recipe.model is None:

@@ -19,10 +19,11 @@ def command(
 ) -> int:
     """Nodes, ranks, loss, progress, events and logs of a run. The key h shows the keys; q and Ctrl-C leave the run alone. Exit code 1 when it failed, 3 when it is lost."""
     from homelab.cli.clean_console import CleanConsole
-    from homelab.control.inspection import monitor, run_lookup
-    from homelab.dashboard import live, view
-    from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
+    from homelab.controller.dashboard import live, view
+    from homelab.controller.features.status import monitor
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     if once and wait:
         raise InputError(

@@ -10,7 +10,7 @@ import typer
 from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
-    from homelab.config.cluster import Cluster
+    from homelab.controller.config.cluster import Cluster
 
 
 def command(
@@ -21,10 +21,10 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Stop a run. Its checkpoints stay: `homelab recover` goes on from the newest."""
-    from homelab.control.inspection import run_lookup
-    from homelab.control.stopping import stop
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.features.stop import stop
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     loaded = common.load_cluster(cluster)
     if orphans:
@@ -51,9 +51,9 @@ def command(
 
 
 def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
-    from homelab.control.stopping import orphans
-    from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
+    from homelab.controller.features.stop import orphans
+    from homelab.controller.remote.fanout import Fleet
 
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         ended, kept, unreachable, repaired = orphans.end(fleet, runs_dir, say)

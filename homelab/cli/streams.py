@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from homelab.text import secrets
+from homelab.controller.base import secrets
 
 
 class _Told(io.FileIO):

@@ -17,10 +17,10 @@ def command(
     import time
 
     from homelab.cli import streams
-    from homelab.control.inspection import run_lookup, run_owner
-    from homelab.control.supervision import remote_supervisor, supervisor
-    from homelab.remote.fanout import Fleet
-    from homelab.runs import supervisor_lock
+    from homelab.controller.attempt import remote_supervisor, run_owner
+    from homelab.controller.features.supervise import supervisor
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup, supervisor_lock
 
     # Its log may be on a disk that is full: the supervisor still looks after the run.
     sys.stdout = streams.told(1, sys.stdout)

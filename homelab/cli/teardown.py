@@ -20,11 +20,11 @@ def command(
     """Remove exactly what `homelab setup` has made on the nodes. Runs, checkpoints and shipped code in the workdir stay."""
     import sys
 
-    from homelab.control.setup import remove_environments
-    from homelab.errors import InputError
-    from homelab.remote.fanout import Fleet
-    from homelab.text.hint import homelab
-    from homelab.text.units import listed
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
+    from homelab.controller.base.units import listed
+    from homelab.controller.features.setup import remove_environments
+    from homelab.controller.remote.fanout import Fleet
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     with Fleet(loaded) as fleet:

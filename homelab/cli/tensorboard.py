@@ -9,7 +9,7 @@ import typer
 from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
-    from homelab.control.tracking.metrics_source import Look
+    from homelab.controller.features.track.metrics_source import Look
 
 
 def command(
@@ -19,10 +19,10 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
     """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
-    from homelab.control import package
-    from homelab.control.inspection import run_lookup
-    from homelab.control.tracking import curves_view, event_files
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base import package
+    from homelab.controller.features.track import curves_view, event_files
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     package.require("tensorboard", event_files.REQUIREMENT)
     loaded = common.load_cluster(cluster)

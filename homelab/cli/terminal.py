@@ -12,7 +12,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from homelab.text.sanitize import plain_json, plain_piece
+from homelab.controller.base.sanitize import plain_json, plain_piece
 
 if TYPE_CHECKING:
     import subprocess

@@ -32,11 +32,11 @@ def command(
     import os
     import sys
 
-    from homelab.control.inspection import run_folder, run_lookup
-    from homelab.control.tracking.forwarding import Wanted, track
-    from homelab.control.tracking.trackers import TRACKERS
-    from homelab.remote.fanout import Fleet
-    from homelab.text.hint import homelab, with_options
+    from homelab.controller.base.hint import homelab, with_options
+    from homelab.controller.features.track.forwarding import Wanted, track
+    from homelab.controller.features.track.trackers import TRACKERS
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_folder, run_lookup
 
     _refuse_unknown(to)
     loaded = common.load_cluster(cluster)
@@ -66,8 +66,8 @@ def command(
 
 
 def _refuse_unknown(to: list[str]) -> None:
-    from homelab.config.recipe.operation import Tracker
-    from homelab.errors import InputError, did_you_mean
+    from homelab.controller.base.errors import InputError, did_you_mean
+    from homelab.controller.config.recipe.operation import Tracker
 
     for name in to:
         if name not in get_args(Tracker):
@@ -79,8 +79,8 @@ def _refuse_unknown(to: list[str]) -> None:
 
 
 def _refuse_none(trackers: tuple[str, ...], run: str) -> None:
-    from homelab.errors import InputError
-    from homelab.text.hint import homelab
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.hint import homelab
 
     if not trackers:
         raise InputError(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from homelab.cli import common, completion, terminal
-from homelab.text.hint import Hint, homelab
+from homelab.controller.base.hint import Hint, homelab
 
 
 def command(
@@ -22,8 +22,8 @@ def command(
 ) -> int:
     """Show the host key of nodes and remember it. A key that CHANGED is refused here too."""
     from homelab.cli.questions import accepts_host_key
-    from homelab.errors import HomelabError, UnreachableError
-    from homelab.remote import ssh_login
+    from homelab.controller.base.errors import HomelabError, UnreachableError
+    from homelab.controller.remote import ssh_login
 
     loaded = common.load_cluster(cluster, ",".join(nodes or []))
     remote = [node for node in loaded.nodes if node.host != "local"]

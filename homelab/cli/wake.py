@@ -9,8 +9,8 @@ import typer
 from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
-    from homelab.config.cluster import Cluster
-    from homelab.control.waking.wake import Woken
+    from homelab.controller.config.cluster import Cluster
+    from homelab.controller.features.wake.wake import Woken
 
 
 def command(
@@ -21,7 +21,7 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Wake nodes that sleep or are switched off (Wake-on-LAN), and wait until they answer. Their cards are remembered from the last time they were asked."""
-    from homelab.control.waking import wake
+    from homelab.controller.features.wake import wake
 
     loaded = common.load_cluster(cluster)
     names = [node.name for node in common.load_cluster(cluster, ",".join(nodes or [])).nodes]
@@ -44,7 +44,7 @@ def command(
 
 def before(cluster: Cluster) -> None:
     """`launch --wake`: all nodes of `cluster` awake. Raises the first error of a node that stays silent."""
-    from homelab.control.waking import wake
+    from homelab.controller.features.wake import wake
 
     with common.progress() as say:
         done, errors = wake.wake(cluster, [node.name for node in cluster.nodes], say)

@@ -9,7 +9,7 @@ import typer
 from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
-    from homelab.control.inspection.failure import Why
+    from homelab.controller.features.status.failure import Why
 
 _EVENTS = 12
 
@@ -25,10 +25,11 @@ def command(
 ) -> int:
     """The first rank that failed, the evidence, and what fixes it. Exit code 3 when the nodes that know cannot be asked."""
     from homelab.cli.clean_console import CleanConsole
-    from homelab.control.inspection import failure, run_lookup
-    from homelab.diagnose import cause
-    from homelab.errors import EXIT_DONE, EXIT_UNREACHABLE
-    from homelab.remote.fanout import Fleet
+    from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
+    from homelab.controller.diagnose import cause
+    from homelab.controller.features.status import failure
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
 
     options = common.same_options(cluster, runs_dir)
     with Fleet(common.load_cluster(cluster)) as fleet, common.progress(as_json) as say:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 # Short periods keep a limited node responsive: with the default of 100 ms it is stopped for most of every 100 ms.
 PERIOD_US = 20_000

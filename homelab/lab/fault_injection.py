@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import homelab
 from homelab.lab import faults, held_fault
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations import catalogue
-from homelab.text.hint import homelab
 
 _NEEDS = {"recipe": "the small model", "deep": "preflight --deep"}
 

@@ -6,12 +6,12 @@ import os
 import signal
 from dataclasses import dataclass
 
-from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import cgroup, nodes, procfs
 from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.nodes import Backend
 from homelab.lab.tools import machine_lock
-from homelab.text.hint import Hint, homelab
 
 FAULTS = {
     "kill-worker": "kill -9 of one training process",

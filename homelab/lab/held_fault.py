@@ -15,10 +15,10 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Command, Hint, chain, homelab
 from homelab.lab import procfs
-from homelab.protocol import files
-from homelab.text.hint import Command, Hint, chain, homelab
+from homelab.shared.protocol import files
 
 RECORD_FILE, LOG_FILE = "fault.json", "fault.log"
 HOLDER = "homelab.lab.misconfigurations.holder"

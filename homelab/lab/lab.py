@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import faults, held_fault, lab_files, lab_status, nodes, procfs, sshd
 from homelab.lab.lab_state import LOCK_FILE, LabNode, LabState, boot_id, is_lab, load, locked
 from homelab.lab.loopback import Loopback
@@ -21,7 +22,6 @@ from homelab.lab.namespaces import Namespaces
 from homelab.lab.nodes import Backend
 from homelab.lab.spec import LabOptions, new_state
 from homelab.lab.tools import machine_lock, require
-from homelab.text.hint import Hint, homelab
 
 # A fault takes a second at most; two at once wait for each other.
 OTHERS_TIMEOUT_S = 20.0

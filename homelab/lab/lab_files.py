@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
 from homelab.lab import sshd
 from homelab.lab.lab_state import NODES_FOLDER, NODES_MARK, STATE_FILE, LabNode, LabState
 

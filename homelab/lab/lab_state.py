@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from homelab.errors import HomelabError, InputError, did_you_mean
+from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import procfs
-from homelab.text.hint import Hint, homelab
 
 STATE_FILE = "lab.json"
 LOCK_FILE = "lab.lock"

@@ -10,7 +10,7 @@ import signal
 import socket
 from dataclasses import replace
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import cgroup, nodes, procfs, sshd
 from homelab.lab.accounts import is_locked
 from homelab.lab.lab_state import LabNode, LabState

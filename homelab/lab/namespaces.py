@@ -14,12 +14,12 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import cgroup, network, nodes, procfs, sshd
 from homelab.lab.accounts import passwd_with_account, passwd_with_home, shadow_of
 from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.tools import machine_lock, program, require
-from homelab.text.hint import Hint, homelab
 
 PROGRAMS = ("sshd", "ssh-keygen", "ip", "tc", "unshare", "nsenter", "setsid")
 

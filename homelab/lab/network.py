@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.tools import call
 

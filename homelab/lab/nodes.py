@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import homelab
 from homelab.lab import node_init, procfs, sshd
 from homelab.lab.cgroup import Hierarchies, NodeGroup
 from homelab.lab.lab_state import ID_VARIABLE, NODE_VARIABLE, LabNode, LabState
 from homelab.lab.tools import program
-from homelab.text.hint import homelab
 
 INIT_FILE = str(Path(node_init.__file__).resolve())
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from homelab.errors import InputError, did_you_mean
+from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.lab import faults, nodes
 from homelab.lab.lab_state import BackendName, LabNode, LabState, boot_id, user_name
 

@@ -9,10 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.tools import call, program
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where distributions keep the external sftp server: it starts in the node's home, the built-in in the passwd home.

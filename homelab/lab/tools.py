@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 
 # Program -> Debian/Ubuntu package.

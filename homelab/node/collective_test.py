@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import processes, programs
-from homelab.protocol import files, layout
-from homelab.protocol.collective_stages import CONNECTING, DONE, STARTING, WAITING
+from homelab.shared.protocol import files, layout
+from homelab.shared.protocol.collective_stages import CONNECTING, DONE, STARTING, WAITING
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
-    from homelab.protocol.messages import Stopped
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
+    from homelab.shared.protocol.messages import Stopped
 
 _POLL_S = 0.05
 _SOCKETS_EVERY_S = 0.25

@@ -11,7 +11,7 @@ from homelab.node import paths
 from homelab.node.worker_programs import cards_of
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def converse(request: JsonObject) -> None:

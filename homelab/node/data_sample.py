@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.run import secret_files
 from homelab.node.system import hub
-from homelab.protocol import files, layout
-from homelab.protocol.data_rows import beginning, longest_after
+from homelab.shared.protocol import files, layout
+from homelab.shared.protocol.data_rows import beginning, longest_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, BinaryIO
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 ON_NODE_BYTES = 32 << 20  # of a file that lies here
 _KEPT_AT_MOST = 50

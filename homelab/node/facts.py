@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Facts
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Facts
 
 PROBES = (
     "system",
@@ -27,7 +27,7 @@ PROBES = (
 
 
 def collect(request: JsonObject) -> Facts:
-    """The facts (types: `homelab.facts.node.Facts`).
+    """The facts (types: `homelab.controller.facts.node.Facts`).
 
     `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}.
     """

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.node import paths
 from homelab.node.run import secret_files
-from homelab.protocol import files, hub_cache
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files, hub_cache
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _KEPT_AT_MOST = 50
 _MOST_NAMES = 200

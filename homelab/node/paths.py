@@ -1,4 +1,4 @@
-"""Folders of runs on this node (`homelab.protocol.layout` below a workdir), and which attempts they hold."""
+"""Folders of runs on this node (`homelab.shared.protocol.layout` below a workdir), and which attempts they hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from homelab.protocol import files, layout
+from homelab.shared.protocol import files, layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,12 +14,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.protocol.errors import EXIT_INPUT, parts_of
+from homelab.shared.protocol.errors import EXIT_INPUT, parts_of
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 PROGRAMS = ("model_export", "merge", "gguf")
 _BEAT_S = 5.0

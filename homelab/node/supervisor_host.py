@@ -20,14 +20,14 @@ from homelab.node import paths
 from homelab.node.run import ownership
 from homelab.node.storage import transfer
 from homelab.node.system import processes, programs
-from homelab.protocol import files, layout, lock
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files, layout, lock
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import (
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import (
         SupervisorEnded,
         SupervisorLook,
         SupervisorNeeds,
@@ -83,7 +83,7 @@ def discard(request: JsonObject) -> JsonObject:
 
 def reach(request: JsonObject) -> SupervisorReach:
     """{"errors": {node: None or what is in the way}}: every node of the cluster file, over the connection that the supervisor will use."""
-    command = [sys.executable, "-m", "homelab.remote.reach", _cluster(_folder(request))]
+    command = [sys.executable, "-m", "homelab.controller.remote.reach", _cluster(_folder(request))]
     try:
         completed = subprocess.run(
             command, env=_environment(request), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S

@@ -14,12 +14,12 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from homelab.protocol import secrecy
+from homelab.shared.protocol import secrecy
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 # Verb -> (module, function, stream of its body). Modules are imported when they are needed: an answer costs milliseconds.
 VERBS = {

@@ -10,11 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from homelab.node import paths
-from homelab.protocol import files, layout
-from homelab.protocol.errors import EXIT_NO_ROOM, Refusal, parts_of
+from homelab.shared.protocol import files, layout
+from homelab.shared.protocol.errors import EXIT_NO_ROOM, Refusal, parts_of
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def chat(request: JsonObject) -> Any:

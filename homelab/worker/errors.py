@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homelab.protocol.errors import EXIT_FAILED, EXIT_INPUT, ThreePartError
+from homelab.shared.protocol.errors import EXIT_FAILED, EXIT_INPUT, ThreePartError
 
 
 class WorkerError(ThreePartError):

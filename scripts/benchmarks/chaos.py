@@ -42,7 +42,7 @@ from benchmarks.faults.scene import Case, Outcome, is_exactly_once, play
 from rich.console import Console
 from rich.table import Table
 
-from homelab.errors import did_you_mean
+from homelab.controller.base.errors import did_you_mean
 
 MOST_ALARMS = 4
 

@@ -30,7 +30,7 @@ _PROGRAM = "import time\nfor number in range(100000):\n    print('line', number,
 _COUNTED = """
 import json, sys, threading, time
 from homelab.cli import main
-from homelab.remote.ssh import SshSession
+from homelab.controller.remote.ssh import SshSession
 counts = {"questions": 0}
 asked = SshSession.run
 def run(self, *words, **options):

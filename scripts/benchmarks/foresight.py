@@ -10,7 +10,7 @@ relative_median_factor       speeds of cards against an RTX 3090, of Lambda's li
 A row of another method (GPTQ, DeepSpeed, a cold first step) is shown and not counted, with its reason. `--rows FILE` takes rows in a CSV file
 with the same columns in the place of the project's own. Nothing is measured here: no row is of homelab itself.
 
-The table of measured cards that `homelab plan` reads (homelab/planning/performance/measured_cards.jsonl) holds these very rows: it is left out
+The table of measured cards that `homelab plan` reads (homelab/controller/planning/speed/measured_cards.jsonl) holds these very rows: it is left out
 here, or every row would be foretold by itself.
 """
 
@@ -32,11 +32,11 @@ from benchmarks.published.rows import Row
 from rich.console import Console
 from rich.table import Table
 
-from homelab.errors import HomelabError, InputError
-from homelab.planning import plan as planning
-from homelab.planning.memory import rank_memory
-from homelab.planning.performance import measured_cards
-from homelab.planning.performance.measured_cards import MeasuredCard
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.speed import measured_cards
+from homelab.controller.planning.speed.measured_cards import MeasuredCard
 
 LEFT_OUT = "the table of measured cards that homelab plan reads is left out here: it holds these rows (told_median_factor: every row by the others)"
 # Of the bytes of a plan, those that the published figure has not.

@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks import report
 
+from homelab.controller.launchers.torchrun_ssh import by_hand
+from homelab.controller.planning.types import Plan
 from homelab.lab import Lab
-from homelab.launchers.torchrun_ssh import by_hand
-from homelab.planning.types import Plan
 
 _LIMIT_S = 240.0
 _HOMELAB = [sys.executable, "-m", "homelab"]

@@ -30,10 +30,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.pipelining import real_runs
 
-from homelab.config.recipe import Method, Train
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.work.pipeline import partition, stage_time
 from homelab.lab import Lab
-from homelab.planning.memory.architecture import Architecture
-from homelab.planning.pipeline import partition, stage_time
 from scripts.practice.desk import Desk, Run
 
 _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what two cores leave

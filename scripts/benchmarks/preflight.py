@@ -31,7 +31,7 @@ from benchmarks.misconfigurations.trials import Seen, Trial, Trials, preflight
 from rich.console import Console
 from rich.table import Table
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import Lab
 from homelab.lab.misconfigurations import catalogue, network, training_files
 from homelab.lab.misconfigurations.misconfiguration import Misconfiguration, NotInjectable

@@ -24,8 +24,8 @@ from benchmarks.faults.ground import SeenRun
 from benchmarks.shards import held
 from benchmarks.start import Cables
 
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from homelab.runs.paths import RunPaths
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk
 

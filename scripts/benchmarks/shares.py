@@ -41,9 +41,9 @@ from benchmarks.uneven.aftermath import Interrupted
 from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.machines import CORES, Machines, Run, machines
 
-from homelab.errors import HomelabError
-from homelab.law import order
-from homelab.planning.strategy.shares import split
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.planning.work.shares import split
+from homelab.shared.law import order
 
 _ENDLESS = 100_000  # steps of a run that is stopped
 _SETTLE, _STEPS = 2, 6  # steps before the window, and in it

@@ -7,7 +7,7 @@ counts. On CUDA in bf16 where torch sees a card, else on the CPU in fp32.
 tokens_per_s_over_trl      homelab's tokens per second over TRL's, the median over steps done in turn
 first_loss_difference      the largest difference of the first three steps' losses, relative (lora: the same adapters at the start)
 tokens_per_s_over_unsloth  the same against Unsloth, with --unsloth PYTHON, the Python of an environment that has it
-gain_of_SWITCH             with --switches: homelab's tokens per second over those with this one turned off (homelab/worker/training/switches.py)
+gain_of_SWITCH             with --switches: homelab's tokens per second over those with this one turned off (homelab/worker/runtime/switches.py)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.pace import settings
 
-from homelab.worker.training.switches import Switches
+from homelab.worker.runtime.switches import Switches
 
 _FIRST = 3  # steps whose losses are compared, and which are not timed: the first ones of a process are slower
 

@@ -28,11 +28,11 @@ from typing import Any
 from benchmarks import report
 from benchmarks.faults.ground import SeenRun
 
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
 from homelab.lab.network import switch_namespace, switch_port
 from homelab.lab.tools import call
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk
 

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 18
 # Other people's packages, and of ours only what looks at no environment.
 IMPORTED = (
     "fabric", "humanize", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions",
-    "homelab.checks.evidence", "homelab.remote.fanout", "homelab.runs.poll_reply",
+    "homelab.controller.checks.evidence", "homelab.controller.remote.fanout", "homelab.controller.remote.poll_reply",
 )  # fmt: skip
 
 

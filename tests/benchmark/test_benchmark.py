@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from homelab.benchmark import charts, page, table
-from homelab.benchmark.cell import ALONE, Cell, cells_of
-from homelab.benchmark.measurement import Measurement, measure
-from homelab.benchmark.result import Result, summaries
-from homelab.config.load import load_cluster
-from homelab.config.suite import Suite, load_suite
-from homelab.control.benchmark.folder import BenchmarkFolder
-from homelab.errors import InputError
-from homelab.runs.poll_reply import Metric
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.load import load_cluster
+from homelab.controller.config.suite import Suite, load_suite
+from homelab.controller.features.bench import charts, page, table
+from homelab.controller.features.bench.cell import ALONE, Cell, cells_of
+from homelab.controller.features.bench.folder import BenchmarkFolder
+from homelab.controller.features.bench.measurement import Measurement, measure
+from homelab.controller.features.bench.result import Result, summaries
+from homelab.controller.remote.poll_reply import Metric
 from tests import builders
 
 NODES = {"tower": 1, "laptop": 1, "mini": 1}
@@ -89,7 +89,7 @@ def test_nodes_that_the_cluster_does_not_have(nodes: list[Any], said: str) -> No
 
 
 def test_a_cells_recipe_is_as_long_as_the_suite_says_and_finds_its_data(tmp_path: Path) -> None:
-    from homelab.config.load import load_recipe
+    from homelab.controller.config.load import load_recipe
 
     _, contents = load_suite(suite_file(tmp_path, '[[variations]]\nname = "long"\nset = { train.seq_len = 64 }'))
     file = BenchmarkFolder(tmp_path / "out").recipe(Cell("long", "zero2", ("tower", "laptop")), contents["long"], tmp_path)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from homelab.benchmark import side_by_side, side_by_side_table
-from homelab.benchmark.side_by_side import Comparison, Side
-from homelab.config.cluster import Price
-from homelab.run_report.report_builder import RunAbout, Sources
-from homelab.runs.poll_reply import Metric
+from homelab.controller.config.cluster import Price
+from homelab.controller.features.bench import side_by_side, side_by_side_table
+from homelab.controller.features.bench.side_by_side import Comparison, Side
+from homelab.controller.features.report.report_builder import RunAbout, Sources
+from homelab.controller.remote.poll_reply import Metric
 from tests import builders
 
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import foresight
 from benchmarks.published import outcomes, rows, shared
 
-from homelab.control import card_table
-from homelab.errors import InputError
-from homelab.planning.performance import card_classes, roofline
+from homelab.controller.attempt import card_table
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning.speed import card_classes, roofline
 
 HEAD = rows.OWN.read_text(encoding="utf-8").splitlines()[0]
 ROW = "by hand,RTX 3090,24,meta-llama/Llama-2-7b-hf,lora,2048,4,1,64,all-linear,True,False,adamw,auto,auto,1,auto,{gb},reserved,{rate},,"

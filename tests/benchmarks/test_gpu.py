@@ -20,7 +20,7 @@ from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.place import Place
 from benchmarks.gpu_parts.runner import Outcome, run
 
-from homelab.law.pipeline_schedule import most_in_flight
+from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.worker.runtime.task import Task, load_task
 from tests.worker import harness
 
@@ -196,7 +196,7 @@ def test_without_the_planner_its_variables_are_left_out(tmp_path: Path, monkeypa
 
 def test_without_the_recipes_module_the_loss_is_that_of_a_recipe_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = speed.default_fused_loss()
-    monkeypatch.setitem(sys.modules, "homelab.config.recipe", None)
+    monkeypatch.setitem(sys.modules, "homelab.controller.config.recipe", None)
     assert speed.default_fused_loss() == usual == "auto"
 
 

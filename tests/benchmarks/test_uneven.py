@@ -16,8 +16,8 @@ from benchmarks.uneven import aftermath, machines, meter, noise
 from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.validity import Account, disturbance
 
-from homelab.runs import event_log, events
-from homelab.runs.paths import RunPaths
+from homelab.controller.run import event_log, events
+from homelab.controller.run.paths import RunPaths
 
 
 def account(used: tuple[float, float] = (0.6, 0.3), *, others: float = 0.05, seconds: float = 20.0) -> Account:

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from homelab import hardware
-from homelab.checks.evidence import Evidence, Finding, Link
-from homelab.config.cluster import Cluster
-from homelab.config.recipe import Recipe
-from homelab.facts.node import Facts
-from homelab.planning.types import Plan
+from homelab.controller.base import hardware
+from homelab.controller.checks.evidence import Evidence, Finding, Link
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.builders import CARDS, CODE_HASH, GIB, LLAMA, MIB, MODEL_FILES, NAMES, PORT, SECTIONS, recipe
 

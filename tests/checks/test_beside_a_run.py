@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import fixes, registry
-from homelab.checks.evidence import Evidence, Finding
-from homelab.control.launch import prepare
-from homelab.control.preflight import gather, preflight
-from homelab.errors import HomelabError
-from homelab.runs import process_owner
-from homelab.text.units import local_moment
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.units import local_moment
+from homelab.controller.checks import fixes, registry
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.features.launch import prepare
+from homelab.controller.features.preflight import gather, preflight
+from homelab.controller.run import process_owner
 from tests.checks import healthy
 from tests.fakes import FakeFleet
 

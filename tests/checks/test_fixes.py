@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from homelab.checks import fixes, registry
-from homelab.checks.evidence import Finding
-from homelab.checks.gpu import driver
-from homelab.text.hint import Command, Hint
+from homelab.controller.base.hint import Command, Hint
+from homelab.controller.checks import fixes, registry
+from homelab.controller.checks.evidence import Finding
+from homelab.controller.checks.gpu import driver
 from tests.checks import healthy
 from tests.checks.healthy import cpu, with_facts
 from tests.checks.test_recorded import CASES, built, judged

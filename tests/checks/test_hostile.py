@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from homelab.checks import registry
-from homelab.checks.evidence import Finding, Link
-from homelab.facts.node import Facts
-from homelab.planning import lan_address
-from homelab.remote import answers
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Finding, Link
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning import lan_address
+from homelab.controller.remote import answers
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence, Finding, Link
-from homelab.facts.node import Facts
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence, Finding, Link
+from homelab.controller.facts.node import Facts
 from tests.checks import healthy
 from tests.checks.healthy import NAMES, bad, cpu, cut, gpu, packages, recipe, script, with_facts, with_node
 

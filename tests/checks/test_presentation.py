@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from homelab.checks import presentation, registry
-from homelab.checks.evidence import Evidence, Finding
-from homelab.errors import UnreachableError
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.checks import presentation, registry
+from homelab.controller.checks.evidence import Evidence, Finding
 from tests.checks.healthy import NAMES, cpu, cut, gpu, packages, recipe, unreachable, with_facts
 
 pytestmark = pytest.mark.timeout(20)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence, Finding, Link
-from homelab.errors import UnreachableError
-from homelab.facts.collective_test import CollectiveResult
-from homelab.facts.data_sample import SampleResult
-from homelab.facts.model_build import BuildResult
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence, Finding, Link
+from homelab.controller.facts.collective_test import CollectiveResult
+from homelab.controller.facts.data_sample import SampleResult
+from homelab.controller.facts.model_build import BuildResult
 from homelab.node.probes import amd, nvidia, xid
 from homelab.node.system import firewall
 from tests.checks import healthy

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.check import Check, OfCluster, Problem
-from homelab.checks.evidence import Evidence, Finding
-from homelab.control.launch import prepare
-from homelab.errors import InputError, SilentError, UnreachableError
+from homelab.controller.base.errors import InputError, SilentError, UnreachableError
+from homelab.controller.checks import registry
+from homelab.controller.checks.check import Check, OfCluster, Problem
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.features.launch import prepare
 from tests.checks.healthy import NAMES, bad, cpu, unreachable, with_facts
 
 pytestmark = pytest.mark.timeout(20)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.check import SOURCES, Check, check, in_order
-from homelab.facts.node import Facts
+from homelab.controller.checks import registry
+from homelab.controller.checks.check import SOURCES, Check, check, in_order
+from homelab.controller.facts.node import Facts
 from homelab.node.facts import PROBES
 
 pytestmark = pytest.mark.timeout(60)
 
 TOY = Path(__file__).parent / "toy"
 # The folder of the toy becomes a part of a room of the checks. Nothing else is told of it.
-JOINED = f"import homelab.checks.machine as room; room.__path__.append({str(TOY)!r}); "
+JOINED = f"import homelab.controller.checks.machine as room; room.__path__.append({str(TOY)!r}); "
 LIST = "from homelab.cli.main import main; main()"
 JUDGE = """
 import json

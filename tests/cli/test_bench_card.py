@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from homelab.cli.main import run
-from homelab.control import card_table
-from homelab.facts.gpu import GpuFacts
+from homelab.controller.attempt import card_table
+from homelab.controller.facts.gpu import GpuFacts
 from tests.checks import healthy
 from tests.control.benchmark.test_card_run import NODE, done, fleet_of
 

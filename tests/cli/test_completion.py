@@ -122,7 +122,7 @@ def test_in_a_real_shell(place: Path, shell: str, script: str) -> None:
 
 
 def test_it_imports_nothing_that_connects() -> None:
-    program_text = "import sys; import homelab.cli.command_list, homelab.runs.store; print([n for n in ('paramiko', 'fabric', 'torch', 'pydantic') if n in sys.modules])"
+    program_text = "import sys; import homelab.cli.command_list, homelab.controller.run.store; print([n for n in ('paramiko', 'fabric', 'torch', 'pydantic') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program_text], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from homelab.cli import common, main
 from homelab.cli.command_list import NAMES
-from homelab.config.example import is_example
-from homelab.errors import EXIT_DONE, EXIT_INPUT
-from homelab.remote import ssh_login
+from homelab.controller.base.errors import EXIT_DONE, EXIT_INPUT
+from homelab.controller.config.example import is_example
+from homelab.controller.remote import ssh_login
 from tests.cli.conftest import LAW
 
 SHIPPED = Path(__file__).parents[2] / "cluster.toml"
@@ -72,7 +72,9 @@ def test_a_plan_of_the_example_without_machines_is_made(folder: Path, capsys: py
 
 def test_a_file_that_its_owner_has_edited_is_a_cluster(folder: Path) -> None:
     shipped = SHIPPED.read_bytes()
-    assert is_example(shipped) and is_example(shipped.replace(b"\n", b"\r\n")), "the digest in homelab/config/example.py is of another file"
+    assert is_example(shipped) and is_example(shipped.replace(b"\n", b"\r\n")), (
+        "the digest in homelab/controller/config/example.py is of another file"
+    )
     assert not is_example(shipped.replace(b"192.168.1.102", b"192.168.1.103"))
     (folder / "cluster.toml").write_bytes(shipped.replace(b"192.168.1.102", b"192.168.1.103"))
     assert len(common.load_cluster(folder / "cluster.toml").nodes) == 3

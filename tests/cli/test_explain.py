@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from homelab.cli.main import run
-from homelab.diagnose import topic_index
+from homelab.controller.diagnose import topic_index
 
 pytestmark = pytest.mark.timeout(200)
 Said = Callable[..., tuple[str, str]]

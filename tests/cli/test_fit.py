@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from homelab.config.load import load_recipe
-from homelab.control.preflight import memory_dry_run
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.config.load import load_recipe
+from homelab.controller.features.preflight import memory_dry_run
 from scripts.practice.desk import Desk
 from tests.checks import healthy
 from tests.cli.conftest import complaint

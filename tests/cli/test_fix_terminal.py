@@ -26,9 +26,9 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from homelab.checks.evidence import Finding
+from homelab.controller.checks.evidence import Finding
 from homelab.cli import preflight
-from homelab.text.hint import Command
+from homelab.controller.base.hint import Command
 look = SimpleNamespace(findings=[Finding("a", "end", "fail", "odd", Command(sys.argv[1]), Command(sys.argv[1]))])
 preflight._run_fixes(look, Path("cluster.toml"), ask=False)
 """

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import homelab as package
-from homelab.checks.evidence import Finding
 from homelab.cli import bench, bench_card, common
 from homelab.cli.command_list import app
 from homelab.cli.main import run
-from homelab.errors import HomelabError
-from homelab.text import hint
-from homelab.text.hint import Command, Hint, chain, for_recipe, homelab, with_options
+from homelab.controller.base import hint
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Command, Hint, chain, for_recipe, homelab, with_options
+from homelab.controller.checks.evidence import Finding
 from tests.cli.conftest import SCRIPT
 
 pytestmark = pytest.mark.timeout(200)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_cluster
+from homelab.controller.config.load import load_cluster
 from scripts.practice.desk import COMMAND, Desk
 from tests.cli.conftest import complaint
 

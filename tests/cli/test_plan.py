@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homelab.config.load import load_cluster
+from homelab.controller.config.load import load_cluster
 from scripts.practice.desk import Desk
 from tests.cli.conftest import LAW
 

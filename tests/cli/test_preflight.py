@@ -51,8 +51,8 @@ def test_what_talks_with_people_gives_programs_an_error(quiet_desk: Desk, option
 def test_the_list_is_json_where_json_is_asked_for() -> None:
     from typer.testing import CliRunner
 
-    from homelab.checks import registry
     from homelab.cli.command_list import app
+    from homelab.controller.checks import registry
 
     found = json.loads(CliRunner().invoke(app, ["preflight", "--list", "--json"]).stdout)
     assert [check["id"] for check in found["checks"]] == [check.id for check in registry.CHECKS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homelab.cli import main
-from homelab.errors import EXIT_INPUT
+from homelab.controller.base.errors import EXIT_INPUT
 
 
 def test_one_look_and_staying_to_the_end_are_not_both_possible(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from homelab.control import signals
+from homelab.controller.run import signals
 from scripts.practice.desk import COMMAND, Desk
 
 pytestmark = pytest.mark.timeout(200)
@@ -98,7 +98,7 @@ def test_what_is_ignored_stays_ignored_and_a_step_is_done_whole() -> None:
 
 def test_a_secret_does_not_leave_where_the_encoding_is_ascii(quiet_desk: Desk) -> None:
     """click wraps the bytes of such a stream anew, past whatever hides secrets."""
-    program = "import os, typer; from homelab.cli import streams; from homelab.text import secrets; secrets.know(os.environ); "
+    program = "import os, typer; from homelab.cli import streams; from homelab.controller.base import secrets; secrets.know(os.environ); "
     program += "streams.prepare(); typer.echo('token hf_planted1234567890 \u00e9')"
     done = subprocess.run(
         [sys.executable, "-c", program], env=quiet_desk._environment() | {"PYTHONIOENCODING": "ascii", "HF_TOKEN": "hf_planted1234567890"},

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.inspection.failure import since
-from homelab.control.recovery import diagnosis_store
-from homelab.diagnose.cause import Diagnosis
+from homelab.controller.attempt import diagnosis_store
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.features.status.failure import since
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.config.load import load_cluster
-from homelab.config.write import cluster_text
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.load import load_cluster
+from homelab.controller.config.write import cluster_text
 
 GOOD = """[cluster]
 name = "attic"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config import lines, load
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config import lines, load
 
 MANY = 60_000
 DEEP = {

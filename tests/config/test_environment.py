@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Notify, Price
-from homelab.config.load import load_cluster, load_recipe
-from homelab.config.write import cluster_text
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.cluster import Notify, Price
+from homelab.controller.config.load import load_cluster, load_recipe
+from homelab.controller.config.write import cluster_text
 from tests.config.test_cluster import faults, load, node
 
 REFUSED = [

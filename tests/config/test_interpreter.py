@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from homelab.checks import registry
-from homelab.config import interpreter
-from homelab.config.cluster import Cluster, Node
-from homelab.config.recipe import Recipe
-from homelab.config.write import cluster_text
-from homelab.remote.agent import Agent
-from homelab.remote.fanout import Fleet
+from homelab.controller.checks import registry
+from homelab.controller.config import interpreter
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.write import cluster_text
+from homelab.controller.remote.agent import Agent
+from homelab.controller.remote.fanout import Fleet
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)

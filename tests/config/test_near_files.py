@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config import load
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config import load
 
 FILES = (
     "recipes/demo.toml",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.config import profile_request
-from homelab.config.profile_request import ProfiledSteps
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config import profile_request
+from homelab.controller.config.profile_request import ProfiledSteps
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.program_command import WRAPPER, Program, parsed
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.program_command import WRAPPER, Program, parsed
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.lines import key_lines, line_of
-from homelab.config.load import in_file, load_recipe
-from homelab.config.recipe import Recipe, ScriptRecipe, TrainRecipe, parse_recipe
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.lines import key_lines, line_of
+from homelab.controller.config.load import in_file, load_recipe
+from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe, parse_recipe
 from tests import builders
 
 GOOD = """[model]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from homelab.config import typed_secrets
-from homelab.config.load import load_recipe
-from homelab.config.program_command import parsed
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config import typed_secrets
+from homelab.controller.config.load import load_recipe
+from homelab.controller.config.program_command import parsed
 from tests.builders import PROJECT_RECIPES, SECTIONS
 
 # Words, and the part of them that nobody may see again.

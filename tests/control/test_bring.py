@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from homelab.control.recovery import checkpoint_transfer, halt
-from homelab.control.recovery.halt import ResumePoint
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.recover import checkpoint_transfer, halt
+from homelab.controller.features.recover.halt import ResumePoint
+from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
-from homelab.protocol import manifest
-from homelab.runs.paths import RunPaths
+from homelab.shared.protocol import manifest
 from tests.fakes import FakeFleet
 from tests.node.storage.test_transfer import BODY, RUN, checkpoint
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from homelab.control import claims
-from homelab.control.claims import Claim
-from homelab.control.launch import prepare, start
-from homelab.errors import StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.controller.attempt import start
+from homelab.controller.base.errors import StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.controller.features.launch import prepare
+from homelab.controller.run import claims, process_owner, store
+from homelab.controller.run.claims import Claim
+from homelab.controller.run.paths import RunPaths
 from homelab.node.system import processes
-from homelab.runs import process_owner, store
-from homelab.runs.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

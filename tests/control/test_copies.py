@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.control.recovery.replicas import choose, unused
+from homelab.controller.features.recover.replicas import choose, unused
 
 pytestmark = pytest.mark.timeout(10)
 

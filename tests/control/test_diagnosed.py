@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.recovery import diagnosis_store
-from homelab.diagnose.cause import Diagnosis
-from homelab.runs.paths import RunPaths
+from homelab.controller.attempt import diagnosis_store
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Link
-from homelab.checks.network.blame import Pair
-from homelab.control.preflight import packet_loss
-from homelab.control.preflight.packet_loss import Burst
-from homelab.errors import HomelabError
-from homelab.remote.answers import Dials
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.checks.evidence import Link
+from homelab.controller.checks.network.blame import Pair
+from homelab.controller.features.preflight import packet_loss
+from homelab.controller.features.preflight.packet_loss import Burst
+from homelab.controller.remote.answers import Dials
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)

@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.config.recipe import parse_recipe
-from homelab.control.launch import inputs, prepare, script_imports, start
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.recovery import run_inputs
-from homelab.diagnose import shipped
-from homelab.errors import InputError
+from homelab.controller.attempt import inputs, run_inputs, script_imports, start
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.launch import prepare
+from homelab.controller.run import fingerprint
+from homelab.controller.run import shipped_files as shipped
+from homelab.controller.run.paths import RunPaths
 from homelab.node import supervisor_host
 from homelab.node.storage import transfer
-from homelab.runs import fingerprint
-from homelab.runs.paths import RunPaths
 from tests.control.test_ship import Nodes
 
 pytestmark = pytest.mark.timeout(30)

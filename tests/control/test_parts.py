@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.control import node_matching
-from homelab.control.inspection import run_lookup
-from homelab.control.stopping.stop import Outcome
-from homelab.errors import HomelabError, UnreachableError
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.features.stop.stop import Outcome
+from homelab.controller.run import node_matching, run_lookup
 
 HOSTS = {"node1": "10.0.0.11", "node2": "10.0.0.12", "node3": "10.0.0.13"}
 OFF = UnreachableError("no route to host")

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.control.preflight import gather, preflight
-from homelab.remote.fanout import Fleet
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.features.preflight import gather, preflight
+from homelab.controller.remote.fanout import Fleet
 from tests.checks import healthy
 
 

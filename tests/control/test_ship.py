@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.launch import start
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.recovery import resume_guards
-from homelab.errors import HomelabError
+from homelab.controller.attempt import start
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.recover import resume_guards
 from homelab.node import supervisor_host
 from tests.fakes import FakeFleet
 

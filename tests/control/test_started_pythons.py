@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.control.setup import cache
+from homelab.controller.features.setup import cache
 
 ROOT = Path(homelab.__file__).parent
 ROOMS = ("cli", "control", "dashboard", "lab", "launchers", "profiles", "remote", "run_report", "supervision", "tracking")
 # What is only printed for a person, or is the first line of a script.
-NOT_STARTED = {"control/package.py"}
+NOT_STARTED = {"controller/base/package.py"}
 SAFE = ("-P", "-I", "-IS")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from homelab.control.inspection import failure, monitor
-from homelab.control.recovery import examine, preconditions
-from homelab.errors import HomelabError, InputError, UnreachableError
-from homelab.runs import event_log, store
-from homelab.runs.paths import RunPaths
+from homelab.controller.attempt import preconditions
+from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.features.recover import examine
+from homelab.controller.features.status import failure, monitor
+from homelab.controller.run import event_log, store
+from homelab.controller.run.paths import RunPaths
 from tests.dashboard import sample
 from tests.fakes import FakeFleet
 

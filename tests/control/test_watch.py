@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.inspection import monitor, run_folder
-from homelab.control.recovery import diagnosis_store
-from homelab.dashboard.snapshot import Snapshot
-from homelab.diagnose.cause import Diagnosis
-from homelab.runs import event_log, events, store
-from homelab.runs.paths import RunPaths
+from homelab.controller.attempt import diagnosis_store
+from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.features.status import monitor
+from homelab.controller.run import event_log, events, run_folder, store
+from homelab.controller.run.paths import RunPaths
 from tests.dashboard import sample
 from tests.fakes import FakeFleet
 

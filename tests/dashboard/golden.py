@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from homelab.dashboard import card_history, view
-from homelab.dashboard.plain_characters import ascii_line
-from homelab.dashboard.snapshot import Snapshot
-from homelab.dashboard.view_state import ViewState
+from homelab.controller.dashboard import card_history, view
+from homelab.controller.dashboard.plain_characters import ascii_line
+from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.view_state import ViewState
 from tests.dashboard import sample, test_large, test_view
 
 FOLDER = Path(__file__).parent / "golden"

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
-from homelab.dashboard.next_commands import next_commands
-from homelab.dashboard.snapshot import Snapshot
-from homelab.dashboard.snapshot_builder import Observation, RunInfo, build
-from homelab.planning.types import Plan
-from homelab.runs.poll_reply import Reply, parse_replies
-from homelab.supervision.ownership import Ownership
+from homelab.controller.dashboard.next_commands import next_commands
+from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.snapshot_builder import Observation, RunInfo, build
+from homelab.controller.planning.types import Plan
+from homelab.controller.remote.poll_reply import Reply, parse_replies
+from homelab.controller.run.ownership import Ownership
 from tests import builders
 
 NOW = 1_795_268_700.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.dashboard.eta import eta_s
-from homelab.runs.poll_reply import Metric
+from homelab.controller.dashboard.eta import eta_s
+from homelab.controller.remote.poll_reply import Metric
 
 
 def run(paces: list[float], *, between: dict[int, float] | None = None, ranks: int = 1, attempt: int = 1) -> list[Metric]:

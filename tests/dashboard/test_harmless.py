@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError
-from homelab.runs.poll_reply import parse_replies
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.remote.poll_reply import parse_replies
 from tests.dashboard import sample
 
 EVIL = "\x1b]0;owned\x07\x1b[2Jev\x9bil\x00"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.dashboard import card_history, step_parts, view_state
-from homelab.dashboard.keys import decoded
-from homelab.dashboard.log_lines import folded
-from homelab.dashboard.snapshot import GpuRow, NodeRow
-from homelab.dashboard.view_state import ViewState
-from homelab.runs.poll_reply import Metric
+from homelab.controller.dashboard import card_history, step_parts, view_state
+from homelab.controller.dashboard.keys import decoded
+from homelab.controller.dashboard.log_lines import folded
+from homelab.controller.dashboard.snapshot import GpuRow, NodeRow
+from homelab.controller.dashboard.view_state import ViewState
+from homelab.controller.remote.poll_reply import Metric
 from tests.dashboard import sample
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from homelab.control.inspection.failure import since
-from homelab.control.recovery.resume import left_out_events
-from homelab.dashboard import chart, step_rate, view
-from homelab.dashboard.snapshot import LossPoint, Snapshot
-from homelab.planning.types import Plan, RankTime, TimeEstimate
-from homelab.runs.poll_reply import Metric, parse_replies
+from homelab.controller.dashboard import chart, step_rate, view
+from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
+from homelab.controller.features.recover.resume import left_out_events
+from homelab.controller.features.status.failure import since
+from homelab.controller.planning.types import Plan, RankTime, TimeEstimate
+from homelab.controller.remote.poll_reply import Metric, parse_replies
 from tests.dashboard import sample
 
 TIME = TimeEstimate(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.dashboard import run_list
-from homelab.dashboard.run_list import RunRow
+from homelab.controller.dashboard import run_list
+from homelab.controller.dashboard.run_list import RunRow
 
 NOW = 1_795_268_700.0
 NAME = "2026-11-21-1405-a-recipe-with-a-rather-long-name-of-its-own"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from homelab.dashboard import live
-from homelab.dashboard.live import Watched, export_svg, watch
-from homelab.dashboard.snapshot import Snapshot
-from homelab.errors import UnreachableError
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.dashboard import live
+from homelab.controller.dashboard.live import Watched, export_svg, watch
+from homelab.controller.dashboard.snapshot import Snapshot
 from tests.dashboard import sample
 
 pytestmark = pytest.mark.timeout(30)

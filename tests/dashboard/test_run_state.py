@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homelab.runs.poll_reply import parse_replies
-from homelab.runs.state import FINISHED, State, run_state
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run.state import FINISHED, State, run_state
 from tests.dashboard import sample
 
 NODES = ("tower", "laptop", "old")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from homelab.dashboard import tables, view
-from homelab.dashboard.event_rows import event_row
-from homelab.dashboard.next_commands import next_commands
-from homelab.dashboard.snapshot import Snapshot
-from homelab.planning.types import SpareCard
-from homelab.runs.poll_reply import Metric, parse_replies
-from homelab.text.sanitize import plain
+from homelab.controller.base.sanitize import plain
+from homelab.controller.dashboard import tables, view
+from homelab.controller.dashboard.event_rows import event_row
+from homelab.controller.dashboard.next_commands import next_commands
+from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.planning.types import SpareCard
+from homelab.controller.remote.poll_reply import Metric, parse_replies
 from tests.dashboard import sample
 
 

@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from homelab.dashboard import view, words
-from homelab.dashboard.columns import Column, lay
-from homelab.dashboard.snapshot import LossPoint, Snapshot
-from homelab.diagnose.cause import Diagnosis
-from homelab.runs.poll_reply import parse_replies
+from homelab.controller.dashboard import view, words
+from homelab.controller.dashboard.columns import Column, lay
+from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.remote.poll_reply import parse_replies
 from tests.dashboard import sample
 
 BAD = {"agent_alive": False, "torchrun_alive": False,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_cluster, load_recipe
+from homelab.controller.config.load import load_cluster, load_recipe
 from tests import builders
 
 ROOT = Path(__file__).resolve().parents[2]

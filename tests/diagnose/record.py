@@ -3,7 +3,7 @@
     python tests/diagnose/record.py [SCENARIO ...]          (needs root, for a host name of its own per node)
 
 Each scenario starts three torchruns (tower with two ranks, mini and laptop with one each) of a small gloo program, and
-writes `data/<scenario>.json`: the agents' replies as `homelab.runs.poll_reply` reads them. Only paths are changed, to those
+writes `data/<scenario>.json`: the agents' replies as `homelab.controller.remote.poll_reply` reads them. Only paths are changed, to those
 of a real node.
 """
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.diagnose.cause import Diagnosis, diagnose
-from homelab.remote import login_errors
-from homelab.text.hint import Options
+from homelab.controller.base.hint import Options
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.diagnose.cause import Diagnosis, diagnose
+from homelab.controller.remote import login_errors
 from tests.diagnose.test_cause import CLOSED, found, node, traceback
 
 pytestmark = pytest.mark.timeout(30)

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from homelab.config.cluster import Cluster as ClusterOfNodes
-from homelab.config.cluster import Node as NodeOfCluster
-from homelab.dashboard.next_commands import next_commands
-from homelab.diagnose import cause, shipped
-from homelab.diagnose.cause import Context, Diagnosis, diagnose, render
-from homelab.diagnose.endings import ENDINGS
-from homelab.diagnose.rules import RULES, Rule
-from homelab.diagnose.suspects import Suspect
-from homelab.runs.poll_reply import parse_replies
+from homelab.controller.config.cluster import Cluster as ClusterOfNodes
+from homelab.controller.config.cluster import Node as NodeOfCluster
+from homelab.controller.dashboard.next_commands import next_commands
+from homelab.controller.diagnose import cause
+from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose, render
+from homelab.controller.diagnose.endings import ENDINGS
+from homelab.controller.diagnose.rules import RULES, Rule
+from homelab.controller.diagnose.suspects import Suspect
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run import shipped_files as shipped
 
 NOW = 1_795_268_700.0
 CLOSED = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9128."

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.diagnose import data_file, topic, topic_index
-from homelab.remote import ship
+from homelab.controller.diagnose import data_file, topic, topic_index
+from homelab.controller.remote import ship
 
 ROOT = Path(homelab.__file__).parent
 FILES = sorted((ROOT / "diagnose").rglob("*.toml"))

@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from homelab.cli.command_list import app
-from homelab.diagnose import cause, shipped, topic_index
-from homelab.diagnose.cause import Context, Diagnosis, diagnose
-from homelab.diagnose.rules import RULES
-from homelab.runs.poll_reply import parse_replies
+from homelab.controller.diagnose import cause, topic_index
+from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose
+from homelab.controller.diagnose.rules import RULES
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run import shipped_files as shipped
 from tests.diagnose.test_cause import CLOSED, RUN_JSON, block, found, node, traceback
 from tests.diagnose.test_rules import LINES
 

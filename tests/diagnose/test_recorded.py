@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from homelab.diagnose.cause import Context, Diagnosis, diagnose
-from homelab.diagnose.traces import child_failures, last_exceptions
-from homelab.runs.poll_reply import Reply, parse_replies
-from homelab.runs.state import run_state
+from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose
+from homelab.controller.diagnose.traces import child_failures, last_exceptions
+from homelab.controller.remote.poll_reply import Reply, parse_replies
+from homelab.controller.run.state import run_state
 
 DATA = Path(__file__).parent / "data"
 RANKS = {0: "tower", 1: "tower", 2: "mini", 3: "laptop"}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homelab.diagnose import endings, topic_index
-from homelab.diagnose.matching import best_rule
-from homelab.diagnose.rules import RULES, Rule
-from homelab.diagnose.traces import child_failures, last_exceptions
+from homelab.controller.diagnose import endings, topic_index
+from homelab.controller.diagnose.matching import best_rule
+from homelab.controller.diagnose.rules import RULES, Rule
+from homelab.controller.diagnose.traces import child_failures, last_exceptions
 from homelab.worker.errors import first_words
 
 SAMPLES = tomllib.loads((Path(__file__).parent / "samples.toml").read_text())

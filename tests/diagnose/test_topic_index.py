@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homelab.checks import registry
 from homelab.cli.command_list import app
-from homelab.config.cluster import Node
-from homelab.config.recipe import RecipeFile
-from homelab.diagnose import endings, topic_index
-from homelab.diagnose.rules import RULES, Rule
-from homelab.diagnose.topic import Topic
-from homelab.runs.poll_reply import Exit
-from homelab.supervision import watchdog
+from homelab.controller.attempt import watchdog
+from homelab.controller.checks import registry
+from homelab.controller.config.cluster import Node
+from homelab.controller.config.recipe import RecipeFile
+from homelab.controller.diagnose import endings, topic_index
+from homelab.controller.diagnose.rules import RULES, Rule
+from homelab.controller.diagnose.topic import Topic
+from homelab.controller.remote.poll_reply import Exit
 from tests.diagnose.test_recorded import EXPECTED, of
 from tests.diagnose.test_rules import BY_RULE
 from tests.supervision.test_watchdog import HANGS, NODES, all_signs, judge

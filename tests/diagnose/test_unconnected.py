@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Node
-from homelab.diagnose.cause import Context, Diagnosis, diagnose
-from homelab.runs.poll_reply import parse_replies
+from homelab.controller.config.cluster import Node
+from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose
+from homelab.controller.remote.poll_reply import parse_replies
 from tests.diagnose.test_cause import CLOSED, NOW, TIMED_OUT, block, node, traceback
 
 pytestmark = pytest.mark.timeout(30)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from homelab.discovery import candidates
-from homelab.discovery.candidates import ARGUMENT, NEIGHBOUR, SSH_CONFIG, Candidate, Greeting
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.features.discover import candidates
+from homelab.controller.features.discover.candidates import ARGUMENT, NEIGHBOUR, SSH_CONFIG, Candidate, Greeting
 
 
 def test_neighbours() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import parse_cluster
-from homelab.discovery import cluster_edit
-from homelab.discovery.cluster_edit import NewNode
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.load import parse_cluster
+from homelab.controller.features.discover import cluster_edit
+from homelab.controller.features.discover.cluster_edit import NewNode
 
 TEXT = """\
 # the house

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homelab.control.discovery import sources
+from homelab.controller.features.discover import sources
 
 
 class _Error(Exception):

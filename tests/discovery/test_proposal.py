@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Node
-from homelab.discovery import proposal
-from homelab.facts.network import Interface
-from homelab.facts.node import Facts
+from homelab.controller.config.cluster import Node
+from homelab.controller.facts.network import Interface
+from homelab.controller.facts.node import Facts
+from homelab.controller.features.discover import proposal
 
 GIB = 1 << 30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.discovery import ssh_config
+from homelab.controller.features.discover import ssh_config
 
 FILES = {
     "more/*": ["Host pi\n  User me\n", "host=nas\nInclude again\n"],

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control import card_table
-from homelab.planning.performance.measured_cards import MeasuredCard
+from homelab.controller.attempt import card_table
+from homelab.controller.planning.speed.measured_cards import MeasuredCard
 from scripts.practice.desk import Desk, left_on, read_rest, read_until, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -35,7 +35,7 @@ def test_one_node_measured_and_its_row_written(desk: Desk) -> None:
     assert row.tokens_per_s > 0 and row.peak_bytes and "node2" not in text and str(desk.folder) not in text
     assert card_table.parse(json.dumps(json.loads(text))) == (
         "card",
-        f'no data sheet here for "{row.card}": add it to homelab/data_sheets.py first',
+        f'no data sheet here for "{row.card}": add it to homelab/controller/base/data_sheets.py first',
     )
     assert not left_on(desk.lab) and not folders(desk)
 

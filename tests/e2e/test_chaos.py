@@ -11,8 +11,8 @@ from benchmarks.faults import catalogue
 from benchmarks.faults.ground import Ground, ground
 from benchmarks.faults.scene import is_exactly_once, play
 
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(240)]

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.collective import judge as judges
-from homelab.checks.evidence import Evidence, Finding
-from homelab.config.load import load_cluster
-from homelab.control.preflight import collective_state, collective_test
-from homelab.facts.collective_test import CollectiveResult
-from homelab.facts.node import Facts
+from homelab.controller.checks import registry
+from homelab.controller.checks.collective import judge as judges
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.config.load import load_cluster
+from homelab.controller.facts.collective_test import CollectiveResult
+from homelab.controller.facts.node import Facts
+from homelab.controller.features.preflight import collective_state, collective_test
+from homelab.controller.planning import lan_address
+from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, procfs
-from homelab.planning import lan_address
-from homelab.protocol.collective_stages import SIZES
-from homelab.remote.fanout import Fleet
+from homelab.shared.protocol.collective_stages import SIZES
 from scripts.practice.desk import left_on, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from homelab.controller.run import store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, procfs
-from homelab.runs import store, supervisor_lock
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, left_on, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.namespaces, pytest.mark.timeout(150)]

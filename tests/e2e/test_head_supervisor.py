@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.run import event_log, supervisor_lock
+from homelab.controller.run.events import event
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, procfs, sshd
-from homelab.runs import event_log, supervisor_lock
-from homelab.runs.events import event
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, Run, wait_until
 from tests.e2e.test_law import assert_lawful
 

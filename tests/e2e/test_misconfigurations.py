@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.config.load import load_recipe
+from homelab.controller.config.load import load_recipe
 from homelab.lab import Lab
 from homelab.lab.misconfigurations import catalogue, training_files
 from homelab.lab.misconfigurations.misconfiguration import node_for, peer_of

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence, Finding
-from homelab.config.load import load_cluster
-from homelab.control.preflight import gather
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.config.load import load_cluster
+from homelab.controller.features.preflight import gather
+from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, network
 from homelab.lab.misconfigurations import cables
-from homelab.remote.fanout import Fleet
 from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.namespaces]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, cgroup, nodes
 from homelab.lab.cgroup import find_hierarchies
-from homelab.protocol import phases
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
+from homelab.shared.protocol import phases
 from scripts.practice.desk import Desk, wait_until
 from tests.e2e.test_law import TOLERANCE
 from tests.e2e.test_supervisor import supervisor

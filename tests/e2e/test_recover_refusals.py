@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, Run, left_on, read_rest, read_until, wait_until
 from tests.cli.conftest import complaint
 from tests.e2e import conftest
@@ -94,7 +94,7 @@ def edited_recipe(at: Stopped) -> None:
 
 def edited_recipe_and_fingerprint(at: Stopped) -> None:
     """By somebody who knows how."""
-    from homelab.runs import fingerprint
+    from homelab.controller.run import fingerprint
 
     edited_recipe(at)
     edit(at.paths.run_json, lambda value: value.update(recipe_hash=fingerprint.fingerprint(value)))

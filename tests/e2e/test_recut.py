@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, wait_until
 from tests.e2e.test_law import TOLERANCE
 from tests.e2e.test_supervisor import supervisor

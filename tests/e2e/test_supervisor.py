@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.run import store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, procfs
-from homelab.runs import store, supervisor_lock
-from homelab.runs.paths import RunPaths
 from scripts.practice.desk import Desk, Run, kill_whole, left_on, wait_until
 from tests.e2e import conftest
 from tests.e2e.test_law import assert_lawful

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import cgroup
 from homelab.lab.cgroup import Hierarchies, Hierarchy, NodeGroup
 

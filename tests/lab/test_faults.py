@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import Lab, cgroup, faults
 from tests.lab.conftest import output, processes_mentioning, ssh, wait_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import Lab, fault_injection, held_fault, procfs
 from tests.lab.conftest import needs_namespaces, wait_until
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_cluster
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.load import load_cluster
 from homelab.lab import Lab
 from tests.lab.conftest import needs_namespaces, output, ssh
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.checks import registry
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks import registry
 from homelab.lab import Lab, faults, procfs
 from homelab.lab.misconfigurations import cables, cards, catalogue, network, node_changes
 from homelab.lab.misconfigurations.misconfiguration import NotInjectable, add, node_for
@@ -209,6 +209,6 @@ def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
 
 
 def test_port_is_the_default_of_recipes() -> None:
-    from homelab.config.recipe import Parallel
+    from homelab.controller.config.recipe import Parallel
 
     assert Parallel().port == network.PORT

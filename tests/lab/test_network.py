@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
 from homelab.lab import Lab, network
 from tests.lab.conftest import needs_namespaces, output, ssh, wait_until
 

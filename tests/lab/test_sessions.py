@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_cluster
+from homelab.controller.config.load import load_cluster
 from homelab.lab import Lab
 from homelab.lab.lab_state import load
 from tests.lab.conftest import output, ssh

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_cluster
-from homelab.control.preflight import gather
+from homelab.controller.config.load import load_cluster
+from homelab.controller.features.preflight import gather
+from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab
-from homelab.remote.fanout import Fleet
 from tests.lab.conftest import needs_namespaces
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.namespaces]

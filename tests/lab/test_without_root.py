@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(os.geteuid() != 0, rea
 # Runs as the ordinary user. Prints one JSON object.
 STORY = """
 import json, os, pathlib, subprocess, sys, time
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import Lab
 folder = pathlib.Path(sys.argv[1])
 told = {"uid": os.geteuid()}

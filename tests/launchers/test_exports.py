@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from homelab.cli.main import run
-from homelab.launchers.exports.schedulers import SCHEDULERS
+from homelab.controller.features.export.schedulers import SCHEDULERS
 
 RECIPE = """[model]
 name = "some/model"
@@ -79,8 +79,8 @@ def test_the_folder_has_all_that_the_ranks_need_and_no_name_of_a_node(folder: Pa
 
 
 def test_the_fingerprint_is_that_of_a_launch(folder: Path) -> None:
-    from homelab.config.load import load_recipe
-    from homelab.protocol.digest import file_sha256
+    from homelab.controller.config.load import load_recipe
+    from homelab.shared.protocol.digest import file_sha256
 
     (described,) = (json.loads(path.read_text()) for path in (export(folder, "slurm") / "runs").glob("*/run.json"))
     assert described["recipe_hash"] == load_recipe(folder / "smol.toml").law_hash((f"train:{file_sha256(folder / 'chats.jsonl')}",))
@@ -184,7 +184,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(folder: Path, capsys: py
 
 
 def test_a_disk_that_refuses_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from homelab.control.export import job_folder
+    from homelab.controller.features.export import job_folder
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

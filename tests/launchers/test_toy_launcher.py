@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from homelab.cli.main import run
-from homelab.errors import InputError
-from homelab.launchers import registry
-from homelab.launchers.base import Launcher, NodeCommand, environment_of, program_of
-from homelab.planning import plan as planning
-from homelab.planning.types import LaunchDocument, LaunchSpec, Placement
+from homelab.controller.base.errors import InputError
+from homelab.controller.launchers import registry
+from homelab.controller.launchers.base import Launcher, NodeCommand, environment_of, program_of
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.types import LaunchDocument, LaunchSpec, Placement
 from tests import builders
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homelab.law.assignment import assign
-from homelab.law.limits import Limits
-from homelab.law.order import quotas
-from homelab.law.packing import micro_batches
-from homelab.law.speed import Speed
+from homelab.shared.law.assignment import assign
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.order import quotas
+from homelab.shared.law.packing import micro_batches
+from homelab.shared.law.speed import Speed
 
 pytestmark = pytest.mark.timeout(60)
 

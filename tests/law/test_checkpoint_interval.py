@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homelab.law import checkpoint_interval
-from homelab.law.checkpoint_interval import COST, LEAST_S, LOSS_S, Interval
+from homelab.shared.law import checkpoint_interval
+from homelab.shared.law.checkpoint_interval import COST, LEAST_S, LOSS_S, Interval
 
 pytestmark = pytest.mark.timeout(60)
 

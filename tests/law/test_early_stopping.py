@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.law.early_stopping import LEAST_GAIN, best_step, why_over
+from homelab.shared.law.early_stopping import LEAST_GAIN, best_step, why_over
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.config import environment
-from homelab.law.influences import INFLUENCES, of_a_node
+from homelab.controller.config import environment
+from homelab.shared.law.influences import INFLUENCES, of_a_node
 
 ROOT = Path(homelab.__file__).parent
 REPOSITORY = ROOT.parent
@@ -87,7 +87,7 @@ def test_no_listing_of_a_folder_decides_an_order():
 
 def test_orders_do_not_depend_on_the_hash_seed():
     program = (
-        "from homelab.law import order, packing\n"
+        "from homelab.shared.law import order, packing\n"
         "from homelab.worker.data.batches import random_seed\n"
         "print(order.permutation(3, 1, 50), packing.pack([5, 9, 2, 7, 7, 1], 12), random_seed(1, 2, [3, 4]))"
     )

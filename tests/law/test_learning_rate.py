@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.law.learning_rate import scaled
+from homelab.shared.law.learning_rate import scaled
 from tests.checks import healthy
 from tests.planning.test_plan import make, why
 

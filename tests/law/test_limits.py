@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.law.limits import Limits
+from homelab.shared.law.limits import Limits
 
 
 @pytest.mark.parametrize(

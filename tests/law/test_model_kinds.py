@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.law import model_kinds
+from homelab.shared.law import model_kinds
 
 
 def test_the_lists_are_those_of_the_installed_transformers() -> None:

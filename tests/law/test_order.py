@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.law.order import permutation, quotas, step_rows, steps_per_epoch
+from homelab.shared.law.order import permutation, quotas, step_rows, steps_per_epoch
 
 pytestmark = pytest.mark.timeout(60)
 

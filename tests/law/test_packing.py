@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.law.limits import Limits
-from homelab.law.packing import micro_batches, pack
-from homelab.law.speed import Speed
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.packing import micro_batches, pack
+from homelab.shared.law.speed import Speed
 
 pytestmark = pytest.mark.timeout(60)
 

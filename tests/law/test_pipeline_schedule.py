@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.law.pipeline_schedule import least_in_flight, most_in_flight, order
+from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight, order
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 5, 16])

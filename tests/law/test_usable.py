@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from homelab.law import gguf_classes, usable
-from homelab.protocol.quantisation import stored_of
+from homelab.shared.law import gguf_classes, usable
+from homelab.shared.protocol.quantisation import stored_of
 
 QUANTISED = {
     usable.PLAIN: {},

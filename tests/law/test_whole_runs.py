@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homelab.law import order
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
+from homelab.shared.law import order
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from homelab.worker.balancing.balancer import Balance, Report
 
 pytestmark = pytest.mark.timeout(60)

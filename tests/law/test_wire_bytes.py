@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.law import wire_bytes
+from homelab.shared.law import wire_bytes
 
 
 def test_what_powersgd_sends_of_a_matrix() -> None:

@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from homelab.diagnose.cause import diagnose
+from homelab.controller.diagnose.cause import diagnose
+from homelab.controller.remote import answers
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run.state import node_part
 from homelab.node import facts, paths, worker_programs
 from homelab.node.probes import speed_profiles
 from homelab.node.run import poll, torchrun
 from homelab.node.storage import digests
 from homelab.node.system import ports, processes, utilisation
-from homelab.protocol import files
-from homelab.protocol.digest import sha256_and_rows
-from homelab.remote import answers
-from homelab.runs.poll_reply import parse_replies
-from homelab.runs.state import node_part
+from homelab.shared.protocol import files
+from homelab.shared.protocol.digest import sha256_and_rows
 
 pytestmark = pytest.mark.timeout(60)
 RUN, NODE = "2026-01-01-0000-agent", f"node-{os.getpid()}"

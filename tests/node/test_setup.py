@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.node.setup import installed, pieces, record, worker_environment
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()

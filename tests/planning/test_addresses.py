@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.facts.node import Facts
-from homelab.planning import lan_address
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning import lan_address
 
 pytestmark = pytest.mark.timeout(20)
 

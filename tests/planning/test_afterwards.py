@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
 from tests import builders
 
 NAMES = builders.NAMES

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.hardware import CARDS
-from homelab.planning import card_guess
-from homelab.planning.types import Plan
+from homelab.controller.base.hardware import CARDS
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.planning import card_guess
+from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.checks import healthy
 from tests.planning.test_plan import make

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence, Finding
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.planning import cards
+from homelab.controller.planning.render import plan_table
 from homelab.node.probes import nvidia
-from homelab.planning import cards
-from homelab.planning.render import plan_table
 from tests.checks import healthy
 from tests.checks.fake_gpu import reply
 from tests.planning.test_plan import make, why
@@ -40,7 +40,7 @@ def two_cards(
 
 
 def gathered(seen: Evidence) -> Evidence:
-    """As `homelab.control.preflight.gather` hands it on."""
+    """As `homelab.controller.features.preflight.gather` hands it on."""
     return replace(seen, facts={node.name: cards.chosen(node, seen.facts[node.name]) for node in seen.cluster.nodes})
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.planning import excess
+from homelab.controller.planning import excess
 from tests.checks import healthy
 from tests.planning.test_plan import make
 

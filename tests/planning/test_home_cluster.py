@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from homelab.config.load import load_cluster, load_recipe
-from homelab.planning.memory import rank_memory
-from homelab.planning.memory.architecture import known
-from homelab.planning.strategy import network_cost
+from homelab.controller.config.load import load_cluster, load_recipe
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import known
+from homelab.controller.planning.time import network_cost
 from tests.checks import healthy
 from tests.planning.performance.test_time import make
 from tests.test_imports import ROOT

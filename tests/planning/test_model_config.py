@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import TrainRecipe
-from homelab.errors import InputError
-from homelab.planning import model_config, verdict
-from homelab.planning.inputs import PlanInputs
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.recipe import TrainRecipe
+from homelab.controller.planning import model_config, verdict
+from homelab.controller.planning.inputs import PlanInputs
 from tests import builders
 from tests.checks import healthy
 from tests.planning.test_plan import make

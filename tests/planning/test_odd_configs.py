@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.law import model_kinds, usable
-from homelab.planning import model_config
-from homelab.planning.memory import architecture
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning import model_config
+from homelab.controller.planning.memory import architecture
+from homelab.shared.law import model_kinds, usable
 from tests.checks import healthy
 
 CONFIG: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.planning.types import Plan
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.checks import healthy
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.config.cluster import Cluster
-from homelab.config.recipe import Recipe, parse_recipe
-from homelab.errors import InputError
-from homelab.launchers import torchrun_ssh
-from homelab.planning.memory.memory_estimate import DryRun, MemoryEstimate, MemoryItem
-from homelab.planning.render import plan_table
-from homelab.planning.types import Plan
-from homelab.shell import in_sh, quote_path, quote_torchrun, quote_words
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.shell import in_sh, quote_path, quote_torchrun, quote_words
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.launchers import torchrun_ssh
+from homelab.controller.planning.memory.memory_estimate import DryRun, MemoryEstimate, MemoryItem
+from homelab.controller.planning.render import plan_table
+from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.checks import healthy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.data_sheets import LAPTOP_W
-from homelab.hardware import lookup
-from homelab.planning import power_limit
-from homelab.planning.types import Choice, Plan
+from homelab.controller.base.data_sheets import LAPTOP_W
+from homelab.controller.base.hardware import lookup
+from homelab.controller.planning import power_limit
+from homelab.controller.planning.types import Choice, Plan
 from tests.checks import healthy
 from tests.planning.test_plan import make
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
-from homelab.planning import scaling, what_if
-from homelab.planning.render import scaling_table
-from homelab.planning.scaling import ScalingCurve, ScalingPoint
-from homelab.planning.strategy.network_cost import all_reduce_s
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning import scaling, what_if
+from homelab.controller.planning.render import scaling_table
+from homelab.controller.planning.scaling import ScalingCurve, ScalingPoint
+from homelab.controller.planning.time.network_cost import all_reduce_s
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import all_measured, file, with_file

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from homelab.config.recipe import HubData
-from homelab.facts.node import Facts
-from homelab.planning import data_source
-from homelab.planning.performance.dataset_size import DataFile
+from homelab.controller.config.recipe import HubData
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning import data_source
+from homelab.controller.planning.speed.dataset_size import DataFile
 from tests.checks import healthy
 
 COMMIT = "ab" * 20

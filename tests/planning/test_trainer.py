@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.planning.memory import architecture, rank_memory
-from homelab.planning.memory.rank_memory import RankSetup
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.planning.memory import architecture, rank_memory
+from homelab.controller.planning.memory.rank_memory import RankSetup
 from tests.checks import healthy
 from tests.planning.test_plan import make, why
 

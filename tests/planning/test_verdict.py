@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.planning import plan as planning
-from homelab.planning import stored_base, verdict
-from homelab.planning.inputs import PlanInputs
-from homelab.planning.render.time_table import duration
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning import stored_base, verdict
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.render.time_table import duration
 from tests import builders
 from tests.checks import healthy
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
-from homelab.planning import what_if
-from homelab.planning.render import time_table
-from homelab.planning.types import Plan
-from homelab.protocol import memory_items
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning import what_if
+from homelab.controller.planning.render import time_table
+from homelab.controller.planning.types import Plan
+from homelab.shared.protocol import memory_items
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import all_measured, gpu_file, with_file

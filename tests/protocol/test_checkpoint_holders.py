@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.protocol.checkpoint_holders import (
+from homelab.shared.protocol.checkpoint_holders import (
     REPLICATED,
     SHARDED,
     WHOLE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.errors import HomelabError
-from homelab.protocol.errors import Refusal, ThreePartError, parts_of
+from homelab.controller.base.errors import HomelabError
+from homelab.shared.protocol.errors import Refusal, ThreePartError, parts_of
 
 
 @pytest.mark.parametrize("kind", [ThreePartError, HomelabError, Refusal])

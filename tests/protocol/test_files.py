@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 
 def refuse(*_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.protocol import layout
+from homelab.shared.protocol import layout
 
 SHA, GROUP = "a" * 64, "b" * 64
 

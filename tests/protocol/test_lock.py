@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-from homelab.protocol import lock
+from homelab.shared.protocol import lock
 
 
 def test_a_held_lock_is_seen(tmp_path: Path) -> None:

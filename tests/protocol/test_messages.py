@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from homelab.facts import node as facts
+from homelab.controller.attempt import node_status
+from homelab.controller.facts import node as facts
+from homelab.controller.remote import answers, answers_of_nodes, node_state, owner_reply, poll_reply
 from homelab.node.facts import PROBES
-from homelab.protocol import machine_messages, messages, owner_messages, result_messages
-from homelab.provision import node_state
-from homelab.remote import answers
-from homelab.results import answers_of_nodes
-from homelab.runs import owner_reply, poll_reply
-from homelab.supervision import node_status
+from homelab.shared.protocol import machine_messages, messages, owner_messages, result_messages
 
 READ_AS: list[tuple[type[BaseModel], Any]] = [
     (node_status.NodeStatus, messages.NodeStatus), (node_status.RankStatus, messages.RankStatus),

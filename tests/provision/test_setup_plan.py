@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import HomelabError
-from homelab.provision import setup_plan
-from homelab.provision.node_state import NodeState
-from homelab.provision.platform import SENT_PYTHON, fleet_python, platform_of
-from homelab.provision.requirements import Lock, Package, joined, lock_of_report
-from homelab.provision.setup_plan import Part
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.setup import setup_plan
+from homelab.controller.features.setup.platform import SENT_PYTHON, fleet_python, platform_of
+from homelab.controller.features.setup.requirements import Lock, Package, joined, lock_of_report
+from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.remote.node_state import NodeState
 
 WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
 LOCK = Lock(

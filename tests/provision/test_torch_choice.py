@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.errors import HomelabError
-from homelab.facts.node import Facts
-from homelab.provision.torch_choice import fleet_build
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning.environment.torch_choice import fleet_build
 
 PASCAL = ("NVIDIA GeForce GTX 1080", "6.1")
 TURING = ("NVIDIA GeForce RTX 2080", "7.5")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.config.load import load_cluster
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.load import load_cluster
 from homelab.lab import Lab
 
 

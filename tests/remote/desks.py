@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from homelab.protocol import layout, profile_files
-from homelab.runs import fingerprint
+from homelab.controller.run import fingerprint
+from homelab.shared.protocol import layout, profile_files
 from tests import builders
 from tests.control.results.test_fetch_profiles import summary
 

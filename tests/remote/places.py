@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Cluster, Node
+from homelab.controller.config.cluster import Cluster, Node
 from homelab.lab import sshd
 
 SSH = shutil.which("ssh") or "/usr/bin/ssh"

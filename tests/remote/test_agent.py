@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote.agent import Agent, connect
+from homelab.controller.remote.bootstrap import ANSWER_MARK
 from homelab.lab import Lab
-from homelab.protocol import manifest
-from homelab.protocol.layout import USABLE_NAME
-from homelab.remote.agent import Agent, connect
-from homelab.remote.bootstrap import ANSWER_MARK
+from homelab.shared.protocol import manifest
+from homelab.shared.protocol.layout import USABLE_NAME
 
 pytestmark = pytest.mark.timeout(90)
 ShellOf = Callable[[str, str], AbstractContextManager[None]]

@@ -11,9 +11,9 @@ from typing import Any
 import paramiko
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.errors import SilentError, UnreachableError
-from homelab.remote import login_errors, ssh_login
+from homelab.controller.base.errors import SilentError, UnreachableError
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote import login_errors, ssh_login
 
 pytestmark = pytest.mark.timeout(20)
 NODE = Node(name="laptop", host="192.0.2.1", user="me")

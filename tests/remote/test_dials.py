@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.checks.network import bandwidth, connectivity
-from homelab.control.preflight import link_tests
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.checks.network import bandwidth, connectivity
+from homelab.controller.features.preflight import link_tests
+from homelab.controller.remote.fanout import Fleet
 from homelab.node import verbs
-from homelab.remote.fanout import Fleet
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(30)

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from homelab.protocol.errors import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_UNREACHABLE
+from homelab.shared.protocol.errors import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED, EXIT_UNREACHABLE
 from tests.remote import desks
 from tests.remote.places import Places, of_this_test
 from tests.remote.test_hostile_node import COMMANDS

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from homelab.errors import HomelabError
-from homelab.remote.fanout import on_all
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.remote.fanout import on_all
 
 pytestmark = pytest.mark.timeout(60)
 

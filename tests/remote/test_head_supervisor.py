@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.config.cluster import Cluster, Node
-from homelab.config.load import load_cluster
-from homelab.config.write import cluster_text
-from homelab.control.supervision import remote_supervisor
-from homelab.control.supervision.remote_supervisor import SupervisorRequest
-from homelab.errors import HomelabError
+from homelab.controller.attempt import remote_supervisor
+from homelab.controller.attempt.remote_supervisor import SupervisorRequest
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.config.load import load_cluster
+from homelab.controller.config.write import cluster_text
+from homelab.controller.remote import hostkeys
+from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab
-from homelab.remote import hostkeys
-from homelab.remote.fanout import Fleet
 
 pytestmark = pytest.mark.timeout(90)
 RUN = "2026-01-01-0000-away"

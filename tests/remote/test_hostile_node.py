@@ -24,14 +24,14 @@ import pytest
 import typer.main
 
 from homelab.cli import command_list, main
-from homelab.control.setup import wheelhouse
-from homelab.errors import NoRoomError
+from homelab.controller.base.errors import NoRoomError
+from homelab.controller.features.setup import wheelhouse
+from homelab.controller.features.setup.requirements import Lock
+from homelab.controller.remote import answers, ship
+from homelab.controller.remote.decoding import MOST_VALUES, decoded
+from homelab.controller.remote.session import Stream
 from homelab.node import verbs
-from homelab.protocol.errors import EXIT_INTERNAL
-from homelab.provision.requirements import Lock
-from homelab.remote import answers, ship
-from homelab.remote.decoding import MOST_VALUES, decoded
-from homelab.remote.session import Stream
+from homelab.shared.protocol.errors import EXIT_INTERNAL
 from tests import builders, watched
 from tests.fakes import FakeFleet, FakeNode
 from tests.remote import desks

@@ -8,10 +8,10 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.remote import hostkeys, ssh, ssh_login
 from homelab.lab import Lab
-from homelab.remote import hostkeys, ssh, ssh_login
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,9 +8,9 @@ import socket
 import paramiko
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.errors import SilentError, UnreachableError
-from homelab.remote.login_errors import EXPLAINED, Login, explain
+from homelab.controller.base.errors import SilentError, UnreachableError
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote.login_errors import EXPLAINED, Login, explain
 
 MINI = Node(name="mini", host="192.0.2.7", port=2222, identity_file="~/.ssh/mini")
 LOGIN = Login(Cluster(nodes=(MINI,)), MINI, "192.0.2.7", 2222, "me", ("/home/me/.ssh/mini",), "node mini (me@192.0.2.7:2222)")

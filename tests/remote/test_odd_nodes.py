@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence, Finding
-from homelab.config.cluster import Cluster
-from homelab.config.load import load_cluster
-from homelab.errors import HomelabError, UnreachableError
-from homelab.facts.node import Facts
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.load import load_cluster
+from homelab.controller.facts.node import Facts
+from homelab.controller.remote import agent as agents
+from homelab.controller.remote import ship
+from homelab.controller.remote.bootstrap import ANSWER_MARK
+from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab
-from homelab.remote import agent as agents
-from homelab.remote import ship
-from homelab.remote.bootstrap import ANSWER_MARK
-from homelab.remote.fanout import Fleet
 from tests.remote.test_agent import agent_of, ask_everything, home, python_at
 
 pytestmark = pytest.mark.timeout(90)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from homelab.config.load import load_cluster
-from homelab.config.recipe import parse_recipe
-from homelab.control.supervision.rejoin import RejoinMonitor
+from homelab.controller.config.load import load_cluster
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.supervise.rejoin import RejoinMonitor
 from homelab.lab import Lab
 from scripts.practice.desk import wait_until
 
@@ -28,7 +28,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture
 def returning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> RejoinMonitor:
     """node2 was left out, node1 trains."""
-    monkeypatch.setattr("homelab.control.supervision.rejoin._EVERY_S", 0.2)
+    monkeypatch.setattr("homelab.controller.features.supervise.rejoin._EVERY_S", 0.2)
     return RejoinMonitor(load_cluster(lab.cluster_file), SCRIPT, [], ["node2"], ["node1"], ["power"])
 
 
@@ -55,7 +55,7 @@ def test_a_node_that_the_others_cannot_reach_is_not_well_though_it_answers(lab: 
 
 def _asked(returning: RejoinMonitor) -> bool:
     """What one round of questions makes of it."""
-    from homelab.errors import HomelabError
+    from homelab.controller.base.errors import HomelabError
 
     try:
         return returning._is_well(("node2",)) and returning._is_well(("node1", "node2"))

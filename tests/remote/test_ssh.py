@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.errors import UnreachableError
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.remote import session as session_module
+from homelab.controller.remote import ssh
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.remote.local import LocalSession
+from homelab.controller.remote.ssh import SshSession
 from homelab.lab import Lab, procfs
-from homelab.remote import session as session_module
-from homelab.remote import ssh
-from homelab.remote.fanout import Fleet
-from homelab.remote.local import LocalSession
-from homelab.remote.ssh import SshSession
 
 pytestmark = pytest.mark.timeout(60)
 MEGABYTES_20 = os.urandom(1 << 20) * 20
@@ -194,7 +194,7 @@ def test_a_key_with_a_passphrase(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_the_library_below_prints_nothing_of_its_own() -> None:
     """paramiko's threads log tracebacks of failed connections, now and then before the process ends."""
-    program = "import homelab.remote.ssh, logging; logging.getLogger('paramiko.transport').error('Traceback')"
+    program = "import homelab.controller.remote.ssh, logging; logging.getLogger('paramiko.transport').error('Traceback')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
 

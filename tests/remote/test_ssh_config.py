@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.errors import UnreachableError
-from homelab.remote import openssh, ssh_login, ssh_route, ssh_settings, ssh_transport
-from homelab.remote.ssh import SshSession
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.remote import openssh, ssh_login, ssh_route, ssh_settings, ssh_transport
+from homelab.controller.remote.ssh import SshSession
 from tests.remote.places import SSH, Places, of_this_test
 
 pytestmark = [
@@ -504,7 +504,7 @@ def test_a_controller_that_is_killed_leaves_no_connection(places: Places) -> Non
     """The connection ends with the pipe that this process holds."""
     places.config.write_text(places.block("behind", "end", "  Compression yes\n"))
     program = (
-        "import sys, time; from homelab.config.cluster import Cluster, Node; from homelab.remote.ssh import SshSession;"
+        "import sys, time; from homelab.controller.config.cluster import Cluster, Node; from homelab.controller.remote.ssh import SshSession;"
         f"c = Cluster(nodes=(Node(name='end', host='behind'),), known_hosts={str(places.known_hosts)!r});"
         "s = SshSession(c, c.nodes[0]); print(s._connection._process.pid, flush=True); time.sleep(60)"
     )

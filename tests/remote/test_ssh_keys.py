@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.cluster import Cluster, Node
-from homelab.remote import openssh_errors, ssh_address, ssh_keys, ssh_route
-from homelab.remote.ssh_keys import USES, WHY, Use
-from homelab.remote.ssh_route import Hop
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote import openssh_errors, ssh_address, ssh_keys, ssh_route
+from homelab.controller.remote.ssh_keys import USES, WHY, Use
+from homelab.controller.remote.ssh_route import Hop
 
 MANUAL = Path("/usr/share/man/man5/ssh_config.5.gz")
 

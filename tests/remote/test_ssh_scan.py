@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from homelab.remote import ssh_scan
+from homelab.controller.remote import ssh_scan
 
 pytestmark = pytest.mark.timeout(30)
 

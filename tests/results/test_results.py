@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from homelab.errors import HomelabError, UnreachableError
-from homelab.results import best_copy
-from homelab.results.answers_of_nodes import ResultFile, ResultFiles, Results
-from homelab.results.missing import check_room, left_bytes, missing, weights_fault
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.features.results import best_copy
+from homelab.controller.features.results.missing import check_room, left_bytes, missing, weights_fault
+from homelab.controller.remote.answers_of_nodes import ResultFile, ResultFiles, Results
 
 SHA = "a" * 64
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from homelab.profiles.rank_profile import RankProfile
-from homelab.run_report import page, report_builder
-from homelab.run_report.downsampling import thinned
-from homelab.run_report.report_builder import Asked, RunAbout, Sources
-from homelab.run_report.run_report import Point
-from homelab.runs.poll_reply import Metric
+from homelab.controller.features.profile.rank_profile import RankProfile
+from homelab.controller.features.report import page, report_builder
+from homelab.controller.features.report.downsampling import thinned
+from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
+from homelab.controller.features.report.run_report import Point
+from homelab.controller.remote.poll_reply import Metric
 from tests.dashboard import sample
 
 EVIL = "<script>alert(1)</script>"

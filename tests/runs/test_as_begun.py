@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.runs.fingerprint import as_begun
+from homelab.controller.run.fingerprint import as_begun
 from tests.checks import healthy
 from tests.planning.test_plan import make
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from homelab.control.inspection import run_folder, run_index, run_lookup
-from homelab.dashboard.event_rows import event_row
-from homelab.errors import HomelabError, InputError
-from homelab.runs import event_log, store
-from homelab.runs.paths import RunPaths
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.dashboard.event_rows import event_row
+from homelab.controller.features.status import run_index
+from homelab.controller.run import event_log, run_folder, run_lookup, store
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(20)
 

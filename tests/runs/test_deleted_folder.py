@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import parse_recipe
-from homelab.control.inspection import run_folder, run_owner
-from homelab.control.recovery import examine
-from homelab.control.recovery.examine import Examination
-from homelab.control.supervision import recovery_try
-from homelab.control.supervision.recovery_try import RecoveryTry, Supervised
-from homelab.errors import HomelabError
-from homelab.runs import store, supervisor_lock
-from homelab.runs.paths import RunPaths
-from homelab.supervision.acts import Incident
-from homelab.supervision.watchdog import Verdict
+from homelab.controller.attempt import run_owner
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.recover import examine
+from homelab.controller.features.recover.examine import Examination
+from homelab.controller.features.supervise import recovery_try
+from homelab.controller.features.supervise.acts import Incident
+from homelab.controller.features.supervise.recovery_try import RecoveryTry, Supervised
+from homelab.controller.run import run_folder, store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from tests.runs.test_damage import PLAN
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +35,7 @@ RECIPE = {
 }
 RUN_JSON = {"recipe": RECIPE, "data": {"train": None, "eval": None}}
 HOLD = """
-import sys; from pathlib import Path; from homelab.runs import supervisor_lock; from homelab.runs.paths import RunPaths
+import sys; from pathlib import Path; from homelab.controller.run import supervisor_lock; from homelab.controller.run.paths import RunPaths
 with supervisor_lock.held(RunPaths(Path(sys.argv[1]))) as ours:
     print(ours, flush=True); sys.stdin.read()
 """

@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import pytest
 
-from homelab.control.inspection.failure import since
-from homelab.dashboard.event_rows import event_row
-from homelab.runs import event_log, events
-from homelab.runs.events import Event, Kind, event
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import event_of
+from homelab.controller.dashboard.event_rows import event_row
+from homelab.controller.features.status.failure import since
+from homelab.controller.remote.poll_reply import event_of
+from homelab.controller.run import event_log, events
+from homelab.controller.run.events import Event, Kind, event
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(20)
 

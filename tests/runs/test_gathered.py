@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from homelab.planning.types import Plan
-from homelab.runs.metrics import Gathered, key, undone
-from homelab.runs.paths import RunPaths
+from homelab.controller.planning.types import Plan
+from homelab.controller.run.metric_keys import key, undone
+from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -77,7 +78,8 @@ def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
 
 def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first head did forty steps and lost power before anybody looked; the next one has them with the checkpoint."""
-    from homelab.control.inspection import monitor, run_folder
+    from homelab.controller.features.status import monitor
+    from homelab.controller.run import run_folder
 
     curve: list[dict[str, Any]] = [train(1, step) for step in range(1, 41)]
     curve.insert(0, {"kind": "eval", "attempt": 1, "rank": 0, "step": 0, "eval_loss": 5.5})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe, parse_recipe
-from homelab.facts.training import ModelFacts
-from homelab.runs import fingerprint
+from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.facts.training import ModelFacts
+from homelab.controller.run import fingerprint
 
 pytestmark = pytest.mark.timeout(10)
 

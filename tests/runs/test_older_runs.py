@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from homelab.cli import main
-from homelab.control.inspection import run_folder
-from homelab.control.recovery import examine, halt
-from homelab.errors import EXIT_INTERNAL, HomelabError
+from homelab.controller.base.errors import EXIT_INTERNAL, HomelabError
+from homelab.controller.features.recover import examine, halt
+from homelab.controller.remote import fanout
+from homelab.controller.run import run_folder
+from homelab.controller.run.paths import RunPaths
 from homelab.node.system import utilisation
-from homelab.remote import fanout
-from homelab.runs.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from homelab.runs import process_owner
+from homelab.controller.run import process_owner
 
 pytestmark = pytest.mark.timeout(20)
 
 
 def test_who_lives_and_who_is_dead() -> None:
-    program = "import json; from homelab.runs import process_owner; print(json.dumps(process_owner.mark()), flush=True); input()"
+    program = "import json; from homelab.controller.run import process_owner; print(json.dumps(process_owner.mark()), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
     import json

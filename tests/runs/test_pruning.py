@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.runs.pruning import Candidate, choose
+from homelab.controller.run.pruning import Candidate, choose
 
 OVER = [
     Candidate("r4", "done", {"here": 1}),

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recovery, parse_recipe
-from homelab.control.inspection import run_folder
-from homelab.control.recovery import manual_lock, preconditions
-from homelab.errors import HomelabError, InputError
-from homelab.runs import supervisor_lock
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import Reply
-from homelab.runs.restart import Restart
-from homelab.supervision import restart_policy
-from homelab.supervision.progress import ProgressTracker
-from homelab.supervision.restart_policy import Failure
-from homelab.supervision.watchdog import Verdict
+from homelab.controller.attempt import preconditions
+from homelab.controller.attempt.progress import ProgressTracker
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.config.recipe import Recovery, parse_recipe
+from homelab.controller.features.supervise import restart_policy
+from homelab.controller.features.supervise.restart_policy import Failure
+from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.run import run_folder, supervisor_lock
+from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.restart import Restart
 
 pytestmark = pytest.mark.timeout(20)
 

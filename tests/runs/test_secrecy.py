@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from homelab.cli import streams
-from homelab.control.recovery import diagnosis_store
-from homelab.dashboard.event_rows import event_row
-from homelab.diagnose.cause import Diagnosis
-from homelab.errors import HomelabError
-from homelab.runs import event_log, events, store
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import Reply
-from homelab.text import secrets
+from homelab.controller.attempt import diagnosis_store
+from homelab.controller.base import secrets
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.dashboard.event_rows import event_row
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.run import event_log, events, store
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(30)
 TOKEN = "xyzzy-Q7rT9pLm4242"  # like nothing that a pattern would know

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.errors import HomelabError
-from homelab.runs import event_log, events, store
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import event_of
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.remote.poll_reply import event_of
+from homelab.controller.run import event_log, events, store
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from homelab.runs.state import FINISHED, State
-from homelab.supervision.ownership import STILL_S, UNSEEN_S, Actor, Ownership, is_orphaned, is_over, may_end, told_state
+from homelab.controller.run.ownership import STILL_S, UNSEEN_S, Actor, Ownership, is_orphaned, is_over, may_end, told_state
+from homelab.controller.run.state import FINISHED, State
 from tests.limits import label, trees
 
 FOREVER = float("inf")
@@ -72,8 +72,9 @@ def test_who_looks_may_end_nothing() -> None:
 
 # Who ends ranks on the nodes: a stop by hand, who holds the run, and a start that takes back what it has begun.
 ENDS = {
-    "control/launch/start.py", "control/recovery/halt.py", "control/stopping/stop.py", "control/stopping/orphans.py", "control/stopping/failed_attempt.py",
-    "control/supervision/supervisor.py", "control/benchmark/cell_run.py", "control/benchmark/suite_run.py", "cli/stop.py",
+    "controller/attempt/start.py", "controller/features/recover/halt.py", "controller/features/stop/stop.py", "controller/features/stop/orphans.py",
+    "controller/features/stop/failed_attempt.py",
+    "controller/features/supervise/supervisor.py", "controller/features/bench/cell_run.py", "controller/features/bench/suite_run.py", "cli/stop.py",
 }  # fmt: skip
 
 

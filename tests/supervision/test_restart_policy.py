@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Checkpoint, LogPolicy, Recovery, parse_recipe
-from homelab.control.supervision import log_policies
-from homelab.diagnose.cause import Diagnosis
-from homelab.runs.restart import Restart
-from homelab.supervision import restart_policy
-from homelab.supervision.node_status import NodeStatus, common_checkpoint
-from homelab.supervision.restart_policy import Failure
-from homelab.supervision.watchdog import Verdict
+from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery, parse_recipe
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.features.supervise import log_policies, restart_policy
+from homelab.controller.features.supervise.restart_policy import Failure
+from homelab.controller.run.restart import Restart
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Checkpoint, LogPolicy, Recovery
-from homelab.diagnose.cause import Diagnosis
-from homelab.runs.restart import Restart
-from homelab.supervision.acts import (
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery
+from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.features.supervise.acts import (
     Act,
     Begin,
     Collect,
@@ -25,11 +25,11 @@ from homelab.supervision.acts import (
     Review,
     Wait,
     WaitBeforeRetry,
-)  # fmt: skip
-from homelab.supervision.observation import Examined, Failed, Followed, Halted, Observation, Resumed
-from homelab.supervision.restart_policy import Decision
-from homelab.supervision.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
-from homelab.supervision.watchdog import Verdict
+)
+from homelab.controller.features.supervise.observation import Examined, Failed, Followed, Halted, Observation, Resumed
+from homelab.controller.features.supervise.restart_policy import Decision
+from homelab.controller.features.supervise.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
+from homelab.controller.run.restart import Restart
 
 NOW, TIME = 1000.0, 1e9
 ABSENT = frozenset({"oldtower"})

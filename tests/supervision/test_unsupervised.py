@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from homelab.runs.poll_reply import parse_replies
-from homelab.runs.state import State
-from homelab.supervision import unsupervised
-from homelab.supervision.watchdog import Verdict
-from homelab.text.hint import Command, homelab
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.base.hint import Command, homelab
+from homelab.controller.features.status import unsupervised
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run.state import State
 
 STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop")
 

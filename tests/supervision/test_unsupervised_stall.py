@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homelab.runs.poll_reply import Heartbeat, RankReply, Reply, RunReply
-from homelab.supervision.unsupervised_stall import detect_stall
+from homelab.controller.features.status.unsupervised_stall import detect_stall
+from homelab.controller.remote.poll_reply import Heartbeat, RankReply, Reply, RunReply
 
 pytestmark = pytest.mark.timeout(10)
 

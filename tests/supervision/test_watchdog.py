@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from homelab.runs.poll_reply import Exit
-from homelab.supervision import watchdog
-from homelab.supervision.node_status import NodeStatus, RankStatus
-from homelab.supervision.step_durations import StepTimeWindow
+from homelab.controller.attempt import watchdog
+from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.features.supervise.step_durations import StepTimeWindow
+from homelab.controller.remote.poll_reply import Exit
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from homelab.text import redact
+from homelab.controller.base import redact
 
 pytestmark = pytest.mark.timeout(10)
 

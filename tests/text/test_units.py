@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.text import units
+from homelab.controller.base import units
 
 
 @pytest.mark.parametrize(("size_bytes", "text"), [(999, "999 bytes"), (1000, "1.0 kB"), (1_240_000, "1.2 MB"), (5_000_000_000, "5.0 GB")])

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from homelab.runs.metrics import Gathered
-from homelab.runs.paths import RunPaths
+from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.paths import RunPaths
 
 RESUMED = {1: 0, 2: 5, 3: 8}
 # What the controller gathered, in three looks: attempt 2 repeats 6 and 7, attempt 3 repeats 9 to 11.

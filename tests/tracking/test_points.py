@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from homelab.tracking.points import Point, first_changed, points_of
+from homelab.controller.features.track.points import Point, first_changed, points_of
 from tests.tracking.metric_lines import evaluation, train
 
 pytestmark = pytest.mark.timeout(20)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from homelab.tracking import retry, sent
-from homelab.tracking.points import Key, points_of
+from homelab.controller.features.track import retry, sent
+from homelab.controller.features.track.points import Key, points_of
 from tests.tracking.metric_lines import evaluation, train
 
 pytestmark = pytest.mark.timeout(20)

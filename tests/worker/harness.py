@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from homelab.law.pipeline_schedule import most_in_flight
+from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.worker.runtime.task import Task
 from scripts.practice.tiny_model import chat_rows, tiny_llama, write_jsonl
 

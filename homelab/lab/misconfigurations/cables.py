@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import network, sshd
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations import frame_relay

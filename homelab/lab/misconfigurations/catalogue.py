@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from homelab.errors import InputError, did_you_mean
+from homelab.controller.base.errors import InputError, did_you_mean
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import faults
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations import cables, cards, clock, login, network, packages, power, resources, training_files
 from homelab.lab.misconfigurations.misconfiguration import REGISTERED, Misconfiguration
-from homelab.text.hint import Hint, homelab
 
 MODULES = (cables, cards, clock, login, network, packages, power, resources, training_files)  # importing them fills REGISTERED
 

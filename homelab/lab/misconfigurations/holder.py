@@ -13,12 +13,12 @@ import signal
 import sys
 from pathlib import Path
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import held_fault, nodes
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations import catalogue, training_files
 from homelab.lab.misconfigurations.misconfiguration import Misconfiguration, NotInjectable
-from homelab.text.hint import Hint, homelab
 
 
 def main(folder: Path, node: str, name: str) -> int:

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
-from homelab.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import homelab
 from homelab.lab.lab import Lab
-from homelab.text.hint import homelab
 
 # inject(lab, node): a context manager that undoes the change at its end.
 Inject = Callable[[Lab, str], AbstractContextManager[object]]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration, peer_of

@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import nodes, procfs, sshd
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable
 from homelab.lab.tools import call, program
-from homelab.text.hint import Hint, homelab
 
 _number = itertools.count(1)
 

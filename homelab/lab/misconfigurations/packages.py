@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from homelab.controller.base.hint import Hint, homelab
 from homelab.lab.lab import Lab
 from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
 from homelab.lab.misconfigurations.node_changes import cluster_says, inside, layered, view
-from homelab.text.hint import Hint, homelab
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from homelab.node.network.listener import GREETING, Listener
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Dial, Dials, Meeting
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Dial, Dials, Meeting
 
 _ANSWER_S = 6.0  # for a listener that is slow: the connection exists, so no packet was dropped
 _TCP_INFO = struct.Struct("=8B24I")  # linux/tcp.h: the round trip of the handshake, as the kernel saw it

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from homelab.node.network.packet_loss import Counter
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 GREETING = b"!"  # "connected"
 READY = b">"  # "now send, I count"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Dials
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Dials
 
 _PROBE = struct.Struct("!8sH")  # token of the burst, number of the packet
 _PAYLOAD_BYTES = 72  # of an IP packet of 100 bytes: homelab.node.network.path_mtu tests losses that depend on the size

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Dial
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Dial
 
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never fragment, and ignore the MTU that the kernel has cached
 _HEADER_BYTES = 28  # IPv4 and UDP

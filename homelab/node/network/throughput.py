@@ -14,8 +14,8 @@ from homelab.node.network.listener import GREETING, READY
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Dial
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Dial
 
 _BLOCK = memoryview(bytes(1 << 18))
 _SEND_BUFFER_BYTES = 1 << 20  # more than 10 Gbit/s has in flight on a LAN, and a slow link sends it in a short time

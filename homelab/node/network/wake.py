@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from homelab.protocol import magic_packet
+from homelab.shared.protocol import magic_packet
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import PacketSent
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import PacketSent
 
 
 def wake(request: JsonObject) -> PacketSent:

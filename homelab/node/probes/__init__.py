@@ -1,1 +1,1 @@
-"""What can be asked of a node, one file per probe: `read(request)` returns the field of `homelab.facts.node.Facts` that has the name of the file. Standard library only."""
+"""Probes: one file a subject. `read(request)` gives the field of `homelab.controller.facts.node.Facts` that has the name of its file."""

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 from homelab.node.system import programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 # The graphics unit of a Ryzen processor is a "card" too. Its memory is a part of the machine's memory, 0.5 to 2 GiB.
 CARD_BYTES = 3 << 30

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from homelab.protocol.digest import sha256_and_rows
+from homelab.shared.protocol.digest import sha256_and_rows
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def read(request: JsonObject) -> JsonObject:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from homelab.node.probes import gpu_answer, holders, nvidia, nvlink
 from homelab.node.system import programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _PCI = "/sys/bus/pci/devices"
 _PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import processes
-from homelab.protocol import files, quantisation
+from homelab.shared.protocol import files, quantisation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _LAYERS = {quantisation.NF4: "four_bit", quantisation.INT8: "eight_bit", None: None}

@@ -11,7 +11,7 @@ from homelab.node.system import processes
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def named(holders: list[JsonObject]) -> list[JsonObject]:

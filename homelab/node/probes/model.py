@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import files, hub_cache, model_forms
+from homelab.shared.protocol import files, hub_cache, model_forms
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 # Beside the weights, what decides how the model computes and how text becomes tokens. config.json is compared key by key.
 _COMPARED = (

@@ -8,10 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from homelab.node.system import firewall, ports
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def read(request: JsonObject) -> JsonObject:

@@ -18,7 +18,7 @@ from homelab.node.system import programs, utilisation
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 QUERY = ("nvidia-smi", "-q", "-x")
 # The question wakes a card without persistence mode. That takes one or two seconds per card, and some machines have eight cards.
@@ -69,7 +69,7 @@ def parse(text: str) -> JsonObject:
 
     `said` are lines around it: of a card that has fallen off the bus there is one before the XML, and no <gpu> in it.
 
-    `cards` are `homelab.facts.gpu.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
+    `cards` are `homelab.controller.facts.gpu.GpuFacts`; their index is the order in the answer, which is that of nvidia-smi and of the PCI bus.
     """
     start = text.find("<nvidia_smi_log")  # a wrapper or a module system may print something first
     if start < 0:

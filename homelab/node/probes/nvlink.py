@@ -10,7 +10,7 @@ from homelab.node.system import programs
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 QUERY = ("nvidia-smi", "nvlink", "--status")
 _TIMEOUT_S = 10.0

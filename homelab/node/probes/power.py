@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from homelab.node.probes import upgrades
 from homelab.node.system import programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _TARGETS = ("sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.target", "suspend-then-hibernate.target")
 # In the order in which systemd prefers them (systemd.unit(5), logind.conf(5)).

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import homelab
 from homelab.node.setup import record
-from homelab.protocol.code import code_digest, shipped_files
+from homelab.shared.protocol.code import code_digest, shipped_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _METADATA = re.compile(r"([^-]+(?:-[^-]+)*?)-(\d[^-]*)(?:-py[\d.]+[^/]*)?\.(?:dist|egg)-info$")
 _NEEDS = re.compile(r"Requires-Dist: ([\w-]+)\s*\(?([^;)]*)\)?\s*$")

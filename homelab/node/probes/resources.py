@@ -7,10 +7,10 @@ import resource
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.protocol import hub_cache
+from homelab.shared.protocol import hub_cache
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _SHM = "/dev/shm"
 

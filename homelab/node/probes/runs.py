@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.run import attempt_records, claims, leftovers, ownership
 from homelab.node.system import processes
-from homelab.protocol import files, layout
+from homelab.shared.protocol import files, layout
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import RunAtWork, RunRecovered
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import RunAtWork, RunRecovered
 
 _LAST_LINES = 40
 

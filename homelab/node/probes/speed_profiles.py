@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _SPEEDS_BYTES = 1 << 20  # a file of speeds has about one kilobyte
 

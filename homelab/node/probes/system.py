@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from homelab.node.probes import upgrades
 from homelab.node.system import cpu_quota, utilisation
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 
 def read(request: JsonObject) -> JsonObject:

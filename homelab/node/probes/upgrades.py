@@ -8,12 +8,12 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 # An upgrade of these packages replaces the libraries on disk, and the driver in the kernel does not match them any more.
 _DRIVER = re.compile(r"nvidia-(?:driver|dkms|kernel)-|libnvidia-compute-|linux-modules-nvidia-")

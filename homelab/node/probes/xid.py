@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from homelab.node.probes import nvidia
 from homelab.node.system import programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 # A user without access to the kernel's buffer may often read the journal (members of adm or systemd-journal).
 _LOGS = (("dmesg",), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "-g", "NVRM: Xid"))
@@ -41,7 +41,7 @@ def read(request: JsonObject) -> list[JsonObject] | None:
 
 
 def parse(text: str, uptime_s: float | None = None) -> list[JsonObject]:
-    """One entry for each card and number, in the order of their first line: `homelab.facts.gpu.Xid`."""
+    """One entry for each card and number, in the order of their first line: `homelab.controller.facts.gpu.Xid`."""
     entries: dict[Any, JsonObject] = {}
     for line in text.splitlines():
         match = _LINE.search(line)

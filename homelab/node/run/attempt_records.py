@@ -6,12 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _AGENT = {"pid": int, "torchrun_pid": int, "started_at": (int, float)}
 _RANK = {"rank": int, "node": str, "local_rank": int}

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import boot_clock, processes
-from homelab.protocol import files, layout
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files, layout
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.owner_messages import Claimed, Holder
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.owner_messages import Claimed, Holder
 
 LIFE_S = 300.0  # a claim that takes longer stays, unless another command wants it: then the start is refused, and nothing is stopped
 LOCK_S = 8.0  # the holder of the lock writes some small files; a controller waits 20 s for an answer
@@ -40,7 +40,7 @@ class RefusedError(Refusal):
 def claim(request: JsonObject) -> Claimed:
     """Take the run for `token`: {"holder": null, "newest": newest attempt known here}, or {"holder": who has it}. Idempotent.
 
-    `request`: run, token, by, doing, process (`homelab.runs.process_owner`), age_s (since the claimer began: a stop by hand that is younger
+    `request`: run, token, by, doing, process (`homelab.controller.run.process_owner`), age_s (since the claimer began: a stop by hand that is younger
     ends what it is about), after (newest attempt it knows, null where it is to find out), alone (a launch: no other run may be
     starting here, or have started since), instead (token of a claim whose owner is dead). Raises RefusedError, OSError.
     """

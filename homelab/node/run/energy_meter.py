@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import programs
-from homelab.protocol import files, layout
+from homelab.shared.protocol import files, layout
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import CardEnergy, Energies
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import CardEnergy, Energies
 
 EVERY_S = 10.0
 _GAP_S = 3 * EVERY_S  # the machine slept, or the driver did not answer: nothing is known of that time

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from homelab.node.run import status_stream
 from homelab.node.system import processes, programs
-from homelab.protocol import phases
+from homelab.shared.protocol import phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from homelab.protocol.messages import RankStatus
+    from homelab.shared.protocol.messages import RankStatus
 
 LOOK_S = 1.0
 ALONE_S = 60.0

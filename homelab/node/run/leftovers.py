@@ -7,7 +7,7 @@ import os
 from homelab.node import paths
 from homelab.node.run import secret_files
 from homelab.node.system import processes
-from homelab.protocol import layout
+from homelab.shared.protocol import layout
 
 
 def remove_secrets(workdir: str, run: str | None = None) -> list[str]:

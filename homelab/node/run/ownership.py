@@ -1,7 +1,7 @@
 """Who acts on a run, as this node sees it: the supervisor that follows it from anywhere, the command that has claimed it, a stop by hand.
 
 Another machine may look at a run whose supervisor it does not have: it asks here. `<run>/supervisor.heard` says who follows, and when the last
-word came, by this machine's own clock that runs through sleep. What follows from it is decided in `homelab.supervision.ownership`.
+word came, by this machine's own clock that runs through sleep. What follows from it is decided in `homelab.controller.run.ownership`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.run import claims
 from homelab.node.system import boot_clock
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.owner_messages import Claimant, Follower, Owner
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.owner_messages import Claimant, Follower, Owner
 
 EVERY_S = 2.0  # a word comes every second; a file that often would be too much for an SD card
 # A supervisor that has closed its connection opens another one in a second or two; one that is cut off says nothing.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from homelab.protocol.messages import RankStatus
+    from homelab.shared.protocol.messages import RankStatus
 
 # RFC 863, discard: nothing listens there today, and no range of ephemeral ports holds it.
 _PORT = 9

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from homelab.node import paths, supervisor_host
 from homelab.node.run import attempt_records, leftovers, ownership
 from homelab.node.system import boot_clock, processes, utilisation
-from homelab.protocol import files, layout, manifest
+from homelab.shared.protocol import files, layout, manifest
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import Described, KnownRun, PollReply, RankReply, RunReply, Runs
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import Described, KnownRun, PollReply, RankReply, RunReply, Runs
 
 MOST_METRICS = 20_000  # lines in one answer, about 8 MB
 

@@ -14,7 +14,7 @@ import stat
 import tempfile
 from typing import TYPE_CHECKING
 
-from homelab.protocol import files, layout, secrecy
+from homelab.shared.protocol import files, layout, secrecy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

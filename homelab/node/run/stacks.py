@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.run import attempt_records
 from homelab.node.system import processes, programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import Stacks
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import Stacks
 
 _WAIT_S = 1.0
 _DUMP_WAIT_S = 3.0  # its thread looks once a second

@@ -18,13 +18,13 @@ from homelab.node.run import attempt_records, ownership
 from homelab.node.run.peer_probe import Peers
 from homelab.node.system import process_activity, processes
 from homelab.node.system.boot_clock import boot_id
-from homelab.protocol import files, manifest, phases
+from homelab.shared.protocol import files, manifest, phases
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import NodeStatus, RankStatus
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import NodeStatus, RankStatus
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
@@ -33,7 +33,7 @@ _DEAD = frozenset(("", "Z", "X"))
 
 
 def follow(request: JsonObject) -> None:
-    """Print JSON lines (types: `homelab.supervision.node_status.NodeStatus`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
+    """Print JSON lines (types: `homelab.controller.attempt.node_status.NodeStatus`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
 
     Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`, `homelab.node.run.ownership`).
     """

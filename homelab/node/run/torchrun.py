@@ -19,11 +19,11 @@ from homelab.node import paths
 from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, secret_files
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
-from homelab.protocol import files, layout
+from homelab.shared.protocol import files, layout
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import Exit, Stopped
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import Exit, Stopped
 
 
 def start(request: JsonObject) -> JsonObject:

@@ -8,13 +8,13 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import model_folder, pieces
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import SetupReceived
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import SetupReceived
 
 _SILENT_S = 20.0  # until a connection is there, and between two blocks of bytes
 _HINT = "homelab setup"

@@ -10,11 +10,11 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import pieces, record
-from homelab.protocol.digest import file_sha256
+from homelab.shared.protocol.digest import file_sha256
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import SetupState
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import SetupState
 
 _PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 _ASK = "import platform, sys; print(platform.python_implementation(), '%d.%d' % sys.version_info[:2], platform.python_version())"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from homelab.node.setup import installed, pieces, record
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import files, hub_cache
+from homelab.shared.protocol import files, hub_cache
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import ModelState, SetupReceived
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import ModelState, SetupReceived
 
 _FILE = re.compile(r"\w[\w.+-]{0,200}")
 _DATA_FOLDERS = 3  # of a data set, its configuration and its version

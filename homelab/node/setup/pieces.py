@@ -7,14 +7,14 @@ import re
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import record
-from homelab.protocol import files
-from homelab.protocol.digest import file_sha256
+from homelab.shared.protocol import files
+from homelab.shared.protocol.digest import file_sha256
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import SetupReceived
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import SetupReceived
 
 _NAMES = re.compile(r"uv\.whl|python\.tar\.gz|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

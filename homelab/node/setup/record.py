@@ -14,13 +14,13 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from homelab.protocol import files
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _RECORD = "~/.homelab/setup.json"
 _FOLDER = "~/.homelab/setup"

@@ -8,8 +8,8 @@ import tarfile
 import tempfile
 
 from homelab.node.setup import pieces, record
-from homelab.protocol.digest import file_sha256
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.errors import Refusal
 
 ARCHIVE = "python.tar.gz"
 

@@ -13,10 +13,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import model_folder, pieces
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _PART = re.compile(r"bytes=(\d+)-(\d+)")
 _LIMIT_S = 4 * 3600.0

@@ -9,13 +9,13 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import installed, pieces, record, sent_python
-from homelab.protocol import files
-from homelab.protocol.digest import file_sha256
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files
+from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import SetupMade, SetupRemoved
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import SetupMade, SetupRemoved
 
 _UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
 

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.protocol import files
-from homelab.protocol.digest import file_sha256, sampled
+from homelab.shared.protocol import files
+from homelab.shared.protocol.digest import file_sha256, sampled
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 SMALL_BYTES = 32 << 20  # up to this size a file is read completely: a tokenizer has 2 to 34 MB
 _KEPT_AT_MOST = 5000

@@ -12,8 +12,8 @@ import re
 import shutil
 import tarfile
 
-from homelab.protocol import files, layout, manifest
-from homelab.protocol.digest import file_sha256
+from homelab.shared.protocol import files, layout, manifest
+from homelab.shared.protocol.digest import file_sha256
 
 ARCHIVE = "saved.tar"
 LAST = "HOMELAB_LAST_CHECKPOINT"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.storage import program_checkpoints
 from homelab.node.storage.digests import Kept
-from homelab.protocol import files, layout, manifest, profile_files, result_files
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files, layout, manifest, profile_files, result_files
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.result_messages import ResultFiles, Results
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.result_messages import ResultFiles, Results
 
 _DIGEST_LIMIT_S = 3 * 3600.0
 _BLOCK_BYTES = 1 << 20

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from homelab.node import paths, supervisor_host
 from homelab.node.run import claims, ownership, secret_files
 from homelab.node.system import processes
-from homelab.protocol import layout
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import layout
+from homelab.shared.protocol.errors import Refusal
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.result_messages import RunFolders
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.result_messages import RunFolders
 
 _REMOVED = ".removed-"  # no name of a run begins so: a removal that was cut off is finished by the next one
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.storage import program_checkpoints
-from homelab.protocol import checkpoint_holders, files, layout, manifest
-from homelab.protocol.digest import file_sha256
+from homelab.shared.protocol import checkpoint_holders, files, layout, manifest
+from homelab.shared.protocol.digest import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, BinaryIO
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.messages import Checkpoints, HasFile, Manifest
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.messages import Checkpoints, HasFile, Manifest
 
 
 def has_file(request: JsonObject) -> HasFile:
@@ -37,7 +37,7 @@ def has_file(request: JsonObject) -> HasFile:
 
 
 def data_path(request: JsonObject) -> str:
-    """Where a shipped file lies on this node (`homelab.protocol.layout.data_file`)."""
+    """Where a shipped file lies on this node (`homelab.shared.protocol.layout.data_file`)."""
     return os.path.join(paths.expand(request["workdir"]), layout.data_file(request))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from homelab.node.system import programs
 
 if TYPE_CHECKING:
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _SOURCE = "#include <stdlib.h>\n#include <Python.h>\nvoid *homelab_answer(void) { return PyLong_FromLong(1); }\n"
 _LIMIT_S = 30.0

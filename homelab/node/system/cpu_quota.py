@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 
 def usable_cpus() -> int:

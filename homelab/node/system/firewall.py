@@ -8,12 +8,12 @@ import shutil
 from typing import TYPE_CHECKING
 
 from homelab.node.system import programs
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
+    from homelab.shared.protocol.files import JsonObject
 
 _TABLE = re.compile(r"^table (\S+) (\S+) \{")
 _CHAIN = re.compile(r"^\s*chain (\S+) \{")

@@ -7,7 +7,7 @@ import socket
 import threading
 from urllib.parse import urlsplit
 
-from homelab.protocol import hub_cache
+from homelab.shared.protocol import hub_cache
 
 CONNECT_S = 2.0
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from homelab.protocol.machine_messages import Traffic
+    from homelab.shared.protocol.machine_messages import Traffic
 
 _COUNTERS = "/proc/net/dev"
 _INTERFACES = "/sys/class/net"

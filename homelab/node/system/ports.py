@@ -11,13 +11,13 @@ import struct
 from typing import TYPE_CHECKING
 
 from homelab.node.system import processes
-from homelab.protocol import files
+from homelab.shared.protocol import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import Port
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import Port
 
 _SIOCGIFCONF, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x891B, 0x8921  # linux/sockios.h
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
@@ -30,7 +30,7 @@ _VIRTUAL = (
 
 
 def interfaces() -> list[JsonObject]:
-    """All interfaces with their IPv4 addresses (types: `homelab.facts.network.Interface`). By ioctl: `ip` need not be there."""
+    """All interfaces with their IPv4 addresses (types: `homelab.controller.facts.network.Interface`). By ioctl: `ip` need not be there."""
     entries = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         addresses = _addresses(probe)
@@ -83,7 +83,7 @@ def wake_up(name: str, networks: str = _NETWORKS) -> JsonObject:
 
 
 def kind(name: str, networks: str = _NETWORKS) -> str:
-    """ "loopback", "wifi", "virtual" or "physical", as `homelab.facts.network.Interface` has it; a bond, a VLAN or a bridge over a cable is physical."""
+    """ "loopback", "wifi", "virtual" or "physical", as `homelab.controller.facts.network.Interface` has it; a bond, a VLAN or a bridge over a cable is physical."""
     if name == "lo":
         return "loopback"
     place = os.path.join(networks, name)
@@ -140,7 +140,7 @@ def routes(peers: Iterable[str]) -> JsonObject:
 
 
 def state(port: int) -> JsonObject:
-    """Whether the TCP port can be bound, and who holds it when not (types: `homelab.facts.node.PortFacts`)."""
+    """Whether the TCP port can be bound, and who holds it when not (types: `homelab.controller.facts.node.PortFacts`)."""
     try:
         probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:  # a kernel that was started without IPv6

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from homelab.protocol.messages import Stopped
+    from homelab.shared.protocol.messages import Stopped
 
 
 def _environment(pid: int) -> list[bytes]:

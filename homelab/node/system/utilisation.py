@@ -12,8 +12,8 @@ from homelab.node.system import network_traffic, programs
 if TYPE_CHECKING:
     from typing import Any
 
-    from homelab.protocol.files import JsonObject
-    from homelab.protocol.machine_messages import MachineLoad
+    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.machine_messages import MachineLoad
 
 _GPU_FIELDS = (
     "index",

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homelab.law import assignment, order, packing
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
+from homelab.shared.law import assignment, order, packing
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from homelab.worker.balancing.speed_meter import PASS_TOKENS
 
 WORTH_ANNOUNCING = 0.05  # ranks that would finish further apart than this by the speeds last announced are an event

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homelab.law.speed import Speed
+from homelab.shared.law.speed import Speed
 
 LEAST_S = 1.0  # of work: other programs of a shared machine disturb for tenths of a second, so shorter steps are measured together
 WINDOW_STEPS = 20  # long enough to average the noise of a busy machine

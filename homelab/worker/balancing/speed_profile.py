@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from homelab.law.speed import Speed
-from homelab.law.wire_bytes import BUCKET_MB
-from homelab.protocol import files, layout
+from homelab.shared.law.speed import Speed
+from homelab.shared.law.wire_bytes import BUCKET_MB
+from homelab.shared.protocol import files, layout
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.balancing.speed_meter import SETTLING_STEPS, WINDOW_STEPS
 from homelab.worker.runtime.task import Rank, Task

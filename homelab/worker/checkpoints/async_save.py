@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.law.checkpoint_interval import BACKGROUND_BYTES
+from homelab.shared.law.checkpoint_interval import BACKGROUND_BYTES
 from homelab.worker.checkpoints import checkpoint_folder, disk_space
 from homelab.worker.checkpoints.background import Background
 from homelab.worker.runtime.task import Task

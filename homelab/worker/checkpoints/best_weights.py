@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homelab.law import early_stopping
-from homelab.protocol.files import sync
+from homelab.shared.law import early_stopping
+from homelab.shared.protocol.files import sync
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.errors import WorkerError

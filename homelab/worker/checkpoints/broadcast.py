@@ -28,8 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from homelab.protocol import checkpoint_copies, checkpoint_holders, manifest, phases
-from homelab.protocol.checkpoint_holders import REPLICATED, WHOLE
+from homelab.shared.protocol import checkpoint_copies, checkpoint_holders, manifest, phases
+from homelab.shared.protocol.checkpoint_holders import REPLICATED, WHOLE
 from homelab.worker.checkpoints import checkpoint_folder, disk_space, fencing, load_check
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime import process_group

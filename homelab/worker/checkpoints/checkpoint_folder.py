@@ -1,6 +1,6 @@
 """Checkpoints as folders: step-00000020/, complete only when its manifest is. Files only; what is in them is the trainer's.
 
-`homelab.protocol.manifest` has the names of the folders. Nothing is loaded without its manifest: sizes and sha256 of all files, and the
+`homelab.shared.protocol.manifest` has the names of the folders. Nothing is loaded without its manifest: sizes and sha256 of all files, and the
 fingerprint of recipe and data.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import manifest
-from homelab.protocol.digest import file_sha256
-from homelab.protocol.files import sync
-from homelab.protocol.manifest import MANIFEST, SCHEMA, folder_name
+from homelab.shared.protocol import manifest
+from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.files import sync
+from homelab.shared.protocol.manifest import MANIFEST, SCHEMA, folder_name
 from homelab.worker.checkpoints import fencing
 from homelab.worker.errors import WorkerError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from homelab.law.checkpoint_interval import LOSS_S, Interval, loses_more
-from homelab.protocol import phases
+from homelab.shared.law.checkpoint_interval import LOSS_S, Interval, loses_more
+from homelab.shared.protocol import phases
 from homelab.worker.balancing import speed_profile
 from homelab.worker.checkpoints.async_save import Saver
 from homelab.worker.checkpoints.best_weights import BestWeights

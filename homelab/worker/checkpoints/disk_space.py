@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from homelab.protocol import manifest
+from homelab.shared.protocol import manifest
 from homelab.worker.checkpoints import checkpoint_folder
 
 # Bytes beside the tensors: the headers of the archive, the manifest, the folder.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from homelab.protocol import manifest
+from homelab.shared.protocol import manifest
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.task import Task

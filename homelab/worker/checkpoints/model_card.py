@@ -7,8 +7,8 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
-from homelab.law import early_stopping
-from homelab.protocol.quantisation import INT8, NF4
+from homelab.shared.law import early_stopping
+from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime.metrics_recorder import perplexity
 from homelab.worker.runtime.recipe import Data, Method

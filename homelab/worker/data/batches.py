@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from homelab.law import order
+from homelab.shared.law import order
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data.encoding import Row
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from homelab.protocol.file_kind import half_character
+from homelab.shared.protocol.file_kind import half_character
 from homelab.worker.errors import WorkerError
 
 Message = dict[str, Any]

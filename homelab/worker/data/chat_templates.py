@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.protocol import row_forms
-from homelab.protocol.row_forms import RowForm
+from homelab.shared.protocol import row_forms
+from homelab.shared.protocol.row_forms import RowForm
 from homelab.worker.data import samples
 from homelab.worker.data.readers import Record
 from homelab.worker.data.samples import Sample

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from homelab.protocol import row_forms
-from homelab.protocol.row_forms import RowForm
+from homelab.shared.protocol import row_forms
+from homelab.shared.protocol.row_forms import RowForm
 from homelab.worker.data import chat_messages as reading
 from homelab.worker.data import samples
 from homelab.worker.data.chat_messages import Message

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.law import order, packing
-from homelab.protocol import row_forms
-from homelab.protocol.row_forms import RowForm
+from homelab.shared.law import order, packing
+from homelab.shared.protocol import row_forms
+from homelab.shared.protocol.row_forms import RowForm
 from homelab.worker.data import earlier_rows, hub, samples
 from homelab.worker.data.chat_templates import Renderer, Text
 from homelab.worker.data.readers import Record, read

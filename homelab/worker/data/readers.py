@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import file_kind
-from homelab.protocol.file_kind import SUFFIXES
+from homelab.shared.protocol import file_kind
+from homelab.shared.protocol.file_kind import SUFFIXES
 from homelab.worker.data import file_forms
 from homelab.worker.errors import WorkerError
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from homelab.protocol import checkpoint_copies
+from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import hub
 from homelab.worker.data.encoding import Data, Row
 from homelab.worker.errors import TrainingError

@@ -1,6 +1,6 @@
 """A row of the data as what is trained on: messages, prompt and completion, or text, whatever its columns are called.
 
-`homelab.protocol.row_forms` says which column is which; nothing here knows a tokenizer.
+`homelab.shared.protocol.row_forms` says which column is which; nothing here knows a tokenizer.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.protocol import row_forms
-from homelab.protocol.row_forms import RowForm
+from homelab.shared.protocol import row_forms
+from homelab.shared.protocol.row_forms import RowForm
 from homelab.worker.data import chat_messages as messages
 from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.readers import Record

@@ -1,4 +1,4 @@
-"""What the adapters of a model are put on, in the words of the table (`homelab.law.usable`), and the refusal of what could not be merged afterwards."""
+"""What the adapters of a model are put on, in the words of the table (`homelab.shared.law.usable`), and the refusal of what could not be merged afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from homelab.law import usable
+from homelab.shared.law import usable
 from homelab.worker.errors import WorkerError
 
 # Linear layers whose class has a forward of its own that computes the same.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from homelab.law.stage import EXPERT_COUNTS, has_experts
+from homelab.shared.law.stage import EXPERT_COUNTS, has_experts
 from homelab.worker.errors import WorkerError
 
 ALL_LINEAR = "all-linear"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from homelab.law import model_kinds, usable
-from homelab.protocol import model_forms
+from homelab.shared.law import model_kinds, usable
+from homelab.shared.protocol import model_forms
 from homelab.worker.errors import WorkerError
 
 WHERE = "[model] name in the recipe"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from homelab.protocol.quantisation import INT8, NF4
+from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (

@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from homelab.protocol.memory_items import CHUNK_LOGITS
+from homelab.shared.protocol.memory_items import CHUNK_LOGITS
 from homelab.worker.errors import WorkerError
 
 _WHERE = "[train] fused_loss in the recipe"

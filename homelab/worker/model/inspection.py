@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from homelab.law import model_chance
+from homelab.shared.law import model_chance
 
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|modules_to_save)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 
-from homelab.law import padding
+from homelab.shared.law import padding
 
 NAME = "homelab_joined_rows"
 # Arguments that change the scores and are not supported here (models/gemma2, gpt_oss, t5); the config is checked for a window, too.

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from homelab.protocol.digest import sampled
+from homelab.shared.protocol.digest import sampled
 from homelab.worker.checkpoints.disk_space import words
 from homelab.worker.model import weight_digests
 from homelab.worker.runtime.task import Task

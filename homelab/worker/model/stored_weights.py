@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from homelab.law import usable
-from homelab.protocol import quantisation
-from homelab.protocol.quantisation import Stored
+from homelab.shared.law import usable
+from homelab.shared.protocol import quantisation
+from homelab.shared.protocol.quantisation import Stored
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.recipe import Method
 

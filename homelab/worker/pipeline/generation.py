@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from transformers import DynamicCache
 
-from homelab.law.stage import Stage
+from homelab.shared.law.stage import Stage
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from homelab.law import pipeline_schedule
-from homelab.law.stage import Stage
+from homelab.shared.law import pipeline_schedule
+from homelab.shared.law.stage import Stage
 from homelab.worker.pipeline.neighbours import Channel, Inbox, Neighbours
 
 Batch = dict[str, Any]

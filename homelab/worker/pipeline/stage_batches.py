@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from homelab.law.stage import Stage
+from homelab.shared.law.stage import Stage
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data.batches import Form, StepBatches, StepItem
 from homelab.worker.data.encoding import Row

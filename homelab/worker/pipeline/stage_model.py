@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from homelab.law.stage import Stage, has_experts, why_mixtures_stay_whole
+from homelab.shared.law.stage import Stage, has_experts, why_mixtures_stay_whole
 from homelab.worker.errors import WorkerError
 
 _WHERE = "[model] name in the recipe"

@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
-from homelab.law import wire_bytes
-from homelab.protocol import profile_files
+from homelab.shared.law import wire_bytes
+from homelab.shared.protocol import profile_files
 from homelab.worker.profiling.replaced import Replaced
 from homelab.worker.runtime import process_group
 

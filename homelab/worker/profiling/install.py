@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from homelab.protocol import profile_files
+from homelab.shared.protocol import profile_files
 from homelab.worker.profiling.step_profiler import StepProfiler, partial_folder
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from homelab.protocol import profile_files
+from homelab.shared.protocol import profile_files
 
 
 class ModuleRanges:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.protocol import profile_files
+from homelab.shared.protocol import profile_files
 from homelab.worker.profiling.trace_tree import STEP, Call, Event
 
 MOST = 30  # rows of a rank: the ten dearest over all ranks are among them

@@ -24,7 +24,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from homelab.protocol import files, phases, profile_files
+from homelab.shared.protocol import files, phases, profile_files
 from homelab.worker.errors import first_words
 from homelab.worker.profiling import disk_reserve, held_memory, raw_profile
 from homelab.worker.profiling.exchange_log import ExchangeLog

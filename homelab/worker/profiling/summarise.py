@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import files, profile_files
+from homelab.shared.protocol import files, profile_files
 from homelab.worker.profiling import memory_line, operators, overlap, raw_profile, trace_tree
 from homelab.worker.profiling.trace_tree import Call
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.protocol import profile_files
+from homelab.shared.protocol import profile_files
 
 Event = Mapping[str, Any]
 STEP = "ProfilerStep#"

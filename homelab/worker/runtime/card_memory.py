@@ -6,7 +6,7 @@ measurement in place of its guesses.
 
 from __future__ import annotations
 
-from homelab.protocol.memory_items import HELD
+from homelab.shared.protocol.memory_items import HELD
 from homelab.worker.runtime.task import Task
 
 _LEAST_BYTES = 128 << 20  # a context alone takes more

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import files, layout, phases
+from homelab.shared.protocol import files, layout, phases
 from homelab.worker.balancing.balancer import Change
 from homelab.worker.runtime.task import Task
 

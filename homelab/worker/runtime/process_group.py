@@ -4,7 +4,7 @@ There are two kinds of waiting. Where ranks connect, a silent peer cannot be rea
 After that a rank may take many minutes longer than another: it loads or saves (there the others wait at torchrun's key-value
 store), or its machine is slow and the others wait in a collective. Both end after half an hour, or after three times what the plan
 expects of a step where that is longer (HOMELAB_PATIENCE_S overrules it). That is the last resort: the supervisor and the nodes notice a
-rank that is dead, frozen or cut off within seconds (`homelab.supervision.watchdog`, `homelab.node.run.isolation_guard`).
+rank that is dead, frozen or cut off within seconds (`homelab.controller.attempt.watchdog`, `homelab.node.run.isolation_guard`).
 """
 
 from __future__ import annotations

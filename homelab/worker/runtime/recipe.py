@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from homelab.law import order
-from homelab.law.wire_bytes import BUCKET_MB
-from homelab.protocol import quantisation
+from homelab.shared.law import order
+from homelab.shared.law.wire_bytes import BUCKET_MB
+from homelab.shared.protocol import quantisation
 from homelab.worker.errors import WorkerError
 
 Section = TypeVar("Section")
@@ -41,7 +41,7 @@ class Method:
 
     @property
     def quantisation(self) -> str | None:
-        """How the frozen weights are held (`homelab.protocol.quantisation`)."""
+        """How the frozen weights are held (`homelab.shared.protocol.quantisation`)."""
         return quantisation.of(self.kind, self.base)
 
 

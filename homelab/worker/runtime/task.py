@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
-from homelab.law.stage import Stage
-from homelab.protocol import layout
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
+from homelab.shared.law.stage import Stage
+from homelab.shared.protocol import layout
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import recipe
-from homelab.worker.training.switches import Switches
+from homelab.worker.runtime.switches import Switches
 
 S = TypeVar("S")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from homelab.law import usable
+from homelab.shared.law import usable
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.protocol import collective_stages
+from homelab.shared.protocol import collective_stages
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.metrics_recorder import peak_memory_bytes
@@ -117,7 +117,7 @@ def task_of(asked: dict[str, Any], folder: Path) -> Task:
 
 
 def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -> None:
-    from homelab.law.checkpoint_interval import Interval
+    from homelab.shared.law.checkpoint_interval import Interval
     from homelab.worker.data.batches import Form
     from homelab.worker.model import fused_loss, packed_attention, random_weights
     from homelab.worker.model.build import load_model

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import manifest
+from homelab.shared.protocol import manifest
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports

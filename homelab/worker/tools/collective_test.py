@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from homelab.protocol import collective_stages
+from homelab.shared.protocol import collective_stages
 from homelab.worker.tools.rank_state import StateFile, leave, watched
 
 if TYPE_CHECKING:

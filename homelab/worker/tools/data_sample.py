@@ -5,11 +5,11 @@ without a model and without torch. Reads one JSON object from standard input:
      "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null,
      "moment": the time that a chat template is told, UTC, ISO 8601}
 
-`longest` has rows from behind the part that lies in `path` (`homelab.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
+`longest` has rows from behind the part that lies in `path` (`homelab.shared.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
 "split", "revision"}, "shown"} instead: then it is a data set of the hub (`homelab.worker.data.hub`).
 
 and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
-`homelab.facts.data_sample.FileSample`.
+`homelab.controller.facts.data_sample.FileSample`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.protocol import row_forms
+from homelab.shared.protocol import row_forms
 from homelab.worker.data import hub, samples, template_clock
 from homelab.worker.data import readers as reading
 from homelab.worker.data.chat_templates import Renderer
 from homelab.worker.errors import WorkerError
 
 if TYPE_CHECKING:
-    from homelab.protocol.row_forms import RowForm
+    from homelab.shared.protocol.row_forms import RowForm
     from homelab.worker.data.readers import Record
 
 MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub

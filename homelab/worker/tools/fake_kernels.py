@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from homelab.protocol.quantisation import INT8, NF4
+from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.worker.errors import WorkerError
 
 _BLOCK, _DOUBLE_BLOCK = 64, 256  # NF4: one 8-bit scale per 64 weights, one fp32 scale per 256 of those
@@ -142,7 +142,7 @@ def _dequantised(scales: Any, shape: tuple[int, int], dtype: Any) -> Any:
     """The matrix, and beside it for a moment its scales in fp32 (bitsandbytes, functional.py dequantize_4bit)."""
     import torch
 
-    from homelab.protocol.memory_items import DEQUANTISATION
+    from homelab.shared.protocol.memory_items import DEQUANTISATION
     from homelab.worker.tools.memory_tracker import Tracker
 
     with Tracker.active.making(DEQUANTISATION) if Tracker.active else contextlib.nullcontext():

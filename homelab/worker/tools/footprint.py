@@ -1,6 +1,6 @@
 """Chooses the device for a chat with a trained model: its bytes against the free memory of the cards and of the machine.
 
-Sizes of quantised weights: `homelab.protocol.quantisation`.
+Sizes of quantised weights: `homelab.shared.protocol.quantisation`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.law.stage import Stage
-from homelab.protocol import quantisation
-from homelab.protocol.errors import EXIT_NO_ROOM
+from homelab.shared.law.stage import Stage
+from homelab.shared.protocol import quantisation
+from homelab.shared.protocol.errors import EXIT_NO_ROOM
 from homelab.worker.errors import WorkerError
 
 _GAPS = 1.05  # between the allocator's blocks

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.law import usable
-from homelab.protocol import result_files
+from homelab.shared.law import usable
+from homelab.shared.protocol import result_files
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.tools import modelfile, run_model

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.protocol import quantisation
+from homelab.shared.protocol import quantisation
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.recipe import Method, section
 from homelab.worker.tools import fake_kernels
@@ -157,7 +157,7 @@ def follow(
     import torch
     from accelerate.utils import convert_outputs_to_fp32
 
-    from homelab.protocol import memory_items as kinds
+    from homelab.shared.protocol import memory_items as kinds
     from homelab.worker.model.pretrained import DTYPES
     from homelab.worker.tools.memory_tracker import Tracker
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from homelab.protocol.memory_items import ACTIVATIONS, ADAPTERS, BASE_WEIGHTS, CASTED_WEIGHTS, DEQUANTISATION, LOGITS
+from homelab.shared.protocol.memory_items import ACTIVATIONS, ADAPTERS, BASE_WEIGHTS, CASTED_WEIGHTS, DEQUANTISATION, LOGITS
 
 
 class Tracker(TorchDispatchMode):

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homelab.law import usable
-from homelab.protocol import result_files
+from homelab.shared.law import usable
+from homelab.shared.protocol import result_files
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.recipe import Method, section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homelab.protocol.quantisation import INT8, NF4, NF4_BYTES
+from homelab.shared.protocol.quantisation import INT8, NF4, NF4_BYTES
 from homelab.worker.errors import WorkerError
 
 _GAPS = 1.1  # the interpreter, its libraries and the allocator's gaps beside the weights

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import manifest, result_files
+from homelab.shared.protocol import manifest, result_files
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.checkpoints.model_card import model_card

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from homelab.protocol import layout
-from homelab.protocol.files import sync
+from homelab.shared.protocol import layout
+from homelab.shared.protocol.files import sync
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError, first_words
 from homelab.worker.runtime.task import Task

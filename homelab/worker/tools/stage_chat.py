@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.protocol import collective_stages, layout, manifest
+from homelab.shared.protocol import collective_stages, layout, manifest
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from homelab.law import learning_rate
+from homelab.shared.law import learning_rate
 from homelab.worker.runtime.task import Task
 
 

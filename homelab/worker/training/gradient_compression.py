@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from homelab.law import wire_bytes
+from homelab.shared.law import wire_bytes
 
 if TYPE_CHECKING:
     from homelab.worker.runtime.task import Task

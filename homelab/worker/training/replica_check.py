@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from homelab.protocol import checkpoint_copies
+from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.errors import TrainingError
 from homelab.worker.model import weight_digests
 from homelab.worker.runtime import process_group

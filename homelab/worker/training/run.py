@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from homelab.law import early_stopping, order
-from homelab.protocol import phases, profile_files
+from homelab.shared.law import early_stopping, order
+from homelab.shared.protocol import phases, profile_files
 from homelab.worker.checkpoints import checkpoint_folder, fencing
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.metrics_recorder import Recorder, peak_memory_bytes, perplexity
 from homelab.worker.runtime.task import Task
-from homelab.worker.runtime.tensorboard import TensorBoard
+from homelab.worker.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from homelab.worker.checkpoints.checkpointing import Checkpointing

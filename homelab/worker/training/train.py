@@ -9,14 +9,15 @@ import sys
 import traceback
 from collections.abc import MutableMapping
 
-from homelab.law import influences
-from homelab.protocol import phases
-from homelab.protocol.errors import EXIT_FAILED
+from homelab.shared.law import influences
+from homelab.shared.protocol import phases
+from homelab.shared.protocol.errors import EXIT_FAILED
 from homelab.worker.errors import WorkerError, first_words
 from homelab.worker.model import unsloth
-from homelab.worker.runtime import imports, scheduled
+from homelab.worker.runtime import imports
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import load_task
+from homelab.worker.training import scheduled
 from homelab.worker.training.run import Run
 
 

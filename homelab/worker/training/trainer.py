@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from homelab.law.checkpoint_interval import NUMBERS, Interval
+from homelab.shared.law.checkpoint_interval import NUMBERS, Interval
 from homelab.worker.balancing.balancer import Change, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens

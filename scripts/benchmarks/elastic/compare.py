@@ -24,7 +24,7 @@ from benchmarks.faults.ground import Ground, left_on
 from benchmarks.faults.scene import Case, Outcome, Scene, Unexpected
 from rich.table import Table
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 
 LIMIT_S = 120.0

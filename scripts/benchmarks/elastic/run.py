@@ -14,8 +14,8 @@ from benchmarks.elastic.settings import DEFAULT, Setting
 from benchmarks.faults.ground import Ground
 from benchmarks.faults.scene import Unexpected
 
+from homelab.controller.base.shell import quote_words
 from homelab.lab import Lab, procfs
-from homelab.shell import quote_words
 
 PROGRAM = Path(__file__).with_name("train.py")
 START_TIMEOUT_S = 60.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from homelab.config.load import load_cluster
-from homelab.planning import lan_address
-from homelab.remote.fanout import Fleet
+from homelab.controller.config.load import load_cluster
+from homelab.controller.planning import lan_address
+from homelab.controller.remote.fanout import Fleet
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, procfs
 from homelab.lab.misconfigurations.node_changes import view
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk, Run
 

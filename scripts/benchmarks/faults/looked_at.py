@@ -18,8 +18,8 @@ from benchmarks.faults import deaths
 from benchmarks.faults.ground import BEGIN_S, LIMIT_S, ROWS, SeenRun
 from benchmarks.faults.scene import Case, Scene, Unexpected
 
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk, copy_of_cluster
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from benchmarks.faults.ground import LIMIT_S, ROWS, Ground, SeenRun, left_on
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.misconfigurations.misconfiguration import NotInjectable
 from scripts.practice.desk import relative_error

@@ -25,7 +25,7 @@ from benchmarks.faults.troubles import Place, Trouble
 from rich.console import Console
 from rich.table import Table
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.misconfigurations.misconfiguration import NotInjectable
 from scripts.practice.desk import relative_error

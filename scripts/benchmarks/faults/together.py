@@ -11,7 +11,7 @@ import time
 from benchmarks.faults.ground import BEGIN_S, SeenRun, left_on
 from benchmarks.faults.scene import Case, Scene, Unexpected
 
-from homelab.runs.paths import RunPaths
+from homelab.controller.run.paths import RunPaths
 from scripts.practice.desk import Desk, copy_of_cluster
 
 QUIET_S = 5.0  # a command that the stop did not reach has begun by then

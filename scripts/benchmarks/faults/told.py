@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.faults import trackers
 from benchmarks.faults.scene import Case, Scene
 
-from homelab.control.tracking import forwarder_lock
-from homelab.runs import store
-from homelab.tracking.points import points_of
+from homelab.controller.features.track import forwarder_lock
+from homelab.controller.features.track.points import points_of
+from homelab.controller.run import store
 from scripts.practice import tiny_model
 
 EVAL_EVERY = 50

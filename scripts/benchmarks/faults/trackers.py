@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homelab.runs.paths import RunPaths
+from homelab.controller.run.paths import RunPaths
 
 Row = tuple[int, dict[str, float]]
 _BLOCK_BYTES, _HEADER_BYTES, _FILE_HEADER_BYTES = 32768, 7, 7  # of the record format of LevelDB's log, in which W&B writes

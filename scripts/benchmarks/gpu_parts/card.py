@@ -21,9 +21,9 @@ def measure(place: Place) -> None:
 
 
 def _one(place: Place, kind: Any) -> None:
-    from homelab.benchmark import card_recipe
-    from homelab.planning.performance import measured_cards
-    from homelab.planning.performance.measured_cards import MeasuredCard
+    from homelab.controller.features.bench import card_recipe
+    from homelab.controller.planning.speed import measured_cards
+    from homelab.controller.planning.speed.measured_cards import MeasuredCard
 
     recipe = card_recipe.choose(place.device, kind, None, None)
     assert recipe is not None

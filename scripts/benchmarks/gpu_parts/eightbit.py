@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu_parts import material, timing
 from benchmarks.gpu_parts.place import Place
 
-from homelab.protocol.quantisation import INT8, NF4
+from homelab.shared.protocol.quantisation import INT8, NF4
 
 _BASES = {"16_bit": None, "8_bit": INT8, "4_bit": NF4}
 _LOSS = 1e-2  # a card's products of 16 bits beside those of a CPU in fp32

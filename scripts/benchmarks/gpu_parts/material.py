@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homelab.law.pipeline_schedule import most_in_flight
+from homelab.shared.law.pipeline_schedule import most_in_flight
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any) -> dict[str, Any]:

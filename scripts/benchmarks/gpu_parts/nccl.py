@@ -74,10 +74,10 @@ def _settings(place: Place) -> dict[str, dict[str, str]]:
 def planned() -> dict[str, str]:
     """NCCL's and torch's variables as `homelab plan` sets them for two nodes with a card; nothing where the planner cannot be imported."""
     try:
-        from homelab.config.cluster import Cluster
-        from homelab.config.recipe import parse_recipe
-        from homelab.planning import plan
-        from homelab.planning.inputs import PlanInputs
+        from homelab.controller.config.cluster import Cluster
+        from homelab.controller.config.recipe import parse_recipe
+        from homelab.controller.planning import plan
+        from homelab.controller.planning.inputs import PlanInputs
     except ImportError:
         return {}
     nodes = [

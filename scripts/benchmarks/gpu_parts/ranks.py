@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu_parts.environment import python_path
 from benchmarks.gpu_parts.material import folder_of, node_of
 
-# What a plan sets for every rank on CUDA (homelab/planning/environment/cuda.py), as far as it changes how much memory torch reserves.
+# What a plan sets for every rank on CUDA (homelab/controller/planning/environment/cuda.py), as far as it changes how much memory torch reserves.
 ALLOCATOR_OF_RUNS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 

@@ -117,10 +117,10 @@ def _memory(place: Place, case: Division) -> None:
 def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> int | None:
     """What the planner counts for a rank, without what lies beside torch; None where it cannot be imported."""
     try:
-        from homelab.config.recipe import Method, Train
-        from homelab.planning.memory import division, rank_memory
-        from homelab.planning.memory.architecture import from_config
-        from homelab.protocol.memory_items import EXCHANGED, GATHERED
+        from homelab.controller.config.recipe import Method, Train
+        from homelab.controller.planning.memory import division, rank_memory
+        from homelab.controller.planning.memory.architecture import from_config
+        from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
     except ImportError:
         return None
     architecture = from_config(material.SHAPES[shape])

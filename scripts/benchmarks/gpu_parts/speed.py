@@ -82,10 +82,10 @@ def measure(place: Place) -> None:
 
 
 def worker_switches() -> list[str]:
-    """What can be turned off in the worker to see its gain (homelab/worker/training/switches.py); nothing where it has no switches."""
-    if importlib.util.find_spec("homelab.worker.training.switches") is None:
+    """What can be turned off in the worker to see its gain (homelab/worker/runtime/switches.py); nothing where it has no switches."""
+    if importlib.util.find_spec("homelab.worker.runtime.switches") is None:
         return []
-    from homelab.worker.training import switches
+    from homelab.worker.runtime import switches
 
     return [field.name for field in dataclasses.fields(switches.Switches)]
 
@@ -134,7 +134,7 @@ def prepare(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any], swit
 def default_fused_loss() -> Any:
     """What a recipe that says nothing gets, also where the recipe's own module cannot be imported."""
     try:
-        from homelab.config.recipe import Train
+        from homelab.controller.config.recipe import Train
     except ImportError:
         return "auto"
     return Train.model_fields["fused_loss"].default

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_parts import material
 
-from homelab.law import order
+from homelab.shared.law import order
 
 SEQ_LEN, GLOBAL_BATCH, MICRO_BATCH = 384, 8, 4
 _TEXT = (
@@ -39,7 +39,7 @@ def write(folder: Path, model: str, steps: int, *, method: str, completion_only:
 
 
 def plan(folder: Path, device: str, switches: dict[str, bool]) -> None:
-    """The plan of one rank, which pads or not, as `switches` say (homelab/worker/training/switches.py)."""
+    """The plan of one rank, which pads or not, as `switches` say (homelab/worker/runtime/switches.py)."""
     backend = "gloo" if device == "cpu" else "nccl"
     material.plan(
         folder, 1, (GLOBAL_BATCH,), device=device, precision=_precision(device), backend=backend, micro_batch=MICRO_BATCH, switches=switches

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from homelab.law.pipeline_schedule import most_in_flight
-from homelab.law.stage import Stage
+from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.law.stage import Stage
 from homelab.worker.model.build import add_adapters
 from homelab.worker.pipeline import stage_model
 from homelab.worker.pipeline.neighbours import Neighbours

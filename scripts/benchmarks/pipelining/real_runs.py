@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.faults.ground import SeenRun
 from benchmarks.start import Cables
 
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from homelab.protocol import files
-from homelab.protocol.memory_items import HELD
-from homelab.runs.paths import RunPaths
+from homelab.shared.protocol import files
+from homelab.shared.protocol.memory_items import HELD
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk
 

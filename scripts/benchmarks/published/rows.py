@@ -11,13 +11,13 @@ from typing import Any
 
 from benchmarks.published.models import CONFIGS
 
-from homelab import hardware
-from homelab.config.load import parse_cluster
-from homelab.config.recipe import parse_recipe
-from homelab.errors import InputError
-from homelab.planning.inputs import PlanInputs
-from homelab.planning.memory import architecture
-from homelab.planning.performance.measured_cards import ABOVE_PEAK
+from homelab.controller.base import hardware
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.load import parse_cluster
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.speed.measured_cards import ABOVE_PEAK
 
 OWN = Path(__file__).with_name("figures.csv")
 

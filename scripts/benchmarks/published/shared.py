@@ -1,4 +1,4 @@
-"""Published rows as rows of the table that the package ships (homelab/planning/performance/measured_cards.jsonl), marked as others' by their source.
+"""Published rows as rows of the table that the package ships (homelab/controller/planning/speed/measured_cards.jsonl), marked as others' by their source.
 
 python -m benchmarks.published.shared (in scripts/) prints them; a row without seconds, or of another method, is left out.
 """
@@ -12,8 +12,8 @@ from benchmarks.published import rows
 from benchmarks.published.models import CONFIGS
 from benchmarks.published.rows import Row
 
-from homelab.planning.memory import known_models
-from homelab.planning.performance.measured_cards import MeasuredCard, Shape
+from homelab.controller.planning.memory import known_models
+from homelab.controller.planning.speed.measured_cards import MeasuredCard, Shape
 
 
 def shared(published: Iterable[Row]) -> list[MeasuredCard]:

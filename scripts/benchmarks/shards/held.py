@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.gpu_parts import material, ranks
 
-from homelab.config.recipe import Method, Train
-from homelab.planning.memory import division, rank_memory
-from homelab.planning.memory.architecture import from_config
-from homelab.protocol.memory_items import EXCHANGED, GATHERED
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import division, rank_memory
+from homelab.controller.planning.memory.architecture import from_config
+from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
 
 RANKS = 3
 _SHAPE = "small"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks.uneven.meter import started_by_us
 
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.run import event_log
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import procfs
-from homelab.runs import event_log
-from homelab.runs.paths import RunPaths
 
 _LAST = 30  # events, and lines of the supervisor's log
 _GRACE_S = 5.0

@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.uneven import aftermath, noise
 from benchmarks.uneven.meter import Meter
 
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
 from homelab.lab.lab_state import is_lab
-from homelab.runs.paths import RunPaths
 
 CORES = {"node1": 0.6, "node2": 0.3, "node3": 0.2}
 """Speeds of 3 : 1.5 : 1 that leave room on two cores."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from homelab.law import assignment
+from homelab.shared.law import assignment
 from homelab.worker.runtime import task
 from homelab.worker.training import train
 

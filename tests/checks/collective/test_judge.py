@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.collective import judge as judges
-from homelab.checks.evidence import Evidence, Finding
-from homelab.control.preflight import collective_state
-from homelab.control.preflight import collective_test as control
-from homelab.control.preflight.collective_state import CollectiveTestState
-from homelab.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum, seconds_text
-from homelab.facts.node import CollectiveFacts
+from homelab.controller.checks import registry
+from homelab.controller.checks.collective import judge as judges
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum, seconds_text
+from homelab.controller.facts.node import CollectiveFacts
+from homelab.controller.features.preflight import collective_state
+from homelab.controller.features.preflight import collective_test as control
+from homelab.controller.features.preflight.collective_state import CollectiveTestState
+from homelab.controller.remote.answers import CollectiveLine
 from homelab.node.probes import collective_test as probe
-from homelab.remote.answers import CollectiveLine
 from tests.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.machine import version_drift
+from homelab.controller.checks import registry
+from homelab.controller.checks.machine import version_drift
 from tests.checks import healthy
 from tests.checks.healthy import cpu, gpu, packages, recipe, with_facts
 

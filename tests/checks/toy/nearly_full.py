@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from homelab.checks.check import Problem, check
-from homelab.checks.evidence import Evidence
-from homelab.config.cluster import Node
-from homelab.facts.node import Facts
+from homelab.controller.checks.check import Problem, check
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.cluster import Node
+from homelab.controller.facts.node import Facts
 
 
 @check("disk.nearly_full", "a tenth of the disk is free", worst="warn", sees="resources", after="disk.room")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
-from homelab.planning.memory import scenario
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning.memory import scenario
 from tests import builders
 from tests.checks import healthy
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from homelab.benchmark import card_recipe
-from homelab.checks.evidence import Evidence
-from homelab.control import card_table
-from homelab.control.benchmark import card_run
-from homelab.control.benchmark.card_run import Measured
-from homelab.errors import HomelabError, InputError, UnreachableError
-from homelab.planning import plan as planning
-from homelab.planning.performance.measured_cards import MeasuredCard
-from homelab.protocol.collective_stages import DONE, TRAINING
+from homelab.controller.attempt import card_table
+from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.features.bench import card_recipe, card_run
+from homelab.controller.features.bench.card_run import Measured
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.speed.measured_cards import MeasuredCard
+from homelab.shared.protocol.collective_stages import DONE, TRAINING
 from tests import builders
 from tests.checks import healthy
 from tests.fakes import FakeFleet

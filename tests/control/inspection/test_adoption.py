@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import parse_recipe
-from homelab.control.inspection import adoption, run_folder
-from homelab.control.launch import start
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.recovery import resume, resume_guards, run_inputs
-from homelab.errors import HomelabError, InputError
-from homelab.runs import fingerprint, store
-from homelab.runs.paths import RunPaths
+from homelab.controller.attempt import run_inputs, start
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.recover import resume, resume_guards
+from homelab.controller.run import adoption, fingerprint, run_folder, store
+from homelab.controller.run.paths import RunPaths
 from tests import builders, watched
 from tests.fakes import FakeFleet
 
@@ -198,7 +197,7 @@ def test_what_only_nodes_have_said_is_asked_for_before_it_runs(tmp_path: Path, d
 def test_no_way_goes_around_the_question(tmp_path: Path) -> None:
     """A supervisor goes on with runs by itself: by the same function."""
     _, paths = adopt(tmp_path, dict.fromkeys(NAMES, run_json({"script": shipped(name="train.py")}, SCRIPT)))
-    from homelab.control.claims import Claim, ClaimedRun
+    from homelab.controller.run.claims import Claim, ClaimedRun
 
     fleet = FakeFleet(tmp_path / "nodes")
     run = ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.control.inspection.logs import RankLog, RunLogs, new_lines
+from homelab.controller.features.status.logs import RankLog, RunLogs, new_lines
 
 
 @pytest.mark.parametrize(

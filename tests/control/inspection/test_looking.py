@@ -13,16 +13,15 @@ import pytest
 from rich.console import Console
 
 from homelab.cli.run_command import RunCommand
-from homelab.control.inspection import logs, monitor, run_lookup
-from homelab.control.recovery import recover_run
-from homelab.control.stopping import failed_attempt, orphans
-from homelab.control.tracking.metrics_source import MetricsSource
-from homelab.dashboard import live
-from homelab.dashboard.live import Watched
-from homelab.errors import InputError
-from homelab.runs import event_log, process_owner, store, supervisor_lock
-from homelab.runs.paths import RunPaths
-from homelab.supervision import ownership
+from homelab.controller.base.errors import InputError
+from homelab.controller.dashboard import live
+from homelab.controller.dashboard.live import Watched
+from homelab.controller.features.recover import recover_run
+from homelab.controller.features.status import logs, monitor
+from homelab.controller.features.stop import failed_attempt, orphans
+from homelab.controller.features.track.metrics_source import MetricsSource
+from homelab.controller.run import event_log, ownership, process_owner, run_lookup, store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.inspection import report_sources
-from homelab.protocol.messages import CardEnergy
-from homelab.runs import store
+from homelab.controller.features.report import report_sources
+from homelab.controller.run import store
+from homelab.shared.protocol.messages import CardEnergy
 from tests import builders
 from tests.fakes import FakeFleet
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from homelab.control.inspection import stage_chat
-from homelab.errors import HomelabError, UnreachableError
-from homelab.protocol.collective_stages import ANSWERING, DONE, LOADING
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.features.chat import stage_chat
+from homelab.shared.protocol.collective_stages import ANSWERING, DONE, LOADING
 from tests.builders import plan, rank_plan
 
 pytestmark = pytest.mark.timeout(20)

@@ -16,16 +16,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from homelab.control.inspection import monitor, stopped_owner
-from homelab.control.recovery import manual_lock, recover_run
-from homelab.control.stopping import stop
-from homelab.dashboard import live
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.dashboard import live
+from homelab.controller.features.recover import recover_run
+from homelab.controller.features.status import monitor
+from homelab.controller.features.stop import stop
+from homelab.controller.remote.poll_reply import SupervisorReply
+from homelab.controller.run import process_owner, stopped_owner
+from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run.paths import RunPaths
 from homelab.node import supervisor_host
 from homelab.node.paths import supervised_dir
-from homelab.runs import process_owner
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import SupervisorReply
 from scripts.practice.desk import REPOSITORY, wait_until
 from tests import builders
 from tests.control.inspection.test_looking import NOBODY, PLAN, Nodes, fleet, nodes, paths
@@ -37,8 +38,8 @@ pytestmark = pytest.mark.timeout(60)
 HOLDER = """
 import json, os, sys, time
 from pathlib import Path
-from homelab.runs import store, supervisor_lock
-from homelab.runs.paths import RunPaths
+from homelab.controller.run import store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 
 paths = RunPaths(Path(sys.argv[1]))
 with supervisor_lock.held(paths) as is_ours:

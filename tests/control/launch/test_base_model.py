@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from homelab.cli import main
-from homelab.control.launch import base_model
-from homelab.errors import EXIT_INPUT
+from homelab.controller.attempt import base_model
+from homelab.controller.base.errors import EXIT_INPUT
 from tests import builders
 
 NAME = "org/mine"

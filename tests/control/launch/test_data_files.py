@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from homelab.cli import main
-from homelab.control.launch import data_files, inputs
-from homelab.control.launch.inputs import RecipeInput
-from homelab.errors import InputError
+from homelab.controller.attempt import data_files, inputs
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import InputError
 from tests import builders
 from tests.checks import healthy
 from tests.fakes import FakeFleet

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("huggingface_hub")
 
 from homelab.cli import plan as command
-from homelab.config.recipe import Model
-from homelab.control.launch import hub_config
-from homelab.planning.inputs import PlanInputs
+from homelab.controller.attempt import hub_config
+from homelab.controller.config.recipe import Model
+from homelab.controller.planning.inputs import PlanInputs
 from tests import builders
 from tests.worker.fake_hub import Hub
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.program_command import parsed
-from homelab.config.recipe import parse_recipe
-from homelab.control.launch import inputs, project_copy
-from homelab.control.setup import model_source
-from homelab.errors import InputError
+from homelab.controller.attempt import inputs
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.program_command import parsed
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.launch import project_copy
+from homelab.controller.features.setup import model_source
 from tests import builders
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence, Finding
-from homelab.control.claims import Claim
-from homelab.control.launch import prepare
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.launch.prepare import Prepared
-from homelab.errors import HomelabError, StoppedError, UnreachableError
-from homelab.runs import event_log, store
-from homelab.runs.paths import RunPaths
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import HomelabError, StoppedError, UnreachableError
+from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch.prepare import Prepared
+from homelab.controller.run import event_log, store
+from homelab.controller.run.claims import Claim
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

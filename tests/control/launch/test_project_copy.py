@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.config.load import load_recipe
-from homelab.config.program_command import WRAPPER, parsed
-from homelab.control.launch import project_copy
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.load import load_recipe
+from homelab.controller.config.program_command import WRAPPER, parsed
+from homelab.controller.features.launch import project_copy
 
 TREE = ("train.py", "lib/model.py", "notes.txt", ".env", ".venv/x.py", "__pycache__/train.pyc", "runs/a/state.json", "big.bin")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.control.preflight import model_build
+from homelab.controller.checks import registry
+from homelab.controller.features.preflight import model_build
 from homelab.node import model_build as on_node
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 from tests.checks import healthy
 from tests.fakes import FakeFleet
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.preflight import data_sample, gather, memory_dry_run
-from homelab.errors import HomelabError
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.preflight import data_sample, gather, memory_dry_run
 from tests import builders
 from tests.checks import healthy
 from tests.fakes import FakeFleet

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.control.preflight import memory_dry_run
-from homelab.errors import HomelabError
-from homelab.planning.memory import architecture
-from homelab.planning.render import plan_table
-from homelab.planning.types import Plan
-from homelab.protocol import memory_items
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.preflight import memory_dry_run
+from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.render import plan_table
+from homelab.controller.planning.types import Plan
+from homelab.shared.protocol import memory_items
 from tests import builders
 from tests.checks import healthy
 from tests.fakes import FakeFleet

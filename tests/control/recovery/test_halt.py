@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from homelab.control.claims import Claim, ClaimedRun
-from homelab.control.recovery import halt
-from homelab.control.recovery.examine import Examination
-from homelab.control.recovery.halt import Halted, ResumePoint
-from homelab.errors import HomelabError, UnreachableError
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.features.recover import halt
+from homelab.controller.features.recover.examine import Examination
+from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.run.claims import Claim, ClaimedRun
 from tests import builders
 from tests.fakes import FakeFleet
 

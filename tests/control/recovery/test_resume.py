@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe
-from homelab.control.claims import Claim, ClaimedRun
-from homelab.control.recovery import resume
-from homelab.control.recovery.examine import Examination
-from homelab.control.recovery.halt import Halted, ResumePoint
-from homelab.control.recovery.resume import NextAttempt
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.features.recover import resume
+from homelab.controller.features.recover.examine import Examination
+from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.features.recover.resume import NextAttempt
+from homelab.controller.run.claims import Claim, ClaimedRun
 from tests import builders
 from tests.fakes import FakeFleet
 

@@ -9,21 +9,22 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from homelab.checks.evidence import Evidence
 from homelab.cli.recover import command
-from homelab.config.recipe import Recipe
-from homelab.config.recipe.parallel import STRATEGY_NAMES
-from homelab.control.claims import Claim, ClaimedRun
-from homelab.control.launch.inputs import RecipeInput
-from homelab.control.recovery import recover_run, resume, resume_guards, run_inputs, strategy_change
-from homelab.control.recovery.examine import Examination
-from homelab.control.recovery.halt import Halted, ResumePoint
-from homelab.control.recovery.recover_run import RecoverRequest
-from homelab.control.recovery.resume import NextAttempt
-from homelab.errors import HomelabError, InputError, UnreachableError
-from homelab.planning.memory import freed
-from homelab.planning.types import Plan
-from homelab.runs import event_log, run_record
+from homelab.controller.attempt import run_inputs
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe.parallel import STRATEGY_NAMES
+from homelab.controller.features.recover import recover_run, resume, resume_guards, strategy_change
+from homelab.controller.features.recover.examine import Examination
+from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.features.recover.recover_run import RecoverRequest
+from homelab.controller.features.recover.resume import NextAttempt
+from homelab.controller.planning.memory import freed
+from homelab.controller.planning.types import Plan
+from homelab.controller.run import event_log, run_record
+from homelab.controller.run.claims import Claim, ClaimedRun
 from tests import builders
 from tests.checks import healthy
 from tests.fakes import FakeFleet

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from homelab.control.results import fetch, receive
-from homelab.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.features.results import fetch, receive
+from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.run.paths import RunPaths
 from homelab.node.storage import results
-from homelab.results.best_copy import Holder
-from homelab.runs.paths import RunPaths
 from tests.fakes import FakeFleet
 
 RUN = "2026-01-01-0000-x"
@@ -169,9 +169,9 @@ def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(
 KILLED = """
 import sys
 from pathlib import Path
-from homelab.control.results import fetch, receive
-from homelab.results.best_copy import Holder
-from homelab.runs.paths import RunPaths
+from homelab.controller.results import fetch, receive
+from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
 root, place = Path(sys.argv[1]), Path(sys.argv[2])
 receive._PIECE_BYTES = 4096

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from homelab.cli import profile as command
-from homelab.control.results import fetch, fetch_profiles
-from homelab.control.results.fetch_profiles import Profiles
-from homelab.errors import HomelabError, InputError
-from homelab.profiles import memory_chart, over_ranks
-from homelab.profiles.rank_profile import RankProfile
-from homelab.runs.paths import RunPaths
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.features.profile import fetch_profiles, memory_chart, over_ranks
+from homelab.controller.features.profile.fetch_profiles import Profiles
+from homelab.controller.features.profile.rank_profile import RankProfile
+from homelab.controller.features.results import fetch
+from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.results import llama_cpp
-from homelab.errors import HomelabError, InputError
-from homelab.text.hint import homelab
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import homelab
+from homelab.controller.features.results import llama_cpp
 
 AGAIN = homelab("gguf")
 

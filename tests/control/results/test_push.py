@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from homelab.control import hub_token
-from homelab.control.results import fetch, push
-from homelab.errors import HomelabError, InputError
-from homelab.results import base_name, repository_name
-from homelab.runs.paths import RunPaths
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.features.results import base_name, fetch, push, repository_name
+from homelab.controller.run import hub_token
+from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
 
 RUN = "2026-01-01-0000-x"

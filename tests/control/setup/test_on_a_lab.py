@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from homelab.config.interpreter import UNSLOTH_VERSIONS
+from homelab.controller.base.units import decimal_size
+from homelab.controller.config.interpreter import UNSLOTH_VERSIONS
 from homelab.lab import Lab
-from homelab.text.units import decimal_size
 from tests.lab.conftest import namespaces_missing
 from tests.servers import serving
 from tests.worker.fake_hub import Hub

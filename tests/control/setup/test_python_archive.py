@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.setup import python_archive
-from homelab.errors import HomelabError
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.setup import python_archive
 from homelab.node.setup import pieces
 from homelab.node.setup import sent_python as on_node
-from homelab.protocol.digest import file_sha256
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.errors import Refusal
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 

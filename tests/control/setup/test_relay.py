@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from homelab.control.setup import relay
-from homelab.control.setup.send import Target
+from homelab.controller.features.setup import relay
+from homelab.controller.features.setup.send import Target
+from homelab.controller.features.setup.setup_plan import Part
 from homelab.node.setup import download, pieces, share
-from homelab.protocol.errors import Refusal
-from homelab.provision.setup_plan import Part
+from homelab.shared.protocol.errors import Refusal
 
 pytestmark = pytest.mark.timeout(30)
 CONTENT = os.urandom(70_000)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from homelab.control.setup import supply as supply_module
-from homelab.control.setup import wheelhouse
-from homelab.control.setup.supply import Supply, is_public
-from homelab.errors import HomelabError, UnreachableError
-from homelab.provision.platform import platform_of
-from homelab.provision.requirements import Lock, Package
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.features.setup import supply as supply_module
+from homelab.controller.features.setup import wheelhouse
+from homelab.controller.features.setup.platform import platform_of
+from homelab.controller.features.setup.requirements import Lock, Package
+from homelab.controller.features.setup.supply import Supply, is_public
 from tests import builders
 from tests.provision.test_setup_plan import state
 

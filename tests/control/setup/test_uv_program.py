@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.setup import uv_program
-from homelab.errors import HomelabError
-from homelab.protocol.digest import file_sha256
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.setup import uv_program
+from homelab.shared.protocol.digest import file_sha256
 
 NAME = f"uv-{uv_program.UV}-py3-none-any.whl"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.setup import wheel_size, wheelhouse
-from homelab.control.setup.wanted import Wanted
-from homelab.errors import HomelabError
-from homelab.provision.platform import Platform, platform_of
-from homelab.provision.requirements import Lock, Package
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.setup import wheel_size, wheelhouse
+from homelab.controller.features.setup.platform import Platform, platform_of
+from homelab.controller.features.setup.requirements import Lock, Package
+from homelab.controller.features.setup.wanted import Wanted
 from tests.provision.test_setup_plan import state
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.stopping import stop
-from homelab.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
+from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE
+from homelab.controller.features.stop import stop
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

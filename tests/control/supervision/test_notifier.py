@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from homelab.config.cluster import Notify
-from homelab.config.load import load_cluster
-from homelab.control.supervision import notifier
-from homelab.control.supervision.notifier import Notifier
-from homelab.errors import InputError
-from homelab.runs import event_log
-from homelab.runs.paths import RunPaths
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.cluster import Notify
+from homelab.controller.config.load import load_cluster
+from homelab.controller.features.supervise import notifier
+from homelab.controller.features.supervise.notifier import Notifier
+from homelab.controller.run import event_log
+from homelab.controller.run.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(60)
 

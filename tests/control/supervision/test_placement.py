@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homelab.control.supervision import placement, remote_supervisor
-from homelab.control.supervision.placement import SupervisorPlacement
-from homelab.control.supervision.remote_supervisor import Place
-from homelab.errors import HomelabError
-from homelab.runs import store, supervisor_lock
-from homelab.runs.paths import RunPaths
-from homelab.text.say import Say
+from homelab.controller.attempt import placement, remote_supervisor
+from homelab.controller.attempt.placement import SupervisorPlacement
+from homelab.controller.attempt.remote_supervisor import Place
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.say import Say
+from homelab.controller.run import store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

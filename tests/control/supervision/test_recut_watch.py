@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from homelab.control.supervision.recut_watch import RecutWatch
-from homelab.supervision.node_status import NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.features.supervise.recut_watch import RecutWatch
 from tests import builders
 
 NAMES = builders.NAMES[:2]

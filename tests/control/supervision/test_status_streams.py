@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.supervision import status_streams
-from homelab.control.supervision.status_streams import StatusStreams
-from homelab.errors import UnreachableError
-from homelab.supervision.node_status import NodeStatus
+from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.features.supervise import status_streams
+from homelab.controller.features.supervise.status_streams import StatusStreams
 from tests import builders
 from tests.fakes import FakeFleet
 

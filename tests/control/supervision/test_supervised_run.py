@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from homelab.control.recovery import halt
-from homelab.control.supervision import attempt_watch, status_streams, supervisor
-from homelab.errors import StoppedError
-from homelab.runs import event_log, store, supervisor_lock
-from homelab.runs.paths import RunPaths
-from homelab.supervision import step, watchdog
+from homelab.controller.attempt import watchdog
+from homelab.controller.base.errors import StoppedError
+from homelab.controller.features.recover import halt
+from homelab.controller.features.supervise import attempt_watch, status_streams, step, supervisor
+from homelab.controller.run import event_log, store, supervisor_lock
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.config.recipe import Checkpoint, Recovery
-from homelab.control.inspection import run_folder
-from homelab.control.inspection.run_folder import Description
-from homelab.control.supervision import attempt_watch, supervisor
-from homelab.runs import event_log, store
-from homelab.runs.paths import RunPaths
-from homelab.runs.poll_reply import Exit
-from homelab.supervision.node_status import NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Checkpoint, Recovery
+from homelab.controller.features.supervise import attempt_watch, supervisor
+from homelab.controller.remote.poll_reply import Exit
+from homelab.controller.run import event_log, run_folder, store
+from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.run_folder import Description
 
 pytestmark = pytest.mark.timeout(30)
 

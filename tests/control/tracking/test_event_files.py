@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from homelab.control.tracking.event_files import EventFiles
-from homelab.runs.metrics import Gathered
-from homelab.runs.paths import RunPaths
-from homelab.tracking.points import points_of
+from homelab.controller.features.track.event_files import EventFiles
+from homelab.controller.features.track.points import points_of
+from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.paths import RunPaths
 from tests.tracking import metric_lines
 
 pytestmark = pytest.mark.timeout(120)

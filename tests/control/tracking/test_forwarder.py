@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.tracking import forwarding
-from homelab.control.tracking.forwarder import Forwarder
-from homelab.control.tracking.forwarding import Wanted
-from homelab.control.tracking.metrics_source import Look
-from homelab.control.tracking.trackers import TRACKERS, Job, Sink, Tracker
-from homelab.errors import TakenError
-from homelab.remote.fanout import Fleet
-from homelab.runs import event_log
-from homelab.runs.metrics import Gathered
-from homelab.runs.paths import RunPaths
-from homelab.tracking import retry
-from homelab.tracking.points import Key, Point, points_of
+from homelab.controller.base.errors import TakenError
+from homelab.controller.features.track import forwarding, retry
+from homelab.controller.features.track.forwarder import Forwarder
+from homelab.controller.features.track.forwarding import Wanted
+from homelab.controller.features.track.metrics_source import Look
+from homelab.controller.features.track.points import Key, Point, points_of
+from homelab.controller.features.track.trackers import TRACKERS, Job, Sink, Tracker
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import event_log
+from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.tracking import metric_lines
 
@@ -64,7 +63,8 @@ class FakeTracker:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     tracker = FakeTracker()
     monkeypatch.setattr(
-        "homelab.control.tracking.forwarder.TRACKERS", {**TRACKERS, "trackio": Tracker("json", "json", tracker.open, "LOGIN", "LOOK")}
+        "homelab.controller.features.track.forwarder.TRACKERS",
+        {**TRACKERS, "trackio": Tracker("json", "json", tracker.open, "LOGIN", "LOOK")},
     )
     return tracker
 
@@ -155,7 +155,7 @@ def test_what_a_killed_forwarder_was_about_to_send_is_not_sent_twice(
 
 def test_a_package_that_is_missing_is_told_and_not_tried_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Tracker("no_such_tracker", "no-such-tracker>=1", FakeTracker().open, "LOGIN", "LOOK")
-    monkeypatch.setattr("homelab.control.tracking.forwarder.TRACKERS", {**TRACKERS, "trackio": missing})
+    monkeypatch.setattr("homelab.controller.features.track.forwarder.TRACKERS", {**TRACKERS, "trackio": missing})
     metric_lines.gather(paths, 0)
     forwarder = Forwarder(paths, "trackio", again=False)
     bring(forwarder, look(paths, is_over=True))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control import package
-from homelab.control.tracking.tensorboard_server import TensorBoardServer
-from homelab.errors import HomelabError
+from homelab.controller.base import package
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.features.track.tensorboard_server import TensorBoardServer
 
 RUN = "2026-11-23-0159-demo"
 RUNS = Path(__file__).parents[2] / "fixtures" / "older_runs" / "controller"

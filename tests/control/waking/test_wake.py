@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homelab.control.waking import sleepers, wake
-from homelab.control.waking.sleepers import Sleeper
-from homelab.errors import HomelabError, SilentError, UnreachableError
-from homelab.facts.network import Interface
+from homelab.controller.base.errors import HomelabError, SilentError, UnreachableError
+from homelab.controller.facts.network import Interface
+from homelab.controller.features.wake import sleepers, wake
+from homelab.controller.features.wake.sleepers import Sleeper
 from homelab.node.network import wake as node_wake
 from homelab.node.system import ports
-from homelab.protocol import magic_packet
+from homelab.shared.protocol import magic_packet
 from tests import builders
 
 pytestmark = pytest.mark.timeout(30)

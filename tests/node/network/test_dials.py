@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.remote import answers
 from homelab.node.network import connectivity, path_mtu, throughput
 from homelab.node.network.listener import PROBE, Listener
-from homelab.remote import answers
 
 pytestmark = pytest.mark.timeout(60)
 REPOSITORY = Path(__file__).resolve().parents[3]

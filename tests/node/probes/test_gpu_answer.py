@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.gpu import torch_build
-from homelab.facts.node import Facts
+from homelab.controller.checks.gpu import torch_build
+from homelab.controller.facts.node import Facts
 from homelab.node.probes import gpu, gpu_answer
 from homelab.node.system import processes
 from tests.checks import fake_gpu, healthy

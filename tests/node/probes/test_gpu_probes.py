@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks import registry
-from homelab.checks.evidence import Finding
-from homelab.facts.gpu import GpuFacts
-from homelab.facts.node import Facts
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Finding
+from homelab.controller.facts.gpu import GpuFacts
+from homelab.controller.facts.node import Facts
 from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
 from homelab.node.system import programs, utilisation
 from tests.checks import fake_gpu, healthy

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from homelab.facts.training import ModelFacts
+from homelab.controller.facts.training import ModelFacts
 from homelab.node.probes import model as probe
 from homelab.node.storage import digests
 from homelab.node.system import hub
-from homelab.protocol import model_forms
+from homelab.shared.protocol import model_forms
 
 pytestmark = pytest.mark.timeout(30)
 LARGE = 40 << 20  # more than what is read wholly

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from homelab.facts.node import Facts
+from homelab.controller.facts.node import Facts
+from homelab.controller.remote import ship
 from homelab.node.probes import power, python, resources, system, upgrades
-from homelab.remote import ship
 
 pytestmark = pytest.mark.timeout(30)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -235,7 +235,7 @@ def test_comments_and_lists_of_apts_options() -> None:
 
 
 def test_what_the_fixes_write_is_what_the_probes_read(tmp_path: Path) -> None:
-    from homelab.checks.machine import power as judges
+    from homelab.controller.checks.machine import power as judges
     from tests.checks.healthy import changed, gpu
 
     evidence = gpu()

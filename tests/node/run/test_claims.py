@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from homelab.control import claims as controller
+from homelab.controller.remote import answers
+from homelab.controller.run import claims as controller
 from homelab.node import paths
 from homelab.node.run import claims, torchrun
 from homelab.node.system import boot_clock, processes
-from homelab.protocol import files
-from homelab.remote import answers
+from homelab.shared.protocol import files
 
 pytestmark = pytest.mark.timeout(60)
 RUN, OTHER, NODE = "2026-01-01-0000-claimed", "2026-01-01-0000-other", "node1"

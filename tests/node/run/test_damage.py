@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.remote import answers
+from homelab.controller.remote.poll_reply import parse_replies
 from homelab.node import paths
 from homelab.node.run import poll, stacks, status_stream
-from homelab.protocol import files
-from homelab.remote import answers
-from homelab.runs.poll_reply import parse_replies
+from homelab.shared.protocol import files
 
 pytestmark = pytest.mark.timeout(30)
 

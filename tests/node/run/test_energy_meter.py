@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from homelab.controller.remote import answers
 from homelab.node import verbs
 from homelab.node.run import energy_meter
 from homelab.node.run.energy_meter import Meter, Totals, parse
-from homelab.remote import answers
 
 ANSWER = "0, GPU-a, NVIDIA GeForce RTX 3060, 100.00\n1, GPU-b, Quadro K620, [N/A]\n"
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.attempt.node_status import NodeStatus
 from homelab.node.run import stacks, status_stream, torchrun
 from homelab.node.system import boot_clock
-from homelab.protocol import files
-from homelab.supervision.node_status import NodeStatus
+from homelab.shared.protocol import files
 from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(30)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from homelab.control.stopping import leftovers as told
+from homelab.controller.run import event_log, store
+from homelab.controller.run import leftovers as told
+from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
 from homelab.node.probes import runs
 from homelab.node.run import leftovers, poll, secret_files
-from homelab.protocol import files
-from homelab.runs import event_log, store
-from homelab.runs.paths import RunPaths
+from homelab.shared.protocol import files
 from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)

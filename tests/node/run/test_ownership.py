@@ -15,7 +15,7 @@ from homelab.node.probes import runs
 from homelab.node.run import claims, ownership, poll, status_stream, torchrun
 from homelab.node.storage import run_folders
 from homelab.node.system import boot_clock
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 
 RUN, NODE = f"2026-ownership-{os.getpid()}", "node1"
 WHO = {"by": "me on laptop, process 7", "process": {"pid": 7, "born": 1}}

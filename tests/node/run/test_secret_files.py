@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.node.run import secret_files
-from homelab.protocol import secrecy
+from homelab.shared.protocol import secrecy
 
 pytestmark = pytest.mark.timeout(30)
 TOKEN = "hf_PlantedPlantedPlanted42"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homelab.node.setup import download, pieces, record
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol.errors import Refusal
 from tests.servers import serving
 
 pytestmark = pytest.mark.timeout(30)

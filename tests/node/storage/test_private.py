@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
 from homelab.node import paths, verbs
-from homelab.runs import store
-from homelab.runs.paths import RunPaths
 
 DATA = b"rows"
 DIGEST = hashlib.sha256(DATA).hexdigest()

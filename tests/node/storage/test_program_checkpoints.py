@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from homelab.node.storage import program_checkpoints, transfer
-from homelab.protocol import files, manifest
+from homelab.shared.protocol import files, manifest
 
 RUN = "2026-01-01-0000-program"
 

@@ -9,8 +9,8 @@ import pytest
 
 from homelab.node.run import claims, secret_files
 from homelab.node.storage import run_folders
-from homelab.protocol import files
-from homelab.protocol.errors import Refusal
+from homelab.shared.protocol import files
+from homelab.shared.protocol.errors import Refusal
 from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)

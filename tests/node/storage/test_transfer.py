@@ -15,7 +15,7 @@ import pytest
 
 from homelab.node import paths
 from homelab.node.storage import transfer
-from homelab.protocol import files, manifest
+from homelab.shared.protocol import files, manifest
 
 RUN = "2026-01-01-0000-transfer"
 BODY = bytes(range(256)) * 5000

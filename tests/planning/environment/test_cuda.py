@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
-from homelab.launchers.torchrun_ssh import by_hand
-from homelab.planning.render import plan_table
-from homelab.text.secrets import masked
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.secrets import masked
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.launchers.torchrun_ssh import by_hand
+from homelab.controller.planning.render import plan_table
 from tests.checks import healthy
 from tests.planning.test_cards import RTX, SECOND, two_cards
 from tests.planning.test_plan import make, why

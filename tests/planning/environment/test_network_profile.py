@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.config.cluster import NetworkProfileName, Wire
-from homelab.config.environment import EQUAL_ON_ALL_NODES, refusal
-from homelab.planning.environment import network_profile
-from homelab.planning.types import Plan
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.cluster import NetworkProfileName, Wire
+from homelab.controller.config.environment import EQUAL_ON_ALL_NODES, refusal
+from homelab.controller.planning.environment import network_profile
+from homelab.controller.planning.types import Plan
 from tests.checks import healthy
 from tests.planning.test_cards import two_cards
 from tests.planning.test_plan import make, why

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning.memory import dry_run, rank_memory, recipe_edits, scenario
+from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.types import Plan, RankPlan
 from homelab.node.probes import nvidia
-from homelab.planning.memory import dry_run, rank_memory, recipe_edits, scenario
-from homelab.planning.memory.architecture import from_config
-from homelab.planning.memory.rank_memory import RankSetup
-from homelab.planning.types import Plan, RankPlan
-from homelab.protocol import memory_items
+from homelab.shared.protocol import memory_items
 from tests import builders
 from tests.checks import healthy
 from tests.checks.fake_gpu import reply

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.planning import excess
-from homelab.planning.memory import known_models
-from homelab.planning.memory.architecture import from_config, known
+from homelab.controller.planning import excess
+from homelab.controller.planning.memory import known_models
+from homelab.controller.planning.memory.architecture import from_config, known
 from tests.checks import healthy
 from tests.planning.test_plan import make
 

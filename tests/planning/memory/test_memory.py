@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.config.recipe import Method, Train
-from homelab.planning.memory import rank_memory
-from homelab.planning.memory.architecture import Architecture, known
-from homelab.planning.memory.rank_memory import RankSetup
-from homelab.protocol import memory_items
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import Architecture, known
+from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.shared.protocol import memory_items
 
 SMOL = known("HuggingFaceTB/SmolLM2-135M")
 LLAMA_7B = known("meta-llama/Llama-2-7b-hf")

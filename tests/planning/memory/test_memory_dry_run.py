@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from homelab.config.recipe import parse_recipe
-from homelab.facts.node import Facts
-from homelab.planning.memory import dry_run, rank_memory, scenario
-from homelab.planning.memory.architecture import known
-from homelab.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
-from homelab.planning.memory.rank_memory import RankSetup
-from homelab.planning.render import plan_table
-from homelab.planning.types import Plan, RankPlan
-from homelab.protocol import memory_items
+from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning.memory import dry_run, rank_memory, scenario
+from homelab.controller.planning.memory.architecture import known
+from homelab.controller.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.render import plan_table
+from homelab.controller.planning.types import Plan, RankPlan
+from homelab.shared.protocol import memory_items
 
 SHAPE = known("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
 assert SHAPE

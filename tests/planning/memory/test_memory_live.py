@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from homelab.config.recipe import Method, Train  # noqa: E402
-from homelab.planning.memory import rank_memory  # noqa: E402
-from homelab.planning.memory.architecture import from_config  # noqa: E402
-from homelab.planning.memory.rank_memory import RankSetup  # noqa: E402
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.memory.rank_memory import RankSetup
 
 ROWS, LENGTH = 2, 256
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.hardware import CARDS, lookup
-from homelab.planning.performance import card_classes
+from homelab.controller.base.hardware import CARDS, lookup
+from homelab.controller.planning.speed import card_classes
 
 
 def test_no_card_of_the_table_is_without_a_class() -> None:

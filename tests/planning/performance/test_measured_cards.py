@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homelab.control import card_table as table
-from homelab.hardware import lookup
-from homelab.law.speed import Speed
-from homelab.planning import plan as planning
-from homelab.planning.performance import measured_cards
-from homelab.planning.performance.measured_cards import MeasuredCard, Moved, Table
-from homelab.planning.types import Plan
+from homelab.controller.attempt import card_table as table
+from homelab.controller.base.hardware import lookup
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.speed import measured_cards
+from homelab.controller.planning.speed.measured_cards import MeasuredCard, Moved, Table
+from homelab.controller.planning.types import Plan
+from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import all_measured, belief

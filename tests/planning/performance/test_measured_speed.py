@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from homelab.planning.performance import measured_speed
+from homelab.controller.planning.speed import measured_speed
 
 
 @dataclass(frozen=True)

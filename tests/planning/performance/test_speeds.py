@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe
-from homelab.hardware import lookup
-from homelab.law.speed import Speed
-from homelab.planning.machines import Machines
-from homelab.planning.memory.architecture import Architecture, from_config, known
-from homelab.planning.performance import roofline, speed_profiles
-from homelab.planning.performance.measured_cards import MeasuredCard
-from homelab.planning.performance.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
-from homelab.planning.types import Plan
+from homelab.controller.base.hardware import lookup
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.memory.architecture import Architecture, from_config, known
+from homelab.controller.planning.speed import roofline, speed_profiles
+from homelab.controller.planning.speed.measured_cards import MeasuredCard
+from homelab.controller.planning.speed.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
+from homelab.controller.planning.types import Plan
+from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.checks import healthy
 

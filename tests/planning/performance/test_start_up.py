@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.planning.performance.dataset_size import DataFile
-from homelab.planning.render import time_table
-from homelab.planning.types import StartPart, TimeEstimate
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.planning.render import time_table
+from homelab.controller.planning.speed.dataset_size import DataFile
+from homelab.controller.planning.types import StartPart, TimeEstimate
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import file, with_file
 from tests.planning.performance.test_time import make

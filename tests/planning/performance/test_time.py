@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.checks.evidence import Evidence
-from homelab.config.recipe import Recipe, parse_recipe
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
-from homelab.planning.memory import attention
-from homelab.planning.memory.architecture import known
-from homelab.planning.performance import dataset_size, step_time
-from homelab.planning.performance.dataset_size import DataFile, Rows
-from homelab.planning.performance.step_time import Sync, Worker
-from homelab.planning.render import time_table
-from homelab.planning.strategy import network_cost
-from homelab.planning.types import Plan
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.planning.memory import attention
+from homelab.controller.planning.memory.architecture import known
+from homelab.controller.planning.render import time_table
+from homelab.controller.planning.speed import dataset_size
+from homelab.controller.planning.speed.dataset_size import DataFile, Rows
+from homelab.controller.planning.time import network_cost, step_time
+from homelab.controller.planning.time.step_time import Sync, Worker
+from homelab.controller.planning.types import Plan
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import all_measured, file, gpu_file, with_file
@@ -102,7 +102,7 @@ def test_what_compression_sends() -> None:
     assert shape and recipe.method
     assert network_cost.sent_bytes(shape, recipe.method) == 4 * 8_388_608
     assert network_cost.sent_bytes(shape, recipe.method, "bf16") == 2 * 8_388_608
-    from homelab.law.wire_bytes import powersgd_elements
+    from homelab.shared.law.wire_bytes import powersgd_elements
 
     assert network_cost.sent_bytes(shape, recipe.method, "powersgd") == 4 * 64 * 2 * powersgd_elements(16, 4096)
     full = recipe.method.model_copy(update={"kind": "full"})
@@ -294,7 +294,7 @@ def test_where_the_worker_pads_the_plan_counts_the_padding(config: dict[str, Any
 
 def test_each_strategy_has_the_wire_that_it_had() -> None:
     """A file knows the wire of several strategies; the newest run's alone is not that of the others."""
-    from homelab.planning.performance.speed_profiles import SpeedProfile
+    from homelab.controller.planning.speed.speed_profiles import SpeedProfile
 
     content = file("tower", sync_s=0.5)
     old = SpeedProfile.model_validate(content)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.evidence import Evidence
-from homelab.planning.inputs import PlanInputs
-from homelab.planning.pipeline import recut
-from homelab.planning.types import Plan
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.types import Plan
+from homelab.controller.planning.work.pipeline import recut
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import all_measured

@@ -15,21 +15,21 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from homelab.config.recipe import Method, Train  # noqa: E402
-from homelab.law.stage import Stage  # noqa: E402
-from homelab.planning.memory import rank_memory  # noqa: E402
-from homelab.planning.memory.architecture import from_config  # noqa: E402
-from homelab.planning.memory.rank_memory import RankSetup  # noqa: E402
-from homelab.planning.pipeline import stage_memory  # noqa: E402
-from homelab.planning.pipeline.stage_memory import Part  # noqa: E402
-from homelab.worker.model.build import load_model  # noqa: E402
-from homelab.worker.model.pretrained import DTYPES  # noqa: E402
-from homelab.worker.pipeline import neighbours  # noqa: E402
-from homelab.worker.pipeline.neighbours import Channel, Neighbours  # noqa: E402
-from homelab.worker.pipeline.passes import Pipeline  # noqa: E402
-from homelab.worker.tools.memory_dry_run import _storages  # noqa: E402
-from tests.planning.memory.test_memory_live import LiveStorages  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.work.pipeline import stage_memory
+from homelab.controller.planning.work.pipeline.stage_memory import Part
+from homelab.shared.law.stage import Stage
+from homelab.worker.model.build import load_model
+from homelab.worker.model.pretrained import DTYPES
+from homelab.worker.pipeline import neighbours
+from homelab.worker.pipeline.neighbours import Channel, Neighbours
+from homelab.worker.pipeline.passes import Pipeline
+from homelab.worker.tools.memory_dry_run import _storages
+from tests.planning.memory.test_memory_live import LiveStorages
+from tests.worker import harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

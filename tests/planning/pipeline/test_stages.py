@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from homelab.planning.pipeline import partition, stage_time
-from homelab.planning.pipeline.stage_time import StageTimes
+from homelab.controller.planning.work.pipeline import partition, stage_time
+from homelab.controller.planning.work.pipeline.stage_time import StageTimes
 
 
 def every_cut(ranks: int, layers: int) -> list[tuple[int, ...]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from homelab.config.recipe import Recipe, parse_recipe
-from homelab.planning.strategy import global_batch
-from homelab.planning.types import Plan
+from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.planning.advice import global_batch
+from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.checks import healthy
 from tests.planning.performance.test_speeds import file, with_file

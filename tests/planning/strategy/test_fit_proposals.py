@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.planning import job, machines
-from homelab.planning.memory import recipe_edits
-from homelab.planning.memory.scenario import DoesNotFit
-from homelab.planning.strategy import registry
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning import job, machines
+from homelab.controller.planning.memory import recipe_edits
+from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.strategy import registry
 from tests import builders
 from tests.builders import NAMES
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from homelab import hardware
-from homelab.checks.evidence import Evidence
-from homelab.errors import InputError
-from homelab.planning.memory import attention
+from homelab.controller.base import hardware
+from homelab.controller.base.errors import InputError
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.planning.memory import attention
 from tests import builders
 from tests.checks import healthy
 from tests.planning.test_plan import make, why

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.config.recipe import Method
-from homelab.planning import job, machines
-from homelab.planning.job import Job
-from homelab.planning.memory.architecture import known
-from homelab.planning.strategy import network_cost, registry
-from homelab.planning.strategy.ddp import Ddp
+from homelab.controller.config.recipe import Method
+from homelab.controller.planning import job, machines
+from homelab.controller.planning.job import Job
+from homelab.controller.planning.memory.architecture import known
+from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.strategy.ddp import Ddp
+from homelab.controller.planning.time import network_cost
 from tests import builders
 from tests.builders import NAMES
 

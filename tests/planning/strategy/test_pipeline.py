@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.planning import job, machines
-from homelab.planning.job import Job
-from homelab.planning.memory.scenario import DoesNotFit
-from homelab.planning.plan import make
-from homelab.planning.strategy import registry
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning import job, machines
+from homelab.controller.planning.job import Job
+from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.plan import make
+from homelab.controller.planning.strategy import registry
 from tests import builders
 from tests.builders import NAMES
 

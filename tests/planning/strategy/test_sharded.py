@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from homelab.errors import InputError
-from homelab.planning import job, machines
-from homelab.planning.job import Job, TrainingJob
-from homelab.planning.memory import architecture, division, rank_memory
-from homelab.planning.strategy import registry
-from homelab.planning.strategy.registry import STRATEGIES, Selection
-from homelab.planning.types import StrategyPrice
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning import job, machines
+from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.memory import architecture, division, rank_memory
+from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.strategy.registry import STRATEGIES, Selection
+from homelab.controller.planning.types import StrategyPrice
 from tests import builders
 from tests.builders import NAMES
 from tests.checks import healthy

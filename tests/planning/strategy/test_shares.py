@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.config.recipe import Recipe
-from homelab.errors import InputError
-from homelab.law.speed import Speed
-from homelab.planning.machines import Machines
-from homelab.planning.performance.dataset_size import Rows
-from homelab.planning.performance.speed_estimate import SpeedEstimate
-from homelab.planning.performance.workload import Workload
-from homelab.planning.strategy.shares import decide, node_shares, split
-from homelab.planning.types import Choice
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.speed.dataset_size import Rows
+from homelab.controller.planning.speed.speed_estimate import SpeedEstimate
+from homelab.controller.planning.speed.workload import Workload
+from homelab.controller.planning.types import Choice
+from homelab.controller.planning.work.shares import decide, node_shares, split
+from homelab.shared.law.speed import Speed
 from tests.checks import healthy
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e15, allow_nan=False), min_size=1, max_size=12)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from homelab.cli.main import run
-from homelab.config.recipe import parallel
-from homelab.errors import HomelabError, InputError
-from homelab.planning import job as jobs
-from homelab.planning import machines
-from homelab.planning.job import Job, TrainingJob
-from homelab.planning.strategy import registry
-from homelab.planning.strategy.base import Assignment, Strategy
-from homelab.planning.types import Choice, RankPlan
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.config.recipe import parallel
+from homelab.controller.planning import job as jobs
+from homelab.controller.planning import machines
+from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.strategy.base import Assignment, Strategy
+from homelab.controller.planning.types import Choice, RankPlan
 from tests import builders
 
 RECIPE = """[model]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from homelab.worker.balancing.balancer import Balance, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homelab.law.speed import Speed
-from homelab.planning.performance.speed_profiles import SpeedProfile
+from homelab.controller.planning.speed.speed_profiles import SpeedProfile
+from homelab.shared.law.speed import Speed
 from homelab.worker.balancing import speed_profile
 from homelab.worker.balancing.balancer import Report
 from tests.worker.runtime.test_card_memory import task

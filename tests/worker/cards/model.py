@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from homelab.law.speed import Speed
+from homelab.shared.law.speed import Speed
 from tests.worker.cards.card import Card, OnCard
 
 HIDDEN, BLOCKS, TOKENS = 20, 2, 32  # wide enough for PowerSGD to make a matrix smaller

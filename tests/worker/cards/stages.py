@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from homelab.law.stage import Stage
+from homelab.shared.law.stage import Stage
 from homelab.worker.pipeline import neighbours, passes
 from tests.worker.cards import ranks
 from tests.worker.cards.card import Card, OnCard

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from homelab.worker.runtime.switches import Switches
 from homelab.worker.training import pipeline, trainer
-from homelab.worker.training.switches import Switches
 from tests.worker.cards.card import OnCard
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from homelab.law.pipeline_schedule import least_in_flight, most_in_flight
+from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight
 from homelab.worker.checkpoints import weights
 from homelab.worker.pipeline import neighbours
 from homelab.worker.sharding import exchange

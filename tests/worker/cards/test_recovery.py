@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from homelab.law.speed import Speed
+from homelab.shared.law.speed import Speed
 from homelab.worker.checkpoints import broadcast, checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.pipeline.neighbours import Neighbours

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from homelab.law.limits import Limits
-from homelab.law.speed import Speed
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from homelab.worker.balancing.balancer import Balance, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.runtime import step_timer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homelab.law.pipeline_schedule import least_in_flight, most_in_flight
+from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight
 from homelab.worker.pipeline import passes
 from tests.worker.cards.nccl import Rules
 from tests.worker.cards.stages import BACKWARD, FORWARD, Speeds, evaluation_and_step, play, step

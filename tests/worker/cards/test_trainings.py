@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from homelab.law.pipeline_schedule import least_in_flight, most_in_flight
-from homelab.law.speed import Speed
+from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight
+from homelab.shared.law.speed import Speed
 from tests.worker.cards.model import BACKWARD, FORWARD
 from tests.worker.cards.nccl import Rules
 from tests.worker.cards.training import OPTIMIZER_S, ROW_TOKENS, Training, play

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
-from homelab.law.pipeline_schedule import most_in_flight
-from homelab.law.speed import Speed
+from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.law.speed import Speed
 from homelab.worker.checkpoints import checkpoint_folder, disk_space, weights
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.checkpointing import Checkpointing

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.protocol import manifest as shared_manifest
-from homelab.protocol.manifest import MANIFEST
+from homelab.shared.protocol import manifest as shared_manifest
+from homelab.shared.protocol.manifest import MANIFEST
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 

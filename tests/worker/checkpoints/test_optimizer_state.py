@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
-from homelab.worker.checkpoints import optimizer_state  # noqa: E402
+from homelab.worker.checkpoints import optimizer_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHAPES = ((400, 300), (100, 50), (7,))  # paged, in 8 bits, too small for 8 bits

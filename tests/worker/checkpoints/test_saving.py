@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.protocol.manifest import folder_name
+from homelab.shared.protocol.manifest import folder_name
 from homelab.worker.checkpoints import async_save, checkpoint_folder
 from homelab.worker.checkpoints.background import Background
 from homelab.worker.errors import WorkerError
@@ -67,7 +67,7 @@ def in_background() -> int:
 
 def by_the_clock() -> int:
     """Every few steps, as often as 3.5 % would be twenty times as much."""
-    from homelab.law import checkpoint_interval
+    from homelab.shared.law import checkpoint_interval
 
     checkpoint_interval.LEAST_S = checkpoint_interval.FAULT_EVERY_S = 0.0
     checkpoint_interval.COST *= 20

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from homelab.protocol.digest import file_sha256
-from homelab.protocol.manifest import MANIFEST
+from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.manifest import MANIFEST
 from homelab.worker.checkpoints import checkpoint_folder
 from tests.worker import harness
 from tests.worker.training.test_law import TOLERANCE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homelab.protocol import checkpoint_copies
+from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import row_agreement
 from homelab.worker.data.encoding import Data, Row
 from homelab.worker.errors import TrainingError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from homelab.law.limits import Limits
+from homelab.shared.law.limits import Limits
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import batches, encoding, readers
 from homelab.worker.errors import WorkerError

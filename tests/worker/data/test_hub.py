@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from homelab.checks.training import data as data_checks
-from homelab.control.launch import inputs, planner, prepare
-from homelab.control.preflight import data_sample
-from homelab.remote.fanout import Fleet
+from homelab.controller.attempt import inputs, planner
+from homelab.controller.checks.training import data as data_checks
+from homelab.controller.features.launch import prepare
+from homelab.controller.features.preflight import data_sample
+from homelab.controller.remote.fanout import Fleet
 from tests.worker.fake_hub import Hub
 from tests.worker.harness import REPOSITORY
 from tests.worker.tools.test_sample import evidence_of, recipe_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homelab.protocol import row_forms
+from homelab.shared.protocol import row_forms
 from homelab.worker.data import encoding, readers
 from homelab.worker.errors import WorkerError
 from tests.worker import harness

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.law import usable  # noqa: E402
-from homelab.law.usable import (  # noqa: E402
+from homelab.shared.law import usable
+from homelab.shared.law.usable import (
     EMBEDDING,
     EXPERTS,
     FIXED_HEAD,
@@ -29,15 +29,15 @@ from homelab.law.usable import (  # noqa: E402
     TIED_HEAD,
     TRANSPOSED,
 )
-from homelab.protocol import quantisation  # noqa: E402
-from homelab.worker.checkpoints import saving, weights  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import adapted, stored_weights  # noqa: E402
-from homelab.worker.model.build import add_adapters  # noqa: E402
-from homelab.worker.runtime.recipe import Method  # noqa: E402
-from homelab.worker.tools import adapter_delta  # noqa: E402
-from tests.law.test_usable import CELLS, METHODS, QUANTISED  # noqa: E402
-from tests.worker.model.test_adapter_targets import FAMILIES  # noqa: E402
+from homelab.shared.protocol import quantisation
+from homelab.worker.checkpoints import saving, weights
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import adapted, stored_weights
+from homelab.worker.model.build import add_adapters
+from homelab.worker.runtime.recipe import Method
+from homelab.worker.tools import adapter_delta
+from tests.law.test_usable import CELLS, METHODS, QUANTISED
+from tests.worker.model.test_adapter_targets import FAMILIES
 
 PLAIN = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.worker.data import batches, encoding  # noqa: E402
-from homelab.worker.model import fused_loss, packed_attention  # noqa: E402
-from homelab.worker.model.build import add_adapters, enable_checkpointing  # noqa: E402
-from homelab.worker.runtime.recipe import Method  # noqa: E402
-from homelab.worker.training.model_checks import check_samples_stay_apart  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.worker.data import batches, encoding
+from homelab.worker.model import fused_loss, packed_attention
+from homelab.worker.model.build import add_adapters, enable_checkpointing
+from homelab.worker.runtime.recipe import Method
+from homelab.worker.training.model_checks import check_samples_stay_apart
+from tests.worker import harness
 
 CPU, SMALL = torch.device("cpu"), {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

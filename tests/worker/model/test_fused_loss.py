@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import fused_loss  # noqa: E402
-from homelab.worker.model.build import add_adapters, enable_checkpointing  # noqa: E402
-from homelab.worker.runtime.recipe import Method  # noqa: E402
-from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart  # noqa: E402
-from tests.worker.model import tiny_models  # noqa: E402
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import fused_loss
+from homelab.worker.model.build import add_adapters, enable_checkpointing
+from homelab.worker.runtime.recipe import Method
+from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
+from tests.worker.model import tiny_models
 
 VOCABULARY, ROWS, LENGTH = 97, 3, 21
 
@@ -169,7 +169,7 @@ def test_where_the_recipe_leaves_it_open_a_loss_of_another_kind_stays() -> None:
     from types import SimpleNamespace
 
     from homelab.worker.model.build import _fuse_loss
-    from homelab.worker.training.switches import Switches
+    from homelab.worker.runtime.switches import Switches
 
     granite = transformers.GraniteForCausalLM(
         transformers.GraniteConfig(

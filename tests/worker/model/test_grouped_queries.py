@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers.integrations import sdpa_attention  # noqa: E402
+from transformers.integrations import sdpa_attention
 
-from homelab import hardware  # noqa: E402
-from homelab.planning.memory.attention import repeats_keys  # noqa: E402
-from homelab.worker.model import build as worker_model  # noqa: E402
-from homelab.worker.model import grouped_queries  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.controller.base import hardware
+from homelab.controller.planning.memory.attention import repeats_keys
+from homelab.worker.model import build as worker_model
+from homelab.worker.model import grouped_queries
+from tests.worker import harness
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
-from homelab.protocol import quantisation  # noqa: E402
-from homelab.worker.model import build, int8_linear, weight_digests  # noqa: E402
+from homelab.shared.protocol import quantisation
+from homelab.worker.model import build, int8_linear, weight_digests
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import build, pretrained  # noqa: E402
-from homelab.worker.tools import data_sample, model_build  # noqa: E402
-from homelab.worker.training.model_checks import check_loss_is_a_sum  # noqa: E402
-from tests.worker import harness  # noqa: E402
-from tests.worker.model import odd_models  # noqa: E402
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import build, pretrained
+from homelab.worker.tools import data_sample, model_build
+from homelab.worker.training.model_checks import check_loss_is_a_sum
+from tests.worker import harness
+from tests.worker.model import odd_models
 
 Make = Callable[[Path, Path], Path]
 DECODER = "[model] name = a causal language model"

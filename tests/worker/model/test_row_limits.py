@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.worker.data.encoding import Row  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import row_limits  # noqa: E402
+from homelab.worker.data.encoding import Row
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import row_limits
 
 MOST = 20
 _SMALL: dict[str, Any] = {

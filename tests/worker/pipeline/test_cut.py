@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.law.stage import Stage  # noqa: E402
-from homelab.planning.memory import architecture  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.pipeline import stage_model  # noqa: E402
+from homelab.controller.planning.memory import architecture
+from homelab.shared.law.stage import Stage
+from homelab.worker.errors import WorkerError
+from homelab.worker.pipeline import stage_model
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -95,7 +95,7 @@ def asked() -> int:
 
 def skipping() -> int:
     """The same with a second stage that leaves out the last of its layers."""
-    from homelab.law.stage import Stage
+    from homelab.shared.law.stage import Stage
 
     holds = Stage.holds
     Stage.holds = lambda self, layer: holds(self, layer) and (self.number, layer) != (1, self.end - 1)  # type: ignore[method-assign]

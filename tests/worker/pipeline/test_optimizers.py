@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from homelab.config.recipe.training import Train
+from homelab.controller.config.recipe.training import Train
 from homelab.worker.pipeline import stages_state
 from tests.worker import harness
 from tests.worker.training.test_exactness import COMMON

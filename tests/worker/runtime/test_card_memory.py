@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from homelab.law.speed import Speed  # noqa: E402
-from homelab.planning.memory import rank_memory  # noqa: E402
-from homelab.planning.performance.speed_profiles import SpeedProfile  # noqa: E402
-from homelab.protocol import memory_items  # noqa: E402
-from homelab.worker.balancing import speed_profile  # noqa: E402
-from homelab.worker.balancing.balancer import Report  # noqa: E402
-from homelab.worker.runtime import card_memory  # noqa: E402
-from homelab.worker.runtime.task import Task  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.speed.speed_profiles import SpeedProfile
+from homelab.shared.law.speed import Speed
+from homelab.shared.protocol import memory_items
+from homelab.worker.balancing import speed_profile
+from homelab.worker.balancing.balancer import Report
+from homelab.worker.runtime import card_memory
+from homelab.worker.runtime.task import Task
+from tests.worker import harness
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from homelab.protocol import files
+from homelab.shared.protocol import files
 from homelab.worker.errors import WorkerError
-from homelab.worker.runtime import scheduled
+from homelab.worker.training import scheduled
 
 RUN = "2026-01-01-0000-law"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from homelab.benchmark import card_recipe
-from homelab.protocol.collective_stages import DONE, TRAINING
-from homelab.protocol.quantisation import NF4
+from homelab.controller.features.bench import card_recipe
+from homelab.shared.protocol.collective_stages import DONE, TRAINING
+from homelab.shared.protocol.quantisation import NF4
 from homelab.worker.model import random_weights
 from homelab.worker.model.build import load_base
 from homelab.worker.tools import card_speed

@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model.build import load_model  # noqa: E402
-from homelab.worker.runtime.task import load_task  # noqa: E402
-from homelab.worker.tools import chat, footprint  # noqa: E402
-from homelab.worker.tools.footprint import Card, Place, choose  # noqa: E402
-from tests.processes import living  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.build import load_model
+from homelab.worker.runtime.task import load_task
+from homelab.worker.tools import chat, footprint
+from homelab.worker.tools.footprint import Card, Place, choose
+from tests.processes import living
+from tests.worker import harness
 
 GB = 10**9
 

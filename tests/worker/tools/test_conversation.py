@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from homelab.worker.model.build import load_model  # noqa: E402
-from homelab.worker.tools import run_model  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.worker.model.build import load_model
+from homelab.worker.tools import run_model
+from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(120)
 

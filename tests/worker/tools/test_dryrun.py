@@ -14,15 +14,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.config.recipe import Method, Train  # noqa: E402
-from homelab.planning.memory import rank_memory  # noqa: E402
-from homelab.planning.memory.architecture import from_config  # noqa: E402
-from homelab.protocol import memory_items  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model.build import load_model  # noqa: E402
-from homelab.worker.tools import memory_dry_run, memory_tracker  # noqa: E402
-from homelab.worker.tools.memory_dry_run import Situation  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import from_config
+from homelab.shared.protocol import memory_items
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.build import load_model
+from homelab.worker.tools import memory_dry_run, memory_tracker
+from homelab.worker.tools.memory_dry_run import Situation
+from tests.worker import harness
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -129,7 +129,7 @@ def estimated(
 )
 def test_within_two_percent_of_the_real_step(folder: Path, monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
     kind, precision, seq_len, rows, checkpointing, fused = case
-    for place in ("homelab.worker.model.fused_loss", "homelab.planning.memory.rank_memory"):
+    for place in ("homelab.worker.model.fused_loss", "homelab.controller.planning.memory.rank_memory"):
         monkeypatch.setattr(f"{place}.CHUNK_LOGITS", 64 * CONFIG["vocab_size"])
     how, settings = method(kind), train(seq_len, checkpointing, fused)
     real = really(folder, how, settings, precision, rows, rows > 1)

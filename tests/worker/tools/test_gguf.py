@@ -16,10 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.text.hint import homelab  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.tools import gguf, modelfile  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.controller.base.hint import homelab
+from homelab.worker.errors import WorkerError
+from homelab.worker.tools import gguf, modelfile
+from tests.worker import harness
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 INST = (
@@ -141,8 +141,8 @@ def test_what_the_tested_converter_cannot_do_is_not_begun(trained: Path, tmp_pat
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_lists_of_classes_are_those_of_the_converter(tmp_path: Path) -> None:
-    from homelab.control.results import llama_cpp
-    from homelab.law import gguf_classes
+    from homelab.controller.features.results import llama_cpp
+    from homelab.shared.law import gguf_classes
 
     with tarfile.open(fileobj=BytesIO(llama_cpp.archive(None, None, homelab("gguf"))[1])) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -174,7 +174,7 @@ print(json.dumps(answer if isinstance(answer, dict) else json.loads(answer)))
 @pytest.mark.timeout(600)
 def test_a_real_llama_cpp_answers_as_the_model_does(tmp_path: Path, data: Path) -> None:
     """The real small model through the real converter and quantiser; xllamacpp from PyPI asks the file."""
-    from homelab.control.results import llama_cpp
+    from homelab.controller.features.results import llama_cpp
 
     real_model = Path(os.environ["HOMELAB_MODEL"])
     tools = tmp_path / "tools"

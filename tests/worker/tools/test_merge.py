@@ -13,15 +13,15 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
-from homelab.worker.checkpoints import saving  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model import adapted  # noqa: E402
-from homelab.worker.model.build import load_base, load_model  # noqa: E402
-from homelab.worker.runtime.recipe import Method, section  # noqa: E402
-from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model  # noqa: E402
-from homelab.worker.tools.merge_room import Sizes  # noqa: E402
-from tests.worker import harness  # noqa: E402
-from tests.worker.model import odd_models  # noqa: E402
+from homelab.worker.checkpoints import saving
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import adapted
+from homelab.worker.model.build import load_base, load_model
+from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model
+from homelab.worker.tools.merge_room import Sizes
+from tests.worker import harness
+from tests.worker.model import odd_models
 
 GB = 10**9
 

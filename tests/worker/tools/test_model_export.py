@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file
 
-from homelab.worker.checkpoints import checkpoint_folder  # noqa: E402
-from homelab.worker.checkpoints.weights import WEIGHTS, trained, writers_of  # noqa: E402
-from homelab.worker.errors import WorkerError  # noqa: E402
-from homelab.worker.model.build import load_base, load_model  # noqa: E402
-from homelab.worker.tools import model_export, run_model  # noqa: E402
-from tests.worker import harness  # noqa: E402
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints.weights import WEIGHTS, trained, writers_of
+from homelab.worker.errors import WorkerError
+from homelab.worker.model.build import load_base, load_model
+from homelab.worker.tools import model_export, run_model
+from tests.worker import harness
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from homelab.config.cluster import Cluster
-from homelab.config.recipe import Recipe
-from homelab.control.launch import inputs
-from homelab.control.preflight import data_sample
-from homelab.facts.data_sample import FileSample, SampleResult
-from homelab.facts.node import Facts
-from homelab.protocol import file_kind
-from homelab.protocol.data_rows import beginning
-from homelab.remote.fanout import Fleet
+from homelab.controller.attempt import inputs
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.facts.data_sample import FileSample, SampleResult
+from homelab.controller.facts.node import Facts
+from homelab.controller.features.preflight import data_sample
+from homelab.controller.remote.fanout import Fleet
+from homelab.shared.protocol import file_kind
+from homelab.shared.protocol.data_rows import beginning
 from homelab.worker.data import readers
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
@@ -182,7 +182,7 @@ def test_the_longest_row_is_known_wherever_it_stands(write: Callable[..., Path],
 def test_the_longest_row_of_a_large_file_is_behind_its_beginning(
     write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homelab.protocol import data_rows
+    from homelab.shared.protocol import data_rows
 
     rows = [{"text": "a few words"} for _ in range(40)]
     rows[31], rows[33] = {"text": "word " * 200}, {"text": "word " * 100}

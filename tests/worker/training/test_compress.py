@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.law import wire_bytes
+from homelab.shared.law import wire_bytes
 from homelab.worker.training import gradient_compression
 from tests.worker import harness
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from homelab.diagnose import topic_index
+from homelab.controller.diagnose import topic_index
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 from homelab.worker.training import replica_check

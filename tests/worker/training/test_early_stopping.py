@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.law import early_stopping
+from homelab.shared.law import early_stopping
 from homelab.worker.checkpoints import checkpoint_folder
 from tests.worker import harness
 from tests.worker.training.test_law import TOLERANCE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homelab.law import order
+from homelab.shared.law import order
 from tests.worker import harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

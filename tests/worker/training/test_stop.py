@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.law import order
-from homelab.protocol.manifest import folder_name
+from homelab.shared.law import order
+from homelab.shared.protocol.manifest import folder_name
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.task import load_task

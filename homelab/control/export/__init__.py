@@ -1,1 +1,0 @@
-"""A training for a scheduler: its plan without machines, and its folder."""

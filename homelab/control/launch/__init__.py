@@ -1,1 +1,0 @@
-"""Start a run: inputs, the run folder, torchrun on every node."""

@@ -1,1 +1,0 @@
-"""Ask the nodes everything that the checks judge."""

@@ -1,1 +1,0 @@
-"""Go on after a failure: examine, stop what is left, resume."""

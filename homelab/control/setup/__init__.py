@@ -1,1 +1,0 @@
-"""The same worker environment on every node: `homelab setup` and `homelab teardown`."""

@@ -1,1 +1,0 @@
-"""End a run, and everything of it."""

@@ -1,1 +1,0 @@
-"""Follow a run and recover it without a person."""

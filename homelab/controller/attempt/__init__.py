@@ -1,0 +1,1 @@
+"""One start of a run on its nodes: inputs, plan, ranks, and whether they are alive."""

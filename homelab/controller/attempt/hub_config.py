@@ -1,0 +1,80 @@
+"""config.json of a model that neither a node nor this machine has, from the hub: one small file, for a plan. Nothing of it is kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from homelab.controller.base import package
+from homelab.controller.config.recipe import Model
+from homelab.controller.run import hub_token
+
+_MOST_BYTES = 16 << 20
+_LIMIT_S, _SILENT_S = 15.0, 6.0
+_TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """`config`: the file; None where the hub did not give it, and then `note` is why, "" where it was not asked."""
+
+    config: dict[str, Any] | None = None
+    note: str = ""
+
+
+def fetch(model: Model) -> Fetched:
+    """The config.json of a model of the hub. Raises nothing: a plan is made without it, too. HF_HUB_OFFLINE is obeyed."""
+    if model.is_folder or any((os.environ.get(name) or "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return Fetched()
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return Fetched(
+            note=f"{model.name} was not looked for on the hub, whose library is not on this machine: {package.install('huggingface_hub')}"
+        )
+    answers: list[Fetched] = []
+    # A name lookup has no time limit of its own.
+    asking = threading.Thread(target=lambda: answers.append(_asked(model)), daemon=True)
+    asking.start()
+    asking.join(_LIMIT_S)
+    return answers[0] if answers else _without(model, f"no answer within {_LIMIT_S:.0f} s")
+
+
+def _asked(model: Model) -> Fetched:
+    from huggingface_hub import errors, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    content = b""
+    try:
+        place = hf_hub_url(model.name, "config.json", revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT") or None)
+        headers = build_hf_headers(token=hub_token.value() or None)
+        with get_session().stream("GET", place, headers=headers, timeout=_SILENT_S, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > _MOST_BYTES:
+                    return _without(model, f"it has more than {_MOST_BYTES} bytes")
+        config = json.loads(content)
+    except errors.GatedRepoError:
+        return _without(
+            model,
+            f"the hub gives it only to those who have accepted its terms at https://huggingface.co/{model.name}; then: export HF_TOKEN=...",
+        )
+    except errors.RevisionNotFoundError:
+        return _without(model, f'the hub knows the model, and no revision "{model.revision}" of it')
+    except errors.EntryNotFoundError:
+        return _without(
+            model, "the hub has no such file there: are they adapters, or GGUF files? [model] name = the model that they were made from"
+        )
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        return _without(model, "the hub knows no model of that name, or shows it to its owner alone")
+    except Exception as error:  # of the hub's library, or of what it speaks HTTP with: a plan does without
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _without(model, (lines or [type(error).__name__])[0][:200])
+    return Fetched(config) if isinstance(config, dict) else _without(model, "it holds no JSON object")
+
+
+def _without(model: Model, why: str) -> Fetched:
+    return Fetched(note=f"config.json of {model.name} was not fetched from the hub: {why}")

@@ -1,0 +1,83 @@
+"""A short torchrun job on the nodes of a plan: what its nodes are told, their lines as they come, and its end everywhere.
+
+The agents watch it (`homelab.node.collective_test`): it ends with its torchrun, with their connection to the controller, or when its time is over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from homelab.controller.base.errors import EXIT_UNREACHABLE
+from homelab.controller.planning.types import Plan
+from homelab.controller.remote.fanout import Fleet, on_all
+from homelab.controller.remote.session import Stream
+
+NodeLine = tuple[str, bytes | None]  # node, its line; None: nothing more comes
+READ_S = 0.5
+ASK_S, _ASK_SILENT_S = 8.0, 2.0
+
+
+def request(plan: Plan, name: str, job: str, program: Iterable[str]) -> dict[str, Any]:
+    """What a node is told: the launch's own command with another program, name and place for logs."""
+    node = plan.node(name)
+    options = node.command[: node.command.index("--redirects=3") + 1]
+    renamed = {"--log-dir": "logs", "--rdzv-id": job, "--master-port": str(plan.master_port)}
+    command = [f"{key}={renamed[key]}" if (key := option.partition("=")[0]) in renamed else option for option in options]
+    return {
+        "name": job, "command": [*command, *program], "environment": {**node.environment, "HOMELAB_RUN": job}, "ranks": node.rank_count,
+        "head_port": plan.master_port,
+    }  # fmt: skip
+
+
+@contextmanager
+def listening(streams: Mapping[str, Stream]) -> Iterator[queue.Queue[NodeLine]]:
+    """The lines of all nodes as they come."""
+    lines: queue.Queue[NodeLine] = queue.Queue()
+    over = threading.Event()
+    readers = [threading.Thread(target=_read, args=(name, stream, lines, over), daemon=True) for name, stream in streams.items()]
+    try:
+        for reader in readers:
+            reader.start()
+        yield lines
+    finally:
+        over.set()
+        for reader in readers:
+            reader.join(2 * READ_S)
+
+
+def _read(name: str, stream: Stream, lines: queue.Queue[NodeLine], over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            line = stream.readline(READ_S)
+        except TimeoutError:
+            continue
+        except (OSError, ValueError):
+            line = b""
+        lines.put((name, line or None))
+        if not line:
+            return
+
+
+def end(fleet: Fleet, job: str, names: Iterable[str], silent: set[str]) -> list[str]:
+    """End what is left of the job on these nodes; those where that could not be seen.
+
+    A connection that broke under the job is opened anew. From `silent` nodes little is hoped for.
+    """
+    names = list(names)
+
+    def ask(name: str) -> dict[str, Any]:
+        if name in silent:
+            return fleet.agent(name).ask("collective-end", {"name": job}, timeout_s=_ASK_SILENT_S)
+        answers, errors = fleet.ask("collective-end", {"name": job}, names=[name], timeout_s=ASK_S)
+        if name in errors and errors[name].exit_code == EXIT_UNREACHABLE:
+            answers, errors = fleet.ask("collective-end", {"name": job}, names=[name], timeout_s=ASK_S)
+        for error in errors.values():
+            raise error
+        return answers[name]
+
+    answers, _ = on_all(names, ask)
+    return [name for name in names if name not in answers or answers[name]["left"]]

@@ -1,0 +1,1 @@
+"""Words, errors, hints and tables of cards: what every room of the controller may use."""

@@ -1,0 +1,154 @@
+"""The NVIDIA driver: it is installed, it runs, and the running one is the installed one; and the command that installs it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from homelab.controller.base import hardware
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.checks.check import Problem, check
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.checks.machine import distribution
+from homelab.controller.checks.machine.distribution import ARCH, DEBIAN, FEDORA, UBUNTU
+from homelab.controller.config.cluster import Node
+from homelab.controller.facts import card_generation, nvidia_answer
+from homelab.controller.facts.node import Facts
+from homelab.controller.facts.node_commands import as_root, on_node, restart
+from homelab.controller.planning import cards
+
+# How the driver is installed.
+_INSTALL = (
+    (UBUNTU, "ubuntu-drivers install"),
+    (DEBIAN, "apt install nvidia-driver"),
+    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
+    (ARCH, "pacman -S nvidia-open nvidia-utils"),
+)
+# Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
+# card, and Debian 13 has branch 550.
+_TURING = (7, 5)
+_INSTALL_580 = ((FEDORA, "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
+_AUR_580 = ((ARCH, "yay -S nvidia-580xx-dkms nvidia-580xx-utils"),)
+
+
+# Windows has the driver; one of Linux inside of WSL hides it.
+_IN_WINDOWS = "install or renew the NVIDIA driver in Windows (none inside of WSL; one that was installed there has to go), then in PowerShell: wsl --shutdown"
+_SEAT = "if it comes back: power cables, cooling, seat of the card (switch the machine off for that)"
+
+
+@check("gpu.driver", "the NVIDIA driver is installed and answers", worst="fail", sees="gpu")
+def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where nvidia-smi is missing, fails, or names a card that it cannot use, on a node that should have cards; warn for its other complaints."""
+    if not node.gpus or _is_mismatch(facts):
+        return
+    if facts.gpu.nvidia_smi == "ok":
+        yield from (_complaint(kind, line, node, facts) for kind, line in nvidia_answer.complaints(facts))
+    elif facts.gpu.nvidia_smi != "missing":
+        lines = [line for line in facts.gpu.nvidia_smi.splitlines() if line.strip()] or [""]
+        line = next((line for line in lines if nvidia_answer.kind_of(line)), lines[0])
+        yield _complaint(nvidia_answer.kind_of(line), first_line(line), node, facts)
+    elif not facts.amd:  # gpu.amd says what there is
+        yield _not_installed(node, facts)
+
+
+def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
+    """What nvidia-smi said, with what mends it. A card that stopped answering is not forgotten: it is brought back."""
+    restart_it, message = restart(node, facts), f"nvidia-smi: {line}"
+    if kind == "inforom":
+        tried = homelab("preflight --only gpu.compute")
+        return Problem(
+            "warn", message, Hint("does the card compute? {}; its own records of errors are lost, and its maker can renew them", tried)
+        )
+    if kind == "cut-off":
+        return Problem("warn", message, f"ask again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends so again, {restart_it}")
+    if kind == "permissions":
+        group = (
+            as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}")
+            if facts.system.user
+            else "usermod -aG video,render USER"
+        )
+        hint = (
+            f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
+        )
+        return Problem("fail", message, hint)
+    if _in_wsl(facts) or kind == "blocked":
+        return Problem("fail", message, _IN_WINDOWS)
+    if kind == "lost":
+        hint = f"{restart_it}; {_SEAT}; to see it: {on_node(node, 'journalctl -k | grep Xid')}"
+    elif kind == "no-devices":
+        hint = f"look whether the machine sees it: {on_node(node, 'lspci | grep -i nvidia')}; if it does: {restart_it}; if not: its seat, power and the firmware"
+    elif kind == "no-driver":
+        load = as_root(node, facts, "modprobe nvidia")
+        message = "nvidia-smi cannot reach the driver: its kernel module is not loaded"
+        hint = f"{_switched_on(node, facts)}{load} (its error says why: no module for this kernel, or Secure Boot); to install it anew: {install_driver(node, facts)}"
+    else:
+        hint = f"{restart_it} (a container: start it anew); if that does not help: {install_driver(node, facts)}"
+    return Problem("fail", message, hint)
+
+
+@check("gpu.mismatch", "the running NVIDIA driver is the installed one", worst="fail", sees="gpu")
+def mismatch(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """fail where an update renewed the driver's files under its running kernel module."""
+    if node.gpus and _is_mismatch(facts):
+        message = "the NVIDIA driver was updated under the running one (Driver/library version mismatch): nothing can use the cards before a restart"
+        if _in_wsl(facts):
+            message = "the NVIDIA driver of Windows and a library inside of WSL differ (Driver/library version mismatch)"
+        yield Problem("fail", message, _IN_WINDOWS if _in_wsl(facts) else restart(node, facts))
+
+
+def install_driver(node: Node, facts: Facts) -> str:
+    """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
+    if _in_wsl(facts):
+        return _IN_WINDOWS
+    old = _before_turing(node, facts)
+    of_aur = distribution.of(facts, _AUR_580) if old else None
+    if of_aur:
+        return f"{on_node(node, of_aur)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
+    command = distribution.of(facts, (*_INSTALL_580, *_INSTALL) if old else _INSTALL)
+    if command is None:
+        newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
+        return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
+    return as_root(node, facts, command, "reboot")
+
+
+def _before_turing(node: Node, facts: Facts) -> str:
+    """The first card of the node that no driver after branch 580 drives, as the node or else its owner names it; empty where there is none."""
+    there = cards.everything(facts)
+    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [
+        (gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus
+    ]
+    return next((cards.short(name) for name, capability in known if capability is not None and capability < _TURING), "")
+
+
+def first_line(text: str) -> str:
+    """What a program said first."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "an error without words")[:200]
+
+
+def _not_installed(node: Node, facts: Facts) -> Problem:
+    bus = facts.gpu.on_bus
+    message = "nvidia-smi is not there: no NVIDIA driver is installed"
+    if bus is not None and bus.cards == 0 and not _in_wsl(facts):
+        # Not certain (some virtual machines show no bus of their own), so the driver's command stays the last resort.
+        command = on_node(node, "lspci | grep -i nvidia")
+        hint = f"is the card seated, powered and enabled in the firmware? {command}; if it is there: {install_driver(node, facts)}"
+        return Problem("fail", "nvidia-smi is not there, and the machine sees no NVIDIA card", hint)
+    if bus is not None and bus.driver not in (None, "nvidia"):
+        message += f" ({bus.driver} has {'it' if bus.cards == 1 else f'{bus.cards} cards'})"
+    return Problem("fail", message, install_driver(node, facts))
+
+
+def _switched_on(node: Node, facts: Facts) -> str:
+    """For a laptop, whose card may be switched off in favour of the processor's graphics: prime-select intel, envycontrol -s integrated."""
+    if facts.power.source is None:  # no battery
+        return ""
+    on = as_root(node, facts, "prime-select nvidia")
+    return f"a laptop's card may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; else "
+
+
+def _in_wsl(facts: Facts) -> bool:
+    return facts.network.wsl is not None
+
+
+def _is_mismatch(facts: Facts) -> bool:
+    return nvidia_answer.kind_of(facts.gpu.nvidia_smi) == "mismatch"

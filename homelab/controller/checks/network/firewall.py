@@ -1,0 +1,83 @@
+"""The line that lets the LAN, and only the LAN, through a node's firewall, in or out."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+from homelab.controller.base.hint import NO_COMMAND, Command, Hint
+from homelab.controller.base.shell import quote_words
+from homelab.controller.checks.evidence import Evidence
+from homelab.controller.facts.node_commands import as_root
+
+
+class Opening(NamedTuple):
+    """`hint` for a person; `fix`, one shell line, where it is known which firewall the node has."""
+
+    hint: str
+    fix: Command
+
+
+def opening(evidence: Evidence, name: str) -> Opening:
+    """How to let in the LAN on all ports: NCCL and gloo listen on ephemeral ones. Only the line that fits, where that is known."""
+    node = evidence.cluster.node(name)
+    facts = evidence.facts[name]
+    network = lan_network(evidence, name)
+    ufw = as_root(node, facts, quote_words(["ufw", "allow", "from", network]))
+    if facts.network.firewall == "ufw":
+        return Opening(ufw, ufw)
+    if facts.network.firewall == "firewalld":
+        add = quote_words(["firewall-cmd", "--permanent", f"--add-source={network}", "--zone=trusted"])
+        line = as_root(node, facts, add, "firewall-cmd --reload")
+        return Opening(line, line)
+    if facts.network.firewall == "nftables" and facts.network.firewall_chains:
+        line = as_root(node, facts, *_nft(facts.network.firewall_chains, "saddr", network))
+        return Opening(Hint("{} (until it restarts: write the rule to /etc/nftables.conf too)", line), line)
+    if facts.network.firewall_seen:
+        command = as_root(node, facts, "nft list ruleset")
+        return Opening(
+            f"{name} has no firewall that refuses what comes in ({command}): does a firewall of the others stop what leaves them, or a router or "
+            "a switch between them (client isolation)?",
+            NO_COMMAND,
+        )
+    nft = as_root(node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"]))
+    return Opening(f"{ufw}; without ufw: {nft}", NO_COMMAND)
+
+
+def stops_out(evidence: Evidence, name: str) -> bool:
+    """Whether a firewall of this node is seen that can stop what leaves it."""
+    facts = evidence.facts.get(name)
+    return facts is not None and facts.network.firewall_out is not None
+
+
+def letting_out(evidence: Evidence, name: str) -> Opening:
+    """How to let out what goes to the LAN, as `opening` does for what comes in."""
+    node = evidence.cluster.node(name)
+    facts = evidence.facts[name]
+    network = lan_network(evidence, name)
+    ufw = as_root(node, facts, quote_words(["ufw", "allow", "out", "to", network]))
+    if facts.network.firewall_out == "ufw":
+        return Opening(ufw, ufw)
+    if facts.network.firewall_out == "nftables" and facts.network.firewall_out_chains:
+        line = as_root(node, facts, *_nft(facts.network.firewall_out_chains, "daddr", network))
+        return Opening(Hint("{} (until it restarts: write the rule to /etc/nftables.conf too)", line), line)
+    rules = as_root(node, facts, "nft list ruleset")
+    return Opening(f"does a firewall of it stop what leaves? With ufw: {ufw}; without: {rules}", NO_COMMAND)
+
+
+def _nft(chains: tuple[str, ...], side: str, network: str) -> list[str]:
+    """A packet must pass every base chain of the hook: one rule for each that can drop it."""
+    return [quote_words(["nft", "insert", "rule", *chain.split(), "ip", side, network, "accept"]) for chain in chains]
+
+
+def lan_network(evidence: Evidence, name: str) -> str:
+    """The LAN as CIDR: the cluster's, or that of the node's own interface."""
+    if evidence.cluster.network:
+        return evidence.cluster.network
+    address, interface = evidence.lan[name]
+    facts = evidence.facts.get(name)
+    for entry in facts.network.interfaces if facts else ():
+        for own in entry.addresses:
+            if entry.name == interface and own.split("/")[0] == address and "/" in own:
+                return str(ipaddress.ip_interface(own).network)
+    return address  # dials start from an address of an interface: a fallback that lets in no other machine

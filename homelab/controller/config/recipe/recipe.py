@@ -1,0 +1,146 @@
+"""A whole recipe: one that the built-in worker trains, or one that brings its own program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from homelab.controller.base.models import ConfigModel
+from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
+from homelab.controller.config.recipe.data import Data
+from homelab.controller.config.recipe.operation import Checkpoint, Recovery, Tracking
+from homelab.controller.config.recipe.parallel import Parallel
+from homelab.controller.config.recipe.training import Method, Model, Train
+
+
+class Script(ConfigModel):
+    """Any Python program that torchrun can start, instead of the built-in worker. The path is relative to the recipe; it is shipped.
+
+    So are the modules beside it that it imports, and `files`: files and folders beside the script or below, relative to the recipe.
+    """
+
+    path: str = Field(min_length=1)
+    args: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = {key: tuple(value) if key in ("args", "files") and isinstance(value, list) else value for key, value in data.items()}
+        return data
+
+
+class RunSections(ConfigModel):
+    """The sections that every recipe has. They say who computes what, and how often to save: they may change on a recovery."""
+
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    recovery: Recovery = Recovery()
+    tracking: Tracking = Tracking()
+    environment: RecipeEnvironment = {}
+
+    def law_hash(self, data_digests: tuple[str, ...]) -> str:
+        """Fingerprint (sha256, 16 hex digits) of what decides the training: model, data, method, train or script, and the data's digests.
+
+        The moment of the launch is no part of it, so that two launches on different days count as one training. Only a chat template that writes the date
+        makes other rows then: a law: line names the date, and a run goes on with the rows that it began with, by their digest, whatever the moment.
+        """
+        text = json.dumps([self._law(), list(data_digests)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _law(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"model", "data", "method", "train", "script"})
+
+
+class TrainRecipe(RunSections):
+    """A recipe that the built-in worker trains. `script` is null in run.json."""
+
+    model: Model
+    data: Data
+    method: Method
+    train: Train
+    script: None = None
+
+    def _law(self) -> dict[str, Any]:
+        law = super()._law()
+        law["method"].pop("backend")  # the training library (transformers or Unsloth) is not part of the law
+        if self.method.base == "auto":  # as in the hashes of runs before this key existed
+            del law["method"]["base"]
+        if self.data.columns is None:
+            del law["data"]["columns"]
+        if not self.method.model_dropout:
+            del law["method"]["model_dropout"]
+        if self.train.chooses_by_evaluation:
+            law["eval_every_steps"] = self.tracking.eval_every_steps
+        else:  # as in the hashes of runs before these keys existed
+            del law["train"]["keep_best"], law["train"]["early_stopping"]
+        return law
+
+
+class ScriptRecipe(RunSections):
+    """A recipe that brings its own program. The sections of the built-in worker are null in run.json."""
+
+    model: None = None
+    data: None = None
+    method: None = None
+    train: None = None
+    script: Script
+
+    def _law(self) -> dict[str, Any]:
+        # The program may read any of the environment.
+        return super()._law() | ({"environment": self.environment} if self.environment else {})
+
+
+Recipe = TrainRecipe | ScriptRecipe
+
+
+class RecipeFile(RunSections):
+    """All that a recipe file may hold. Its validation reports every fault at once, with the key that it is at."""
+
+    model: Model | None = None
+    data: Data | None = None
+    method: Method | None = None
+    train: Train | None = None
+    script: Script | None = None
+
+    @model_validator(mode="after")
+    def _worker_or_script(self) -> RecipeFile:
+        built_in = {"model": self.model, "data": self.data, "method": self.method, "train": self.train}
+        if self.script is None:
+            missing = [name for name, section in built_in.items() if section is None]
+            if missing:
+                raise ValueError("missing " + ", ".join(f"[{name}]" for name in missing) + " (or give a [script])")
+        elif any(section is not None for section in built_in.values()):
+            raise ValueError("a [script] trains by itself: it goes without [model], [data], [method] and [train]")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_chosen_is_measured(self) -> RecipeFile:
+        if self.train is None or self.data is None or not self.train.chooses_by_evaluation:
+            return self
+        if self.data.eval is None and not self.data.eval_fraction:
+            raise ValueError(
+                "[train] keep_best and early_stopping choose by the loss over held-out rows: give [data] eval or eval_fraction"
+            )
+        if not self.tracking.eval_every_steps:
+            raise ValueError("[train] keep_best and early_stopping choose among evaluations: give [tracking] eval_every_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _the_worker_computes_what_is_written(self) -> RecipeFile:
+        for name in self.environment if self.script is None else ():
+            why = refusal_of_the_law(name)
+            if why is not None:
+                raise ValueError(f"[environment] {name} cannot be set here: {why}")
+        return self
+
+
+def parse_recipe(content: object, *, strict: bool | None = None) -> Recipe:
+    """The recipe of a file's content. Raises pydantic's ValidationError, of `RecipeFile`, with every fault."""
+    file = RecipeFile.model_validate(content, strict=strict)
+    sections = {name: getattr(file, name) for name in RecipeFile.model_fields}
+    return TrainRecipe(**sections) if file.script is None else ScriptRecipe(**sections)

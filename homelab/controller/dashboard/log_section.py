@@ -1,0 +1,60 @@
+"""The part of the picture that shows the logs: all ranks as one, or the chosen rank; the newest lines, or older ones. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.text import Text
+
+from homelab.controller.dashboard.columns import clip
+from homelab.controller.dashboard.log_lines import LogLine, folded
+from homelab.controller.dashboard.screen import Section
+from homelab.controller.dashboard.snapshot import RankRow, Snapshot
+from homelab.controller.dashboard.view_state import ViewState
+
+_LINES_UNBOUNDED = 15  # where no height is given
+_WIDE = 70  # cells from which on there is room for "x3, ranks 0 to 2"
+_MOST_LABEL = 24
+_HARMLESS = "hostname of the client socket cannot be retrieved"
+
+
+def log_lines(snapshot: Snapshot, rank: int | None) -> tuple[LogLine, ...]:
+    """The log that is shown: of this rank, or of all."""
+    return _folded(tuple((row.rank, _own_lines(row, snapshot)) for row in snapshot.ranks if rank is None or row.rank == rank))
+
+
+@lru_cache(maxsize=4)
+def _folded(tails: tuple[tuple[int, tuple[str, ...]], ...]) -> tuple[LogLine, ...]:
+    """Kept, because a key redraws the same lines."""
+    return folded(dict(tails))
+
+
+def section(snapshot: Snapshot, width: int, state: ViewState, *, is_bounded: bool) -> Section:
+    """A heading and as many lines as there is room for."""
+    lines = log_lines(snapshot, state.rank)
+    end = max(1, len(lines) - state.lines_up)
+    shown = lines[:end]
+    most = 1 + (len(shown) if is_bounded else min(len(shown), _LINES_UNBOUNDED)) if lines else 0
+
+    def draw(room: int) -> list[Text]:
+        part = shown[-(room - 1) :] if room > 1 else ()
+        labels = [line.who(is_short=width < _WIDE) for line in part]
+        cells = min(_MOST_LABEL, max(map(len, labels), default=0))
+        heading = Text(_heading(snapshot, state, len(lines) - end), style="dim")
+        return [clip(heading, width)] + [
+            clip(Text.assemble("   ", (f"{clip(Text(label), cells).plain:<{cells}}  ", "dim"), line.text), width)
+            for label, line in zip(labels, part, strict=True)
+        ]
+
+    return Section(draw, min(2, most), most, 7, is_optional=not state.lines_up and state.rank is None)
+
+
+def _heading(snapshot: Snapshot, state: ViewState, hidden: int) -> str:
+    node = next((row.node for row in snapshot.ranks if row.rank == state.rank), "")
+    whose = " log" if state.rank is None else f" log of rank {state.rank} on {node}"
+    return f"{whose}, {hidden} newer lines below" if hidden else whose
+
+
+def _own_lines(row: RankRow, snapshot: Snapshot) -> tuple[str, ...]:
+    """Without what is told elsewhere: a note stands in the panel above; what gloo says of a name that it does not need means nothing."""
+    return tuple(line for line in row.log_tail if line.removeprefix("note: ") not in snapshot.notes and _HARMLESS not in line)

@@ -1,0 +1,203 @@
+"""The picture of a Snapshot. Pure: the same snapshot, width and height give the same lines, never more than fit.
+
+Colour has a meaning: green is well, yellow deserves attention, red needs action.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from homelab.controller.dashboard import cause_box, chart, footer, log_section, tables, words
+from homelab.controller.dashboard.columns import clip, ends
+from homelab.controller.dashboard.plain_characters import ascii_line
+from homelab.controller.dashboard.screen import Section, fitted, fixed, joined
+from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.view_state import ViewState
+
+_STATES = {
+    "planned": ("○", ""),
+    "shipping": ("○", ""),
+    "starting": ("○", ""),
+    "running": ("●", "green"),
+    "stopping": ("■", "yellow"),
+    "stopped": ("■", "yellow"),
+    "done": ("✓", "green"),
+    "failed": ("✗", "bold red"),
+    "lost": ("?", "bold red"),
+}
+_EVENTS, _EVENTS_TALL = 6, 10
+_CURVE_LEAST, _CURVE_MOST = 8, 60
+_LARGE = 30  # lines from which on there is room for more than what everybody needs
+_CURVE_FROM, _CURVE_LINES = 38, 14
+
+
+def render(snapshot: Snapshot, width: int, height: int | None, state: ViewState | None = None, *, is_ascii: bool = False) -> RenderableType:
+    """The dashboard, `width` cells wide and `height` lines high (the footer at the bottom); None: as long as it is."""
+    drawn = lines(snapshot, width, height, state)
+    return Group(*(map(ascii_line, drawn) if is_ascii else drawn))
+
+
+def lines(snapshot: Snapshot, width: int, height: int | None, state: ViewState | None = None) -> list[Text]:
+    """The same as lines, for a terminal of at least 40 x 8. `state`: what was chosen by keys; None where there are none."""
+    chosen = state or ViewState()
+    head = _header(snapshot, width)
+    progress = _progress(snapshot, width, is_large=height is None or height >= _LARGE)
+    foot = footer.lines(snapshot, width, height, state)
+    cause = cause_box.section(snapshot, width)
+    sections = [
+        fixed(head, 0),
+        *([fixed(footer.help_lines(width), 1)] if chosen.is_help else []),
+        fixed(progress, 2),
+        *([cause] if cause else []),
+        tables.nodes(snapshot.nodes, width, 3, snapshot.left_out),
+        tables.ranks(snapshot.ranks, width, 4, chosen.rank),
+        _curve(snapshot, width, height),
+        _events(snapshot, width, height),
+        log_section.section(snapshot, width, chosen, is_bounded=height is not None),
+    ]
+    sections = [section for section in sections if section.most]
+    if height is None:
+        return joined([section.draw(section.most) for section in sections] + [foot])
+    room = max(1, height - len(foot))
+    drawn = joined([part for part in fitted(sections, room - 1) if part])[:room]
+    return (drawn + [Text()] * (room - len(drawn)) + foot)[:height]
+
+
+def one_line(snapshot: Snapshot) -> str:
+    """The run in one line, for a log or a pipe."""
+    parts: list[str] = [snapshot.state]
+    if snapshot.step or snapshot.total_steps:
+        parts.append(f"step {snapshot.step}/{snapshot.total_steps or '?'}")
+    if snapshot.loss is not None:
+        parts.append(f"loss {words.loss(snapshot.loss)}")
+    if snapshot.tokens_per_s is not None and snapshot.state == "running":
+        parts.append(f"{round(snapshot.tokens_per_s)} tokens/s")
+    if snapshot.eta_s is not None:
+        parts.append(f"ETA {words.duration(snapshot.eta_s)}")
+    parts += [f"{row.name}: {row.why_not or row.torchrun}" for row in snapshot.nodes if row.needs_action]
+    parts += [str(snapshot.stopped_owner)] if snapshot.stopped_owner else []
+    return "  ".join(parts)
+
+
+def _header(snapshot: Snapshot, width: int) -> list[Text]:
+    symbol, style = _STATES[snapshot.state]
+    right = Text.assemble((f"{symbol} {snapshot.state}", style))
+    if snapshot.running_s is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
+        right.append(f"  {words.duration(snapshot.running_s)}", style="dim")
+    count = len(snapshot.ranks)
+    parts = [snapshot.recipe, f"{count} rank{'s' * (count != 1)} on {len(snapshot.nodes)} node{'s' * (len(snapshot.nodes) != 1)}"]
+    if snapshot.attempt > 1:
+        parts.append(f"attempt {snapshot.attempt}")
+    lines = [" · ".join(part for part in parts if part)]
+    if snapshot.supervisor:
+        supervisor = f"supervisor: {snapshot.supervisor}"
+        fits = len(lines[0]) + len(supervisor) + 4 <= width
+        lines = [f"{lines[0]} · {supervisor}"] if fits else [*lines, supervisor]
+    return [
+        ends(Text(" ").append(snapshot.run, style="bold"), right.append(" "), width),
+        *(clip(Text(f" {line}", style="dim"), width) for line in lines),
+    ]
+
+
+def _progress(snapshot: Snapshot, width: int, *, is_large: bool) -> list[Text]:
+    content = [_bar(snapshot, width)]
+    if snapshot.loss is not None:
+        content.append(_losses(snapshot, snapshot.loss, width))
+    facts = _facts(snapshot) + (_more_facts(snapshot) if is_large else [])
+    return content + _side_by_side([Text.assemble((f"{label} " if label else "", "dim"), value) for label, value in facts], width)
+
+
+def _side_by_side(pieces: list[Text], width: int) -> list[Text]:
+    """As many to a line as fit; none is cut that would fit into a line of its own."""
+    content: list[Text] = []
+    for piece in pieces:
+        if content and cell_len(content[-1].plain) + 3 + cell_len(piece.plain) <= width:
+            content[-1].append("   ").append_text(piece)
+        else:
+            content.append(Text(" ").append_text(piece))
+    return [clip(line, width) for line in content]
+
+
+def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
+    """Loss at the start and now, its curve in the room that is left, perplexity and evaluations."""
+    start = snapshot.loss_history[0].loss if snapshot.loss_history else now
+    style = "bold" if math.isfinite(now) else "bold red"
+    left = Text.assemble((" loss ", "dim"), words.loss(start), " → ", (words.loss(now), style))
+    right = Text.assemble(("perplexity ", "dim"), words.perplexity(now))
+    if snapshot.eval_losses:
+        ends_ = dict.fromkeys((snapshot.eval_losses[0], snapshot.eval_losses[-1]))
+        right.append("   eval ", style="dim").append(" → ".join(words.loss(point.loss) for point in ends_))
+    room = width - len(left.plain) - len(right.plain) - 6
+    if room >= _CURVE_LEAST:
+        curve = words.sparkline([point.loss for point in snapshot.loss_history], min(room, _CURVE_MOST))
+        left.append(f"  {curve}")
+    return clip(left.append("   ").append_text(right), width)
+
+
+def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
+    pairs = []
+    if snapshot.tokens_per_s is not None and snapshot.state in ("running", "stopping"):
+        pairs.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
+    if snapshot.efficiency is not None:
+        guessed = "" if snapshot.is_efficiency_measured else ", guessed"
+        planned = "" if snapshot.planned_efficiency is None else f" (planned {100 * snapshot.planned_efficiency:.0f} %{guessed})"
+        pairs.append(("", f"{100 * snapshot.efficiency:.0f} % of the sum of the cards{planned}"))
+    if snapshot.eta_s is not None:
+        eta = words.duration(snapshot.eta_s)
+        if 0 <= snapshot.eta_s < 86400:
+            eta += time.strftime(", at %H:%M", time.localtime(snapshot.now + snapshot.eta_s))
+        pairs.append(("ETA", eta))
+    if snapshot.checkpoint_steps:
+        pairs.append(("newest checkpoint", f"step {snapshot.checkpoint_steps[-1]}"))
+    return pairs
+
+
+def _more_facts(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """What is worth a look where there is room."""
+    pairs = []
+    if snapshot.checkpoint_age_s is not None:
+        pairs.append(("saved", f"{words.duration(snapshot.checkpoint_age_s)} ago"))
+    if snapshot.step_s is not None and snapshot.state in ("running", "stopping"):
+        pairs.append(("", f"{words.seconds(snapshot.step_s)} s per step"))
+    if snapshot.epoch is not None:
+        pairs.append(("epoch", f"{snapshot.epoch:.2f}"))
+    if snapshot.restarts:
+        pairs.append(("restarts", str(snapshot.restarts)))
+    return pairs
+
+
+def _bar(snapshot: Snapshot, width: int) -> Text:
+    total = snapshot.total_steps
+    label = f"  step {snapshot.step}/{total}  {100 * snapshot.step // total:3d} % " if total else f"  step {snapshot.step} "
+    room = max(4, width - len(label) - 1)
+    done = min(room, room * snapshot.step // total) if total else 0
+    _, style = _STATES[snapshot.state]
+    return clip(Text(" ").append("━" * done, style=style).append("─" * (room - done), style="dim").append(label), width)
+
+
+def _events(snapshot: Snapshot, width: int, height: int | None) -> Section:
+    happened = [
+        Text(" ").append(time.strftime("%H:%M:%S", time.localtime(event.time)), style="dim").append(f"  {event.text}")
+        for event in snapshot.events[-(_EVENTS if height is None or height < _CURVE_FROM else _EVENTS_TALL) :]
+    ]
+    notes = [Text.assemble((" note      ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
+    content = [clip(line, width) for line in notes + happened]
+    return Section(lambda room: content[-room:], min(1, len(content)), len(content), 5, is_optional=True)
+
+
+def _curve(snapshot: Snapshot, width: int, height: int | None) -> Section:
+    """The loss with its axes: from the lines that a tall terminal has over what all else needs."""
+    most = min(_CURVE_LINES, (height or 0) - _CURVE_FROM)
+    content = chart.lines(snapshot.loss_history, snapshot.eval_losses, width, most)
+    return Section(
+        lambda room: chart.lines(snapshot.loss_history, snapshot.eval_losses, width, room),
+        chart.LEAST_LINES,
+        len(content),
+        6,
+        is_optional=True,
+    )

@@ -1,0 +1,113 @@
+"""Runs side by side: how fast each was, and whether they are one training. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from homelab.controller.base.models import Value
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
+from homelab.controller.features.report.report_builder import Sources, counted
+from homelab.controller.planning.types import Plan
+
+# The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+_J_PER_KWH = 3.6e6
+
+
+class Side(Value):
+    """One run. `losses`: step -> loss over the global batch. `measured`: of its last attempt after the warm-up; None where steps are missing.
+
+    `alone_tokens_per_s`: the sum of what its ranks do alone, where that was measured. `kwh_per_million_tokens`: of the cards, None where one does
+    not tell.
+    """
+
+    run: str
+    state: str
+    recipe_hash: str
+    settings: dict[str, str]
+    strategy: str
+    nodes: tuple[str, ...]
+    precision: str
+    measured: Measurement | None
+    alone_tokens_per_s: float | None
+    kwh_per_million_tokens: float | None
+    losses: dict[int, float]
+
+
+class Comparison(Value):
+    """A run beside the first one. `speed_up`: tokens/s over the first one's; `efficiency`: over the sum of what its ranks do alone.
+
+    `differs`: settings that decide the training and are others, with both values. `curve_difference`: largest relative difference of the losses
+    over the steps that both have, None without such a step; `is_same`: whether that is rounding.
+    """
+
+    side: Side
+    speed_up: float | None
+    efficiency: float | None
+    differs: tuple[str, ...]
+    common_steps: int
+    curve_difference: float | None
+    is_same: bool | None
+
+
+def side_of(sources: Sources, warmup: int) -> Side:
+    """What is known of a run."""
+    lines = counted(sources.metrics, {number: plan.resume_step for number, plan in sources.plans.items()})
+    plan = sources.plans[max(sources.plans)] if sources.plans else None
+    trained = [line for line in lines if line.kind == "train"]
+    tokens = sum(line.tokens or 0 for line in trained)
+    whole_j = joules_of(sources.energy)
+    return Side(
+        run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources.recipe), strategy=plan.strategy if plan else "",
+        nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",
+        measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
+        kwh_per_million_tokens=whole_j / _J_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
+        losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
+    )  # fmt: skip
+
+
+def compare(sides: Sequence[Side]) -> list[Comparison]:
+    """Every run beside the first."""
+    return [_beside(side, sides[0]) for side in sides]
+
+
+def _beside(side: Side, first: Side) -> Comparison:
+    speed, reference = (one.measured.tokens_per_s if one.measured else None for one in (side, first))
+    steps = sorted(side.losses.keys() & first.losses.keys())
+    difference = max((abs(side.losses[step] - first.losses[step]) / max(abs(first.losses[step]), 1e-12) for step in steps), default=None)
+    differs = tuple(
+        f"{key}: {first.settings.get(key, 'not set')} there, {side.settings.get(key, 'not set')} here"
+        for key in sorted(side.settings.keys() | first.settings.keys())
+        if side.settings.get(key) != first.settings.get(key)
+    )
+    if not differs and side.recipe_hash != first.recipe_hash:
+        differs = ("the content of its data",)
+    limit = max(TOLERANCE.get(one.precision, max(TOLERANCE.values())) for one in (side, first))
+    return Comparison(
+        side=side, speed_up=speed / reference if speed and reference else None,
+        efficiency=speed / side.alone_tokens_per_s if speed and side.alone_tokens_per_s else None, differs=differs, common_steps=len(steps),
+        curve_difference=difference, is_same=None if difference is None or differs else difference <= limit,
+    )  # fmt: skip
+
+
+def _alone(plan: Plan | None) -> float | None:
+    if plan is None or plan.time is None or not plan.time.is_measured:
+        return None
+    return sum(rank.alone_tokens_per_s for rank in plan.time.ranks)
+
+
+def _settings(recipe: Recipe | None) -> dict[str, str]:
+    """What decides the training, as `section.key` -> words."""
+    if recipe is None:
+        return {}
+    return dict(_flat(recipe.model_dump(mode="json", include={"model", "data", "method", "train", "script"})))
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        elif value is not None:
+            yield f"{before}{key}", str(value)

@@ -1,0 +1,1 @@
+"""`homelab chat`: questions to the model of a run."""

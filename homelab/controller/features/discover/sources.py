@@ -1,0 +1,124 @@
+"""Where machines are looked for: thin functions that ask this machine (its files, its kernel, its programs) and the LAN's names."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from homelab.controller.base import own_machine, package
+from homelab.controller.base.say import Say
+from homelab.controller.features.discover import candidates, ssh_config
+from homelab.controller.features.discover.candidates import Candidate
+
+_TIMEOUT_S = 5.0
+_MDNS_S = 1.5  # answers of a LAN come within some milliseconds; a machine that sleeps answers by its switch or not at all
+_MDNS_ANSWER_MS = 1000  # all names are asked at once, so this is the limit of all of them
+_MOST_NAMES = 64
+_MDNS_SERVICE = "_ssh._tcp.local."
+
+
+def search(say: Say, note: Say) -> list[Candidate]:
+    """All candidates of all sources, the best source first. `note` hears which source could not be asked."""
+    say("reading ~/.ssh/config")
+    found = from_ssh_config(Path("~/.ssh").expanduser())
+    say("asking the LAN for names (mDNS)")
+    found += from_mdns(note)
+    if shutil.which("tailscale"):
+        found += candidates.from_tailscale(_output("tailscale", "status", "--json"))
+    return found + (
+        candidates.from_neighbours(_output("ip", "-j", "neigh")) if own_machine.is_linux() else candidates.from_arp(_output("arp", "-an"))
+    )
+
+
+def from_ssh_config(folder: Path) -> list[Candidate]:
+    """The hosts that the `config` in this folder names, with the files that it includes."""
+
+    def include(pattern: str) -> Iterable[str]:
+        # Relative names are looked up beside the user's own file (ssh_config(5)).
+        return [_text(file) for file in sorted(glob.glob(os.path.join(folder, os.path.expanduser(pattern))))]
+
+    return [Candidate(name, candidates.SSH_CONFIG, name=name) for name in ssh_config.host_names(_text(folder / "config"), include)]
+
+
+def from_mdns(note: Say) -> list[Candidate]:
+    """The machines that announce SSH on the LAN; none where the package `zeroconf` is not installed."""
+    try:
+        import zeroconf
+    except ImportError:
+        note(f"mDNS was not asked; to ask it: {package.install('zeroconf')}")
+        return []
+    names: list[str] = []
+
+    def add(zeroconf: zeroconf.Zeroconf, service_type: str, name: str, state_change: zeroconf.ServiceStateChange) -> None:
+        if len(names) < _MOST_NAMES and name not in names and name.isprintable():  # anybody on the LAN may send any name
+            names.append(name)
+
+    def asked(name: str) -> Candidate | None:
+        try:
+            answer = network.get_service_info(_MDNS_SERVICE, name, timeout=_MDNS_ANSWER_MS)
+        except (zeroconf.Error, UnicodeError, ValueError):
+            return None
+        addresses = answer.parsed_addresses(zeroconf.IPVersion.V4Only)[:1] if answer else []
+        port = answer.port if answer and answer.port != 22 else None
+        return Candidate(addresses[0], candidates.MDNS, name=name.removesuffix(f".{_MDNS_SERVICE}"), port=port) if addresses else None
+
+    try:
+        with zeroconf.Zeroconf(ip_version=zeroconf.IPVersion.V4Only) as network:
+            browser = zeroconf.ServiceBrowser(network, _MDNS_SERVICE, handlers=[add])
+            browser.join(_MDNS_S)
+            seen = tuple(names)  # of a name that nobody answers for, the others do not wait
+            with ThreadPoolExecutor(max_workers=len(seen) or 1) as pool:
+                return [found for found in pool.map(asked, seen) if found is not None]
+    except (OSError, zeroconf.Error) as error:
+        note(f"mDNS was not asked: {getattr(error, 'strerror', None) or error}")
+    return []
+
+
+def own_networks() -> list[str]:
+    """The /24 around each own address, as text."""
+    if own_machine.is_linux():
+        return [str(network) for network in candidates.own_networks(_output("ip", "-j", "addr"))]
+    addresses = {
+        name: [one.address for one in ones if one.family == socket.AF_INET and one.ptp is None]
+        for name, ones in psutil.net_if_addrs().items()
+    }
+    return [str(network) for network in candidates.networks_around(addresses)]
+
+
+def own_host_keys(folder: Path = Path("/etc/ssh")) -> list[str]:
+    """The public host keys of this machine's own SSH server: "ssh-ed25519 AAAA..."."""
+    return [" ".join(text.split()[:2]) for file in sorted(folder.glob("ssh_host_*_key.pub")) if (text := _text(file))]
+
+
+def has_nvidia_card() -> bool:
+    """Whether this machine has a card that a driver runs."""
+    return own_machine.is_linux() and any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def _output(*words: str) -> str:
+    """What a program prints; "" where it is not there, fails or hangs."""
+    program = shutil.which(words[0]) or shutil.which(words[0], path="/usr/sbin:/sbin")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *words[1:]], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _text(file: Path | str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""`homelab export`: a training as a job of a scheduler."""

@@ -1,0 +1,60 @@
+"""A batch script for Slurm (sbatch(1), srun(1); tried with Slurm 22.05)."""
+
+from __future__ import annotations
+
+import shlex
+
+from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, Job
+from homelab.controller.planning.types import LaunchDocument
+
+FILE = "job.sbatch"
+START = f"sbatch {FILE}"
+
+# The machines are known when the job starts. Two jobs on one machine need two ports.
+_HEAD = """\
+HOMELAB_MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HOMELAB_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export HOMELAB_MASTER HOMELAB_PORT
+"""
+# Slurm starts a job again by itself where a machine is lost; where a rank fails, the job has to ask for it.
+_AGAIN = f"""\
+code=$?
+if [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RETRIES} ]; then
+  echo "homelab: the ranks ended with $code; the job starts again, from its newest checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def document(job: Job) -> LaunchDocument:
+    """The script for sbatch."""
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={job.name}",
+        *_size(job),
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --output=slurm-%j.out",
+        *([f"#SBATCH --partition={job.partition}"] if job.partition else []),
+        *([f"#SBATCH --time={job.hours}:00:00"] if job.hours else []),
+        *job.comments(START),
+        "",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
+    ]
+    return LaunchDocument(file_name=FILE, text="\n".join(lines) + "\n" + _HEAD + _step(job) + _AGAIN)
+
+
+def _size(job: Job) -> list[str]:
+    cards = [f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.vram_gb else []
+    return [f"#SBATCH --nodes={job.nodes}", "#SBATCH --ntasks-per-node=1", *cards]
+
+
+def _step(job: Job) -> str:
+    options = (
+        f"--nnodes={job.nodes} --nproc-per-node={job.ranks_per_node} --node-rank=$SLURM_PROCID --max-restarts=0"
+        ' --master-addr="$HOMELAB_MASTER" --master-port="$HOMELAB_PORT"'
+    )
+    torchrun, worker = MODULE[:2], MODULE[2:]
+    command = f'exec "$0" {" ".join(torchrun)} {options} {" ".join(worker)}'
+    return f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)} {shlex.quote(job.python)}\n"

@@ -1,0 +1,1 @@
+"""`homelab launch`: preflight, plan, the run folder, torchrun on every node."""

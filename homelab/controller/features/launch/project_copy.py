@@ -1,0 +1,83 @@
+"""The folder in which `homelab run` was typed, copied to a temporary one with a recipe and the program that torchrun starts: nothing is written into the folder itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from homelab.controller.attempt.script_imports import MOST_BYTES, MOST_FILES
+from homelab.controller.base import links
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.units import megabytes
+from homelab.controller.config.program_command import WRAPPER, Program
+
+_LEFT_OUT = ("__pycache__", "node_modules", "venv", "runs", "models", "wandb", "outputs")  # where git does not say
+_SHOWN = 5
+
+
+@contextlib.contextmanager
+def recipe_of(program: Program, folder: Path) -> Iterator[Path]:
+    """The recipe's file, which exists inside the block. Raises InputError where the program is not there, or the folder is too large to be sent."""
+    import tomlkit
+
+    if not program.is_module and not (folder / program.target).is_file():
+        raise InputError("this program is not there", where=str(folder / program.target), hint=f"ls {shlex.quote(str(folder))}")
+    names = files(folder)
+    for name in names:
+        links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
+    _refuse_too_much(names, folder)
+    with tempfile.TemporaryDirectory(prefix="homelab-run-") as temporary:
+        place = Path(temporary)
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / name, place / name)
+        (place / WRAPPER).write_text(program.wrapper, encoding="utf-8")
+        recipe = place / f"{program.label}.toml"
+        script = {"path": WRAPPER, "files": names, "args": list(program.args)}
+        recipe.write_text(tomlkit.dumps({"script": script}), encoding="utf-8")
+        yield recipe
+
+
+def files(folder: Path) -> list[str]:
+    """What is sent, relative to the folder: what git knows or would take, or all but hidden folders and those that hold what programs make."""
+    listed = subprocess.run(
+        ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    ) if shutil.which("git") else None  # fmt: skip
+    if listed is not None and listed.returncode == 0:
+        names = [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
+    else:
+        names = []
+        for root, folders, found in os.walk(folder):
+            names += [
+                os.path.relpath(os.path.join(root, name), folder)
+                for name in folders
+                if os.path.islink(os.path.join(root, name)) and name not in _LEFT_OUT
+            ]
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
+            names += [os.path.relpath(os.path.join(root, name), folder) for name in sorted(found) if not name.startswith(".")]
+            if len(names) > 20 * MOST_FILES:
+                break
+    # The recipe's files are sent by their folders, so that hidden ones stay here.
+    shown = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
+    for name in shown:
+        if os.path.islink(folder / name) and not os.path.isfile(folder / name):
+            links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
+    return sorted(name for name in shown if (folder / name).is_file())
+
+
+def _refuse_too_much(names: Sequence[str], folder: Path) -> None:
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    if len(sizes) < MOST_FILES and sum(sizes.values()) <= MOST_BYTES:
+        return
+    largest = ", ".join(f"{name} ({megabytes(sizes[name], '.0f')} MB)" for name in sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN])
+    raise InputError(
+        f"this folder has {len(sizes)} files of {megabytes(sum(sizes.values()), '.0f')} MB (at most {MOST_FILES - 1}, and {megabytes(MOST_BYTES, '.0f')} MB are sent)",
+        where=f"{folder}; the largest: {largest}",
+        hint="name what stays here in .gitignore, or change to the folder of the program; put data on the nodes once, and name its path there",
+    )

@@ -1,0 +1,1 @@
+"""`homelab preflight`: ask the nodes everything that the checks judge."""

@@ -1,0 +1,1 @@
+"""`homelab profile`: what the profiled steps of a run show."""

@@ -1,0 +1,1 @@
+"""`homelab recover`: examine, stop what is left, resume."""

@@ -1,0 +1,107 @@
+"""The curves of a run and their table, from the lines of metrics.jsonl. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from homelab.controller.base.units import gibibytes
+from homelab.controller.features.report.downsampling import rows_of, thinned
+from homelab.controller.features.report.run_report import Curve, Point, Series, StepRow
+from homelab.controller.remote.poll_reply import Metric
+
+MOST_ROWS = 120
+_MOST_EVALUATIONS = 40  # of the rows
+
+
+def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, ...]:
+    """The charts that have a value. `node_of`: rank -> its node, of the newest plan."""
+    steps = by_step(lines)
+    evaluations = _evaluations(lines)
+    losses = {step: loss for step, ranks in steps.items() if (loss := _loss(ranks)) is not None}
+    charts = (
+        _curve("Loss", "nats per token", {"training": losses, "held out": evaluations}),
+        _curve(
+            "Speed",
+            "tokens/s, all ranks",
+            {"all ranks": {step: speed for step, ranks in steps.items() if (speed := speed_of(ranks)) is not None}},
+        ),
+        _curve("Memory", "GiB, most so far", _memory(lines, node_of)),
+        _curve("Learning rate", "per step", {"learning rate": _of_first(steps, lambda line: line.learning_rate)}),
+    )
+    return tuple(chart for chart in charts if chart.series or chart.note)
+
+
+def step_rows(lines: Sequence[Metric]) -> tuple[StepRow, ...]:
+    """At most MOST_ROWS steps, evenly; those with an evaluation come first."""
+    steps, evaluations = by_step(lines), _evaluations(lines)
+    rates = _of_first(steps, lambda line: line.learning_rate)
+    chosen = rows_of(sorted({*steps, *evaluations}), MOST_ROWS, list(evaluations)[-_MOST_EVALUATIONS:])
+    rows = []
+    for step in chosen:
+        ranks = steps.get(step, [])
+        loss, held_out = _loss(ranks), evaluations.get(step)
+        rows.append(
+            StepRow(
+                step=step, attempt=max((line.attempt for line in ranks), default=0), loss=_finite(loss), eval_loss=_finite(held_out),
+                tokens_per_s=speed_of(ranks), memory_bytes=max((line.memory_bytes for line in ranks if line.memory_bytes), default=None),
+                learning_rate=rates.get(step),
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def by_step(lines: Iterable[Metric]) -> dict[int, list[Metric]]:
+    """Step -> the line of each rank, in the order of the steps."""
+    steps: dict[int, list[Metric]] = defaultdict(list)
+    for line in lines:
+        if line.kind == "train":
+            steps[line.step].append(line)
+    return {step: steps[step] for step in sorted(steps)}
+
+
+def speed_of(ranks: Sequence[Metric]) -> float | None:
+    """Tokens per second of all ranks together; None where a rank does not tell."""
+    speeds = [line.tokens_per_s for line in ranks]
+    return sum(speed or 0.0 for speed in speeds) if speeds and None not in speeds else None
+
+
+def _loss(ranks: Sequence[Metric]) -> float | None:
+    """All ranks write the same global loss."""
+    return next((line.loss for line in ranks if line.loss is not None), None)
+
+
+def _evaluations(lines: Iterable[Metric]) -> dict[int, float]:
+    by_step = {line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None}
+    return {step: by_step[step] for step in sorted(by_step)}
+
+
+def _of_first(steps: Mapping[int, Sequence[Metric]], read: Callable[[Metric], float | None]) -> dict[int, float]:
+    values = {step: next((value for line in ranks if (value := read(line)) is not None), None) for step, ranks in steps.items()}
+    return {step: value for step, value in values.items() if value is not None}
+
+
+def _memory(lines: Sequence[Metric], node_of: Mapping[int, str]) -> dict[str, dict[int, float]]:
+    """Name of a rank -> its memory by step, in GiB."""
+    ranks: dict[int, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        if line.kind == "train" and line.memory_bytes is not None:
+            ranks[line.rank][line.step] = gibibytes(line.memory_bytes)
+    return {f"rank {rank}" + (f" on {node_of[rank]}" if rank in node_of else ""): ranks[rank] for rank in sorted(ranks)}
+
+
+def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> Curve:
+    """What is not a number is in no picture; the note says how often, and from which step."""
+    series, broken = [], []
+    for label, value_of in values.items():
+        points = [Point(step=step, value=value) for step, value in sorted(value_of.items()) if math.isfinite(value)]
+        broken += [step for step, value in value_of.items() if not math.isfinite(value)]
+        if points:
+            series.append(Series(label=label, points=thinned(points)))
+    note = f"not a number in {len(broken)} steps, first in step {min(broken)}: the training diverged there" if broken else ""
+    return Curve(name=name, unit=unit, series=tuple(series), note=note)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,63 @@
+"""A repository of the Hugging Face hub: made, and filled with one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from homelab.controller.base import package, redact
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.sanitize import plain
+from homelab.controller.run import hub_token
+
+_LOGIN = "get a token that may write at https://huggingface.co/settings/tokens, then: hf auth login"
+
+
+class Hub:
+    """One repository, with the person's own token. Raises HomelabError where there is no token, or no package for it."""
+
+    def __init__(self, repository: str) -> None:
+        package.require("huggingface_hub", "huggingface_hub>=1.0")  # before: another way to say errors
+        from huggingface_hub import HfApi, get_token
+
+        token = hub_token.value() or get_token()
+        if not token:
+            raise HomelabError("there is no token of the hub on this machine", where=f"push to {repository}", hint=_LOGIN)
+        self._repository = repository
+        self._api = HfApi(token=token)
+
+    def create(self, *, is_public: bool) -> str:
+        """Make the repository where it is not there yet (an old one stays as visible as it is); its address. Raises HomelabError without the right to it."""
+        with self._told():
+            self._api.whoami()
+            return str(self._api.create_repo(self._repository, private=not is_public, exist_ok=True))
+
+    def upload(self, folder: Path, message: str) -> None:
+        """One commit with all files of the folder. Raises HomelabError; then the repository is as it was."""
+        with self._told():
+            self._api.upload_folder(repo_id=self._repository, folder_path=folder, commit_message=message)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+        where = f"{self._api.endpoint}, {self._repository}"
+        try:
+            yield
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            said = plain(redact.text(str(error.server_message or ""))).strip()[:300]
+            said = f" ({said})" if said else ""
+            if status == 401:
+                raise HomelabError(f"the hub does not know this token{said}", where=where, hint=_LOGIN) from None
+            if status in (403, 404):
+                hint = f"choose a name below your own, or {_LOGIN} (for an organisation: with the right to write there)"
+                raise HomelabError(f"this token may not write to {self._repository}{said}", where=where, hint=hint) from None
+            raise HomelabError(
+                f"the hub refuses it with status {status}{said}", where=where, hint="the same once more; what was sent is not sent again"
+            ) from None
+        except (HTTPError, OSError) as error:
+            text = plain(redact.text(str(error))).partition("\n")[0][:300]
+            hint = "connect this machine to the internet (HF_HUB_OFFLINE must not be 1), then the same once more"
+            raise HomelabError(f"the hub cannot be reached: {text}", where=where, hint=hint) from None

@@ -1,0 +1,166 @@
+"""A result comes from a node into a folder here: by offset, verified, with one rename at the end.
+
+PLACE/fetched.json      the files that were fetched, with their digests; it tells a folder of ours from others
+.PLACE.partial/         beside it while files come: whole ones under their names, others under SHA256.part
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.features.results.missing import Missing, check_room, missing, weights_fault
+from homelab.controller.remote.agent import Agent
+from homelab.controller.remote.answers_of_nodes import ResultFile
+from homelab.controller.run import store
+from homelab.shared.protocol import files, result_files
+from homelab.shared.protocol.digest import file_sha256
+
+RECORD = "fetched.json"
+_PART = ".part"
+_PIECE_BYTES = 32 << 20
+_PIECE_TIMEOUT_S = 900.0  # 37 kB/s
+_MOST_BEGINNINGS = 3
+
+
+def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
+    """Whether the folder holds exactly what was fetched, and that is what is wanted. False where it is to be (re)placed.
+
+    Raises InputError for a folder that was not made by a fetch, HomelabError for one that was changed since.
+    """
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return False
+    record = files.read_object(place / RECORD)
+    entries = record.get("files") if record else None
+    if not isinstance(entries, dict):
+        raise InputError(
+            "there is something else at this place, which no fetch has made",
+            where=str(place),
+            hint="name another folder as the last argument",
+        )
+    for name, sha256 in entries.items():
+        path = place / (name if result_files.is_saved_name(name) else Path(name).name)
+        if not path.is_file() or file_sha256(path) != sha256:
+            raise HomelabError(
+                f"{path.name} is not what was fetched: it was edited or is damaged", where=str(path),
+                hint=Hint("keep your copy under another name: mv {} {}; then fetch again", shlex.quote(str(place)), shlex.quote(f"{place}.mine")),
+            )  # fmt: skip
+    return entries == {file.name: file.sha256 for file in wanted}
+
+
+@contextmanager
+def held(place: Path) -> Iterator[Path]:
+    """The folder beside `place` where files come to, for one process at a time. Raises HomelabError."""
+    partial = place.parent / f".{place.name}.partial"
+    with store.written(place):
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield partial
+    except BlockingIOError:
+        raise HomelabError(
+            "another process fetches to this place just now", where=str(place), hint="wait for its end, or name another folder"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def look(partial: Path, wanted: Sequence[ResultFile]) -> tuple[Missing, ...]:
+    """What is still missing; what belongs to another result is removed. Raises HomelabError where the disk has no room."""
+    sizes = {file.name: file.size for file in wanted}
+    known = {f"{file.sha256}{_PART}": file.sha256 for file in wanted}
+    whole, parts = {}, {}
+    for path in sorted(partial.rglob("*"), reverse=True):  # what is in a folder before the folder
+        name = path.relative_to(partial).as_posix()
+        if name in known:
+            parts[known[name]] = path.stat().st_size
+        elif path.is_file() and not path.is_symlink() and path.stat().st_size == sizes.get(name):
+            whole[name] = file_sha256(path)
+        elif path.is_symlink() or not path.is_dir():
+            path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
+    found = missing(wanted, whole, parts)
+    check_room(found, shutil.disk_usage(partial).free, str(partial.parent))
+    return found
+
+
+def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, told: Callable[[int], None]) -> None:
+    """Bring one file. Raises HomelabError where it comes damaged again and again, UnreachableError where the node is gone: then call again."""
+    file, path = part.file, partial / f"{part.file.sha256}{_PART}"
+    for _ in range(_MOST_BEGINNINGS):
+        with store.written(path), path.open("ab") as out:
+            if out.tell() > file.size:
+                out.truncate(0)
+            while (have := out.tell()) < file.size:
+                count = min(_PIECE_BYTES, file.size - have)
+                into = _Counted(out, count, told)
+                agent.fetch(
+                    "result-part",
+                    {**request, "name": file.name, "offset": have, "count": count},
+                    cast(BinaryIO, into),
+                    most_bytes=count,
+                    timeout_s=_PIECE_TIMEOUT_S,
+                )
+                if out.tell() == have:
+                    raise HomelabError(
+                        f"{file.name} became shorter while it was fetched",
+                        where=f"node {agent.node.name}",
+                        hint=homelab("fetch", request["run"]),
+                    )
+            out.flush()
+            os.fsync(out.fileno())
+        if file_sha256(path) == file.sha256:
+            break
+        path.unlink()
+        told(-file.size)
+    else:
+        raise HomelabError(
+            f"{file.name} arrived damaged {_MOST_BEGINNINGS} times", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"])
+        )
+    with path.open("rb") as stream:
+        fault = weights_fault(file.name, stream.read(9), file.size)
+    if fault:
+        path.unlink()
+        raise HomelabError(f"{file.name} is refused: {fault}", where=f"node {agent.node.name}", hint=homelab("logs", request["run"]))
+    with store.written(partial / file.name):
+        (partial / file.name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, partial / file.name)
+
+
+def finish(partial: Path, place: Path, wanted: Sequence[ResultFile], about: dict[str, Any]) -> None:
+    """Everything is here: write the record, and put the folder to its place with one rename; what was fetched there before goes."""
+    with store.written(place):
+        files.write_json(partial / RECORD, {**about, "files": {file.name: file.sha256 for file in wanted}})
+        files.sync(partial)
+        old = place.parent / f".{place.name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            os.replace(place, old)
+        os.replace(partial, place)
+        files.sync(place.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+class _Counted:
+    """Passes on at most so many bytes, and tells how many came."""
+
+    def __init__(self, into: BinaryIO, most: int, told: Callable[[int], None]) -> None:
+        self._into, self._left, self._told = into, most, told
+
+    def write(self, block: bytes) -> int:
+        """As a file's `write`. More than was asked for is left out."""
+        taken = block[: self._left]
+        self._left -= len(taken)
+        self._into.write(taken)
+        self._told(len(taken))
+        return len(block)

@@ -1,0 +1,1 @@
+"""`homelab setup` and `homelab teardown`: the same worker environment on every node."""

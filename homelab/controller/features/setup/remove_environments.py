@@ -1,0 +1,46 @@
+"""The sequence of `homelab teardown`: what setup has made on the nodes goes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import homelab
+from homelab.controller.base.say import Say
+from homelab.controller.base.units import listed
+from homelab.controller.features.setup import setup_nodes
+from homelab.controller.remote.fanout import Fleet, Outcome, on_all
+from homelab.controller.remote.node_state import Removed
+
+_REMOVE_TIMEOUT_S = 600.0
+
+
+def made(fleet: Fleet, names: Iterable[str]) -> Outcome[tuple[str, ...]]:
+    """The folders that setup has made, by node."""
+    return on_all(names, lambda name: setup_nodes.look(fleet.agent(name), {}).folders)
+
+
+def forget_secrets(fleet: Fleet, names: Iterable[str]) -> dict[str, list[str]]:
+    """Node -> the runs that were over, and of which it still had secrets: they are gone. Nodes that do not answer are left out."""
+    answers, _ = fleet.ask("runs", names=list(names))
+    return {name: list(answer["secrets_removed"]) for name, answer in answers.items() if answer["secrets_removed"]}
+
+
+def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[Removed]:
+    """Remove them. A node where a run lives keeps its environment."""
+
+    def one(name: str) -> Removed:
+        setup_nodes.refuse_while_runs_live(fleet.agent(name))
+        removed = Removed.model_validate(
+            setup_nodes.when_free(
+                lambda: fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S),
+                lambda: say(f"{name}: waiting for a setup that works on this node"),
+            )
+        )
+        if removed.left:
+            raise HomelabError(
+                f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name)
+            )
+        return removed
+
+    return on_all(names, one)

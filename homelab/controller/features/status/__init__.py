@@ -1,0 +1,1 @@
+"""`homelab status`, `logs`, `why` and `runs`: look at a run."""

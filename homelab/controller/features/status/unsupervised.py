@@ -1,0 +1,66 @@
+"""What the owner of a run must know when no supervisor looks after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.base.hint import Command, Hint
+from homelab.controller.base.sanitize import plain
+from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.run.state import State
+
+
+def outliving(replies: Mapping[str, Reply], attempt: int, stop: Command) -> tuple[Hint, ...]:
+    """A line where processes of a run are alive on nodes on which its newest attempt has ended. `stop`: the command that ends them."""
+    alive = {
+        name: run.processes - run.agent_alive
+        for name, reply in replies.items()
+        if (run := reply.run) and run.attempt == attempt and run.exit is not None and run.processes > run.agent_alive
+    }
+    if not alive:
+        return ()
+    where = ", ".join(f"{name} ({count})" for name, count in alive.items())
+    seen = f"processes of this run are alive on {where}, though its attempt {attempt} has ended: somebody typed its commands once more"
+    return (Hint("{}; {} ends them", seen, stop),)
+
+
+def unsupervised_warnings(
+    state: State,
+    record: Mapping[str, Any],
+    silent_place: str,
+    still: Verdict | None,
+    *,
+    recover: Command,
+    supervise: Command,
+    is_pending: bool = False,
+) -> tuple[Hint, ...]:
+    """A line each, with the command that helps at its end; none for a run that needs nobody. Not to be asked where a supervisor is at work.
+
+    `record`: supervisor.json, as the last one here has left it (a person may have spoilt it). `silent_place`: why nothing is heard of
+    the one on a node, empty where it was not put on one. `still`: the verdict on ranks that stand still. `is_pending`: the command
+    lives that is to leave a supervisor. `recover`, `supervise`: commands.
+    """
+    if state in ("done", "stopped", "planned", "shipping"):
+        return ()
+    lines = []
+    if record.get("doing") == "given up" and state == "failed":
+        lines.append(Hint("its supervisor has given up: {}; by hand: {}", plain(str(record.get("why", ""))), recover))
+    elif silent_place:
+        lines.append(Hint("no supervisor is heard of ({}): after a failure this run goes on by {}", silent_place, recover))
+    elif record.get("doing") in ("watching", "recovering"):
+        lines.append(
+            Hint(
+                "nobody looks after this run any more: its supervisor (process {} here) is gone; another one: {}",
+                record.get("pid"),
+                supervise,
+            )
+        )
+    elif record.get("wanted") is True and record.get("doing") in ("launching", "recovering by hand") and not is_pending:
+        lines.append(
+            Hint("nobody looks after this run: the command that started it was ended before it had left a supervisor; one: {}", supervise)
+        )
+    if still is not None and state in ("starting", "running"):
+        lines.append(Hint("{}, and no supervisor is at work: {}", still.because, recover))
+    return tuple(lines)

@@ -1,0 +1,1 @@
+"""`homelab stop` and `homelab prune`: end a run, and everything of it."""

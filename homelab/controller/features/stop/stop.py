@@ -1,0 +1,109 @@
+"""Stop: end a run on every node, and look again until nothing of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from homelab.controller.attempt import remote_supervisor, start
+from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
+from homelab.controller.facts.node_commands import RESTART_IN_WORDS
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import event_log, node_matching, run_folder, stopped_holder, store
+from homelab.controller.run.events import event
+from homelab.controller.run.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stop did on each node."""
+
+    run: str
+    ended: dict[str, dict[str, Any]]
+    unreachable: dict[str, HomelabError]
+    was_done: bool = False  # before anything was asked: there is nothing to go on with
+    held: str = ""  # who holds the run here and cannot see that it was stopped
+
+    @property
+    def left(self) -> dict[str, list[int]]:
+        """Processes that even SIGKILL did not end, by node."""
+        return {node: answer["left"] for node, answer in self.ended.items() if answer["left"]}
+
+    @property
+    def exit_code(self) -> int:
+        """0 when verified on every node, 1 when something is left, 3 when a node could not be asked."""
+        return EXIT_FAILED if self.left else EXIT_UNREACHABLE if self.unreachable else EXIT_DONE
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = []
+        for name, answer in self.ended.items():
+            then = [part for part in answer.get("as_nodes", ()) if part != name]
+            node = f"{name} ({', '.join(then)} in this run)" if then else name
+            if answer["left"]:
+                lines.append(
+                    f"{node}: processes {', '.join(map(str, answer['left']))} do not end (stuck in the driver?); on the node: {RESTART_IN_WORDS}"
+                )
+            elif answer["asked"]:
+                killed = f", {answer['killed']} had to be killed" if answer["killed"] else ""
+                lines.append(f"{node}: {answer['asked']} processes ended{killed}; verified, nothing is left")
+            else:
+                lines.append(f"{node}: nothing was running; verified")
+        if self.held:
+            lines.append(self.held)
+        for node, error in self.unreachable.items():
+            lines.append(f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `--json` shape."""
+        return {
+            "run": self.run,
+            "nodes": self.ended,
+            "unreachable": {node: error.as_dict() for node, error in self.unreachable.items()},
+            "clean": self.exit_code == EXIT_DONE,
+            **({"held": self.held} if self.held else {}),
+        }
+
+
+def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
+    """End the run on all nodes of the cluster that its plans name (an earlier attempt may have left something elsewhere)."""
+    attempt = run_folder.plan_of(paths).attempt
+    before = store.read_object(paths.state_json).get("state")
+    if before not in ("done", "failed"):
+        store.set_state(paths, "stopping", attempt, intent="stopping")
+    planned = {node.name: node for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
+    remote_supervisor.end(fleet, paths, say)
+    say(f"stopping {paths.name} on {', '.join(planned)}")
+    # All nodes: one of them may be a node of the run by another name, or be about to take part in a recovery that is under way.
+    hosts = {node.name: node.host for node in fleet.cluster.nodes}
+    workdirs = {name: node.workdir for name, node in planned.items()}
+    answers, errors = start.stop_all(fleet, paths.name, list(hosts), start.BY_HAND, workdirs=workdirs)
+    unreachable = node_matching.unseen({name: _host_then(paths, name) for name in planned}, answers, errors, hosts)
+    ended = {
+        name: answer
+        for name, answer in answers.items()
+        if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable
+    }
+    holder = stopped_holder.here(paths)
+    held = f"{holder.is_stopped}, and sees none of this; it ends by itself after {holder.go_on}" if holder else ""
+    outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
+    if before not in ("done", "failed"):
+        store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
+    event_log.append(paths, event("stopped", attempt, clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended)))
+    return outcome
+
+
+def _host_then(paths: RunPaths, name: str) -> str:
+    """The address of a node when the run was launched, empty where it was not recorded."""
+    nodes = store.read_object(paths.cluster_json).get("nodes")
+    entries = [node for node in nodes if isinstance(node, dict) and node.get("name") == name] if isinstance(nodes, list) else []
+    return str(entries[0].get("host") or "") if entries else ""
+
+
+def _plan_nodes(paths: RunPaths, number: int) -> list[Any]:
+    try:
+        return list(run_folder.plan_of(paths, number).nodes)
+    except HomelabError:
+        return []

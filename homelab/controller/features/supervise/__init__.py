@@ -1,0 +1,1 @@
+"""`homelab supervise`: follow a run and recover it without a person."""

@@ -1,0 +1,136 @@
+"""What a supervisor does next, as `homelab.controller.features.supervise.step` decides it and `homelab.controller.features.supervise.supervisor` performs it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.features.supervise.observation import Failed
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `rejoining` are well again, or that another cut of the model trains faster
+    (`recut` says it)."""
+
+    verdict: Verdict | None
+    noticed_at: float  # seconds since 1970
+    left_out: frozenset[str]  # nodes that are not asked: they were left out before, and are not well yet
+    rejoining: tuple[str, ...] = ()
+    recut: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The verdict's, "rejoin", or "recut"."""
+        return self.verdict.kind if self.verdict else "rejoin" if self.rejoining else "recut"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """That are to blame, or come back."""
+        return self.verdict.nodes if self.verdict else self.rejoining
+
+    @property
+    def because(self) -> str:
+        """In words."""
+        if self.verdict:
+            return self.verdict.because
+        return f"{', '.join(self.rejoining)} is well again" if self.rejoining else self.recut
+
+
+@dataclass(frozen=True)
+class Review:
+    """Look once at an attempt that may have ended; the next observation has the verdict."""
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Begin to listen to the nodes of the newest plan, and to ask those that were left out whether they are well. Result: `Followed`."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until a node says something."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Gather the run's metrics and write its state down, beside the watching."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write down what is being done."""
+
+    doing: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Say and write down that a recovery begins, and why."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True)
+class Examine:
+    """Ask the nodes what happened. Result: `Examined` or `Failed`."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Claim the run, stop what is left of the attempt, find its newest checkpoint. Result: `Halted` or `Failed`.
+
+    `asks_silent`: nodes that were silent at the examination, too.
+    """
+
+    may_begin_again: bool
+    asks_silent: bool
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Start the next attempt, without `exclude`. Result: `Resumed` or `Failed`."""
+
+    because: str
+    exclude: tuple[str, ...]
+    halvings: Mapping[str, int]  # node -> how often its micro-batch is halved
+
+
+@dataclass(frozen=True)
+class WaitBeforeRetry:
+    """`error`: what is in the way, None where that was said before."""
+
+    seconds: float
+    error: Failed | None = None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The run has failed. `stops_nodes`: nothing was stopped on the nodes yet."""
+
+    because: str
+    hint: str = ""
+    cause: str | None = None
+    stops_nodes: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """Nothing more to do. `left_out`: nodes on which a rank may still wait for its peers.
+
+    `why`: is written down, with a last look at the nodes where `collects`; None: what was written down last stays.
+    `records_stop`: the run was stopped on another machine.
+    """
+
+    how: str
+    why: str | None = None
+    left_out: frozenset[str] = frozenset()
+    collects: bool = False
+    records_stop: bool = False
+
+
+Act = Review | Follow | Wait | Collect | Report | Begin | Examine | Halt | Resume | WaitBeforeRetry | GiveUp | End

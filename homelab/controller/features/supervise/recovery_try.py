@@ -1,0 +1,120 @@
+"""One try to recover a run: the nodes are asked, then the run is claimed, halted and started again, over the same connections."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.say import Say
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.features.recover import examine, halt, resume, stack_dumps
+from homelab.controller.features.recover.examine import AttemptEnd, Examination
+from homelab.controller.features.recover.resume import NextAttempt
+from homelab.controller.features.supervise import acts, log_policies, observation
+from homelab.controller.features.supervise.status_streams import StatusStreams
+from homelab.controller.planning.types import Plan
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import claims, event_log, run_folder
+from homelab.controller.run.events import note
+from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol import checkpoint_holders
+
+STOP_GRACE_S = 0.5  # these processes have failed or wait for a failed one; checkpoints are complete or absent
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """A run and the nodes that it may use. `skip`: checks that the person left out at the launch, which are left out again."""
+
+    cluster: Cluster
+    paths: RunPaths
+    recipe: Recipe
+    items: list[RecipeInput]
+    skip: Collection[str]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Their names."""
+        return [node.name for node in self.cluster.nodes]
+
+
+@dataclass
+class RecoveryTry:
+    """`close` ends it: the claim is released and the connections are closed. `examination` is kept from one try to the next."""
+
+    run: Supervised
+    plan: Plan
+    streams: StatusStreams
+    say: Say
+    began_s: float  # of the whole recovery, monotonic
+    examination: Examination | None = None
+    _open: ExitStack = field(default_factory=ExitStack)
+    _fleet: Fleet | None = None
+    _claimed: claims.ClaimedRun | None = None
+    _halted: halt.Halted | None = None
+
+    def close(self) -> None:
+        """Release the claim, close the connections."""
+        self._fleet = self._claimed = self._halted = None
+        self._open.close()
+
+    def examine(self, incident: acts.Incident) -> observation.Examined:
+        """Ask what happened. Raises HomelabError."""
+        fleet, paths, verdict = self._connected(), self.run.paths, incident.verdict
+        if verdict is not None and verdict.kind in ("hang", "frozen-rank", "silent-node"):
+            silent_nodes = verdict.nodes if verdict.kind == "silent-node" else ()
+            stack_dumps.keep(fleet, paths, self.plan, [node.name for node in self.plan.nodes if node.name not in silent_nodes])
+        self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident))
+        policies = self.run.recipe.recovery.log_policies if verdict is not None else ()
+        met, slow = log_policies.met(self.examination.logs, policies)
+        for policy in slow:
+            event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not met'))
+        return observation.Examined(self.examination.diagnosis, self.examination.step, tuple(met))
+
+    def halt(self, act: acts.Halt) -> observation.Halted:
+        """Claim the run and stop what is left of it. Raises HomelabError."""
+        assert self.examination is not None
+        if act.asks_silent:
+            self.examination = replace(self.examination, unreachable={})
+        fleet, paths = self._connected(), self.run.paths
+        names = [name for name in self.run.nodes if name not in self.examination.unreachable]
+        after = max(self.plan.attempt, *run_folder.attempts(paths))
+        age_s = claims.since(self.began_s)
+        claim = self._open.enter_context(claims.claimed(fleet, paths.name, names, "recovered by its supervisor", age_s=age_s, after=after))
+        self._claimed = claims.ClaimedRun(fleet, claim, paths, self.say)
+        from_scratch: halt.Scratch = "if-nothing-was-saved" if act.may_begin_again else "never"
+        self._halted = halt.halt(self._claimed, self.examination, nodes=self.run.nodes, from_scratch=from_scratch, grace_s=STOP_GRACE_S)
+        point, well = self._halted.resume_point, tuple(self._halted.names)
+        return observation.Halted(point.step, well, checkpoint_holders.indispensable(point.held, well))
+
+    def resume(self, act: acts.Resume) -> observation.Resumed:
+        """Start the next attempt. Raises HomelabError."""
+        assert self._claimed is not None and self.examination is not None and self._halted is not None
+        nodes = [name for name in self.run.nodes if name not in act.exclude]
+        next_attempt = NextAttempt(nodes, self.run.skip, act.because, act.halvings)
+        plan = resume.resume(self._claimed, self.examination, self._halted, next_attempt)
+        return observation.Resumed(
+            plan.attempt, plan.resume_step, tuple(node.name for node in plan.nodes), is_program=self.run.recipe.script is not None
+        )
+
+    def _connected(self) -> Fleet:
+        """The connections of this try; the run's folder is whole afterwards: a person may have deleted it in the middle of the run."""
+        if self._fleet is None:
+            self._fleet = self._open.enter_context(Fleet(self.run.cluster))
+            self._open.enter_context(self.streams.letting_go(self._fleet))
+            run_folder.repair(self._fleet, self.run.paths, self.say)
+        return self._fleet
+
+
+def _end_of(plan: Plan, incident: acts.Incident) -> AttemptEnd:
+    verdict = incident.verdict
+    silent = {name: plan.left_out_because.get(name, "it was left out, and is not well yet") for name in incident.left_out}
+    if verdict is None:
+        return AttemptEnd(incident.because, False, silent)
+    if verdict.kind == "silent-node":
+        silent |= dict.fromkeys(verdict.nodes, verdict.because)
+    # Ranks that were silent before the stop are the cause, even when other ranks blame their peers.
+    return AttemptEnd(incident.because, True, silent, verdict.ranks if verdict.kind in ("frozen-rank", "hang") else ())

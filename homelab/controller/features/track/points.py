@@ -1,0 +1,67 @@
+"""The points of a run's curves: of every step one, however often recoveries computed it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+Kind = Literal["train", "eval"]
+Key = tuple[Kind, int]
+# Tag of a curve -> the key of a line in metrics.jsonl. Rank 0 speaks: the first four are the same on every rank, "rank0/" is its own share.
+_TAGS: Mapping[Kind, Mapping[str, str]] = {
+    "train": {
+        "train/loss": "loss", "train/perplexity": "perplexity", "train/learning_rate": "learning_rate", "train/grad_norm": "grad_norm",
+        "train/epoch": "epoch", "train/step_s": "step_s", "rank0/tokens_per_s": "tokens_per_s", "rank0/communication_s": "communication_s",
+        "rank0/memory_bytes": "memory_bytes",
+    },
+    "eval": {"eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """The figures of one optimizer step, or of one evaluation after it. `time` in seconds since 1970; `attempt` computed it last."""
+
+    kind: Kind
+    step: int
+    attempt: int
+    time: float
+    values: Mapping[str, float] = field(compare=False)
+
+    @property
+    def key(self) -> Key:
+        """What is there once."""
+        return (self.kind, self.step)
+
+
+def points_of(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """By step, a step before the evaluation after it. `lines`: metrics.jsonl, as `homelab.controller.run.metrics` has it.
+
+    Of a step that two attempts computed, the newest counts. A figure that is unknown or not finite is left out.
+    """
+    newest: dict[Key, Point] = {}
+    for line in lines:
+        kind = line.get("kind")
+        if kind not in get_args(Kind) or line.get("rank", 0) != 0 or not isinstance(line.get("step"), int):
+            continue
+        kind = cast("Kind", kind)
+        figures = {tag: line.get(name) for tag, name in _TAGS[kind].items()}
+        values = {tag: float(value) for tag, value in figures.items() if isinstance(value, int | float) and math.isfinite(value)}
+        point = Point(kind, line["step"], line.get("attempt") or 0, float(line.get("time") or 0.0), values)
+        if point.key not in newest or point.attempt >= newest[point.key].attempt:
+            newest[point.key] = point
+    return sorted(newest.values(), key=lambda point: (point.step, point.kind != "train"))
+
+
+def first_changed(points: Sequence[Point], sent: Mapping[Key, int]) -> int | None:
+    """The first step from which what was sent is not what is there now; None where the new points only follow. `sent`: key -> attempt.
+
+    A recovery computes steps again, and drops those that it has not reached yet.
+    """
+    attempts = {point.key: point.attempt for point in points}
+    last = {kind: max((step for of_kind, step in sent if of_kind == kind), default=-1) for kind in get_args(Kind)}
+    changed = [step for (kind, step), attempt in sent.items() if attempts.get((kind, step)) != attempt]
+    late = [point.step for point in points if point.key not in sent and point.step < last[point.kind]]
+    return min([*changed, *late], default=None)

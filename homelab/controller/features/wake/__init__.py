@@ -1,0 +1,1 @@
+"""`homelab wake`: machines that sleep, and how they are woken."""

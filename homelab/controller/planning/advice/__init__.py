@@ -1,0 +1,1 @@
+"""What a person may consider beside the plan."""

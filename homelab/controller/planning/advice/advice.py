@@ -1,0 +1,79 @@
+"""How to train on these machines, in words and with their numbers: together or alone, whole or sharded, at which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from homelab.controller.base.units import gigabytes
+from homelab.controller.planning.job import TrainingJob
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.time import network_cost
+from homelab.controller.planning.types import RankPlan, TimeEstimate
+from homelab.controller.planning.work.pipeline import one_card
+from homelab.controller.planning.work.ranks import memory_of
+
+WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing something about
+
+
+def advice(job: TrainingJob, strategy: str, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
+    """What an expert concludes from the figures, one sentence each."""
+    nodes = list(dict.fromkeys(rank.node for rank in ranks))
+    card = one_card.fastest(job) if strategy == "pipeline" else None
+    alone = (card.against(time.tokens_per_s),) if card is not None else ()
+    return (*_together(job, strategy, len(ranks), nodes, time), *alone, *_who(nodes, time), *_smaller(job, ranks))
+
+
+def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:
+    if len(nodes) == 1:
+        yield (
+            f"one machine: nothing goes over the LAN; its {ranks} cards share the batch"
+            if ranks > 1
+            else "one machine, one rank: nothing goes over the LAN"
+        )
+        return
+    part = time.wire_s / time.step_s
+    yield f"{strategy} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step are on the wire ({part:.0%})"
+    if part > WIRE_PART:
+        ways = ["a larger global_batch (global_batch_max lets the launch raise it)"]
+        if job.recipe.parallel.compress == "none" and strategy == "ddp":
+            ways.append('compress = "bf16" (half the bytes, and no longer the same curve to the last digits)')
+        yield f"the wire takes more than {WIRE_PART:.0%} of a step; what helps: {', or '.join(ways)}"
+    if job.shape is not None and strategy == "ddp":
+        yield f"{network_cost.price_of_sharding(job, job.shape)} Not on this wire"
+
+
+def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:
+    """A node that costs more than it gives. Compared: all nodes, all but the worst, and the best machine alone."""
+    if len(nodes) < 2 or not time.gains:
+        return
+    best, worst = (max(time.gains, key=lambda gain: gain.alone_tokens_per_s), min(time.gains, key=lambda gain: gain.gain))
+    without = time.tokens_per_s / (1 + worst.gain)
+    if max(best.alone_tokens_per_s, without) <= time.tokens_per_s:
+        return
+    others = ",".join(name for name in nodes if name != worst.node)
+    if without >= best.alone_tokens_per_s and others != best.node:
+        yield f"leave {worst.node} out: it costs more than it gives ({without:.0f} tokens/s without it, {time.tokens_per_s:.0f} with it): --nodes {others}"
+    else:
+        yield f"stay on {best.node}: alone it does {best.alone_tokens_per_s:.0f} tokens/s, all together {time.tokens_per_s:.0f}: --nodes {best.node}"
+
+
+def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
+    """What to do about ranks that the model does not fit on."""
+    short = list(dict.fromkeys(rank.node for rank in ranks if rank.memory is not None and rank.memory.fits is False))
+    if not short or job.shape is None:
+        return
+    if job.recipe.parallel.micro_batch != "auto" and all(_fits_row_by_row(job, rank) for rank in ranks if rank.node in short):
+        yield f'it does not fit on {", ".join(short)} with micro_batch = {job.recipe.parallel.micro_batch}, and row by row it does: leave micro_batch to "auto"'
+        return
+    method, precision = job.recipe.method, job.precision
+    now = rank_memory.base_weight_bytes(job.shape, method, precision)
+    if method.kind == "qlora":
+        yield f"it does not fit on {', '.join(short)} even in 4 bits ({gigabytes(now, '.2g')} GB of weights): a shorter seq_len, a smaller model, or leave it out"
+        return
+    packed = rank_memory.base_weight_bytes(job.shape, method.model_copy(update={"kind": "qlora", "base": "auto"}), precision)
+    yield f'quantise harder: it does not fit on {", ".join(short)}; kind = "qlora" holds the weights in {gigabytes(packed, ".2g")} GB instead of {gigabytes(now, ".2g")}'
+
+
+def _fits_row_by_row(job: TrainingJob, rank: RankPlan) -> bool:
+    memory = memory_of(job, job.machines.slots[rank.rank], 1, rank.token_cap)
+    return memory is not None and memory.fits is not False

@@ -1,0 +1,62 @@
+"""A larger global batch where the wire is slow and the recipe allows it: the one way in which a cluster may change a training.
+
+Every step pays once for the wire, however many rows it has. [train] global_batch_max says how far a launch may go; what it
+chooses is written into the run's recipe, and every later attempt of the run keeps it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from homelab.controller.config.recipe import Recipe, TrainRecipe
+from homelab.controller.planning import plan as planning
+from homelab.controller.planning.advice.advice import WIRE_PART
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.types import Choice, Plan
+
+
+def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
+    """The recipe that is launched and its plan. The same recipe where it does not allow more, or the wire needs no more."""
+    plan, recipe = planning.make(inputs), inputs.recipe
+    if not isinstance(recipe, TrainRecipe) or recipe.train.global_batch_max is None:
+        return recipe, plan
+    batch, most = recipe.train.global_batch, recipe.train.global_batch_max // recipe.train.global_batch
+    if plan.time is None:
+        return recipe, _with(plan, str(batch), "not raised: no speed is known yet, so nobody knows what the wire costs")
+    part = plan.time.wire_s / plan.time.step_s
+    if part <= WIRE_PART:
+        return recipe, _with(plan, str(batch), f"not raised: the wire takes {part:.0%} of a step")
+    if most < 2:
+        return recipe, _with(plan, str(batch), f"the wire takes {part:.0%} of a step, but global_batch_max allows no whole multiple")
+    # Computing grows with the batch, the wire does not: the first guess is right but for rounding.
+    factor = max(2, math.ceil((1 - WIRE_PART) / WIRE_PART * plan.time.wire_s / plan.time.compute_s))
+    while True:
+        factor = min(factor, most)
+        raised = times(recipe, factor)
+        plan = planning.make(dataclasses.replace(inputs, recipe=raised))
+        assert plan.time is not None
+        now = plan.time.wire_s / plan.time.step_s
+        if now <= WIRE_PART or factor == most:
+            break
+        factor += 1
+    reached = "" if now <= WIRE_PART else ", more than global_batch_max allows would be needed"
+    because = f"the wire took {part:.0%} of a step with {batch}, and takes {now:.0%} now{reached}"
+    warning = f"law: global_batch is {raised.train.global_batch} instead of {batch}, as global_batch_max allows, because {because}; another cluster may choose another"
+    plan = _with(plan, str(raised.train.global_batch), because)
+    return raised, plan.model_copy(update={"warnings": (*plan.warnings, warning)})
+
+
+def times(recipe: TrainRecipe, factor: int) -> TrainRecipe:
+    """The recipe with `factor` times the global batch, trained on the same samples: `steps` and `warmup_steps` shrink with it."""
+    train = recipe.train.model_copy(update={
+        "global_batch": recipe.train.global_batch * factor,
+        "global_batch_max": None,  # it was used: nothing raises it again
+        "steps": None if recipe.train.steps is None else math.ceil(recipe.train.steps / factor),
+        "warmup_steps": math.ceil(recipe.train.warmup_steps / factor),
+    })  # fmt: skip
+    return recipe.model_copy(update={"train": train})
+
+
+def _with(plan: Plan, value: str, because: str) -> Plan:
+    return plan.model_copy(update={"choices": (*plan.choices, Choice(subject="global batch", value=value, because=because))})

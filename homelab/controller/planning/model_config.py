@@ -1,0 +1,110 @@
+"""What a plan makes of a base model's config.json before any formula counts it: numbers that no model has, kinds that are not trained, kinds that no formula
+knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.planning.memory import architecture
+from homelab.shared.law import model_kinds, usable
+from homelab.shared.law.stage import has_experts
+from homelab.shared.protocol import model_forms
+
+_WHERE = "recipe, [model] name"
+# The most that a model may have: ten to a hundred times as much as the largest.
+_MOST = {
+    "num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000, "head_dim": 1_000_000, "hidden_size": 10_000_000,
+    "intermediate_size": 100_000_000, "vocab_size": 100_000_000, "max_position_embeddings": 10**12,
+}  # fmt: skip
+_FROM_WHERE = "copy the model's folder again from where it came: its config.json is damaged, or not its own"
+
+
+def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
+    """Raises InputError where config.json of the model `name` holds a number that no model has."""
+    is_known = str(config.get("model_type")) in architecture.KINDS  # a node says anything in its place
+    for part, key, value in _numbers(config):
+        if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and is_known):
+            raise InputError(
+                f"config.json of {name} says {part}{key} = {_shown(value)}, and no model has that", where=_WHERE, hint=_FROM_WHERE
+            )
+    sizes = [config.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
+    hidden, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
+    if hidden and heads > hidden and not config.get("head_dim"):
+        raise InputError(
+            f"config.json of {name} contradicts itself: {heads} attention heads share a hidden_size of {hidden}",
+            where=_WHERE,
+            hint=_FROM_WHERE,
+        )
+    if heads and kv_heads > heads:
+        raise InputError(
+            f"config.json of {name} contradicts itself: {kv_heads} heads of keys for {heads} of queries", where=_WHERE, hint=_FROM_WHERE
+        )
+
+
+def refuse_kind(name: str, config: Mapping[str, Any] | None) -> None:
+    """Raises InputError for a model that no node trains, as far as its name and its config.json tell."""
+    if config is None and name.lower().endswith(("-gguf", ".gguf", "_gguf")):
+        hint = Hint("edit the recipe: [model] name = {}; {} makes a GGUF of the result", usable.original_of(name), homelab("gguf RUN"))
+        raise InputError(f"{name}, by its name, {model_forms.HELD[model_forms.GGUF][0]}", where=_WHERE, hint=hint)
+    refused = model_kinds.refusal(config or {})
+    if refused is not None:
+        raise InputError(f"{name}: {refused.reason}", where=_WHERE, hint=refused.edit)
+
+
+def why_no_formula(config: Mapping[str, Any]) -> str:
+    """Why no formula counts the model of this config.json, after its name."""
+    kind, text = config.get("model_type"), config.get("text_config")
+    if not isinstance(kind, str):
+        return "is not said to be of any kind that homelab knows (no model_type)"
+    if has_experts(text if isinstance(text, Mapping) else config):
+        return f"is a mixture of experts ({kind[:40]}), which no formula of the planner counts"
+    if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping) or kind in _SEES:
+        return f"has a part for images or sounds ({kind[:40]}), which no formula of the planner counts"
+    if kind in _STATES:
+        return f"keeps a state in place of attention ({kind[:40]}), which no formula of the planner counts"
+    return f"is of a kind that no formula of the planner counts ({kind[:40]})"
+
+
+# Causal language models of transformers in spite of it.
+_SEES = frozenset(("gemma3", "gemma3n", "gemma4", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"))
+_STATES = frozenset(
+    (
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    )
+)
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
+    """(part, key, value) of the sizes that are said."""
+    for part, table in (("", config), ("text_config.", config.get("text_config"))):
+        if isinstance(table, Mapping):
+            yield from ((part, key, table[key]) for key in _MOST if table.get(key) is not None)
+
+
+def _may_be(value: object, most: int, *, is_counted: bool) -> bool:
+    """Whether a size may be that. Of a kind that formulas count it is one whole number; of others no more is known than what is too much."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value > 0 if is_counted else True) and value <= most
+    return not is_counted and not (isinstance(value, float) and value > most)
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return repr(value)[:60] if isinstance(value, (str, float, bool)) else f"a {type(value).__name__}"
+    return str(value) if abs(value) < 10**30 else f"a number of {int(value.bit_length() * 0.30103) + 1} digits"

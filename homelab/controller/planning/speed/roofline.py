@@ -1,0 +1,78 @@
+"""A guess of a card's training speed from its data sheet: floating-point work at the part of the peak that its class reaches, what is read
+and written once a pass at its bandwidth, and the host's time to start its kernels.
+
+Three things bound a pass (Williams, Waterman and Patterson 2009, for the first two): the arithmetic of its tokens, the weights that have to be
+read whatever it holds, and the start of some hundred kernels per layer. A guess only: `scripts/bench foresight` compares it with what others
+measured. One measured run replaces it.
+"""
+
+from __future__ import annotations
+
+from homelab.controller.base.hardware import Card
+from homelab.controller.config.recipe import Method, Train
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.speed import card_classes
+from homelab.controller.planning.types import TimeEstimate
+from homelab.shared.law.speed import Speed
+from homelab.shared.protocol import quantisation
+
+# What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
+# 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.
+LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
+# Long rows are less slow than their products of attention at the layers' pace: flash attention stays in the card's caches. Of 8,192 to 32,768
+# tokens, published for an A100: 1.4 to 1.7.
+ATTENTION_OVER_LAYERS = 1.5
+# Of 45 published rows (32 that the constants were fitted on, and 13 that they were not) nine in ten lie within this factor of the guess.
+GUESS_FACTOR = 1.4
+FP32_PART = 0.5  # of the 16-bit peak with 32-bit accumulation: GeForce cards compute fp32 at half of it
+# AdamW reads weight, gradient and two moments in fp32 and writes weight and moments.
+_OPTIMIZER_BYTES = 7 * 4
+
+
+def flops_per_token(architecture: Architecture, method: Method, train: Train) -> float:
+    """Floating-point operations of one trained token: forward 2 P, backward 2 P for activations and 2 P_trainable for weights.
+
+    P are the weights that take part in products: the linears and the head, tied or not. Checkpointing computes the blocks'
+    forward again. Attention's own products stand in `attention_flops_per_token`.
+    """
+    head = architecture.vocabulary * architecture.hidden
+    products = architecture.linear_parameters + head
+    trainable = products if method.kind == "full" else rank_memory.trainable_parameters(architecture, method)
+    again = 2 * architecture.linear_parameters if train.gradient_checkpointing else 0
+    return float(4 * products + 2 * trainable + again)
+
+
+def attention_flops_per_token(architecture: Architecture, train: Train) -> float:
+    """Products of queries with keys and of weights with values, of rows of seq_len tokens under a causal mask: 2 x seq_len x width forward,
+    2.5 times that backward (flash attention computes the weights again), and the forward once more with checkpointing.
+    """
+    return (4.5 if train.gradient_checkpointing else 3.5) * 2 * train.seq_len * architecture.query_width * architecture.layers
+
+
+def roofline(card: Card, architecture: Architecture, method: Method, train: Train, precision: str) -> Speed:
+    """The guessed Speed of one rank on this card."""
+    quantised, rounds = method.quantisation, 3 if train.gradient_checkpointing else 2
+    reached = card_classes.of_peak(card) * (card_classes.NF4_PART if quantised == quantisation.NF4 else 1.0)
+    peak = card.peak_flops * reached * (FP32_PART if precision == "fp32" else 1.0)
+    linears = architecture.linear_parameters
+    # A quantised weight is read packed, written as a 16-bit one, and that is read by the product.
+    packed = {None: 0.0, quantisation.INT8: 1.0 + 4, quantisation.NF4: quantisation.NF4_BYTES + 4}[quantised]
+    read_s = rounds * linears * (4 if precision == "fp32" else 2) / card.bandwidth_bytes_per_s
+    trainable = rank_memory.trainable_parameters(architecture, method)
+    return Speed(
+        step_s=_OPTIMIZER_BYTES * trainable / card.bandwidth_bytes_per_s,
+        micro_batch_s=rounds * linears * packed / card.bandwidth_bytes_per_s,
+        token_s=(flops_per_token(architecture, method, train) + attention_flops_per_token(architecture, train) / ATTENTION_OVER_LAYERS)
+        / peak,
+        floor_s=max(rounds / 3 * LAUNCH_S_PER_LAYER[quantised] * architecture.layers, read_s),
+    )
+
+
+def interval(time: TimeEstimate) -> TimeEstimate:
+    """With the figures between which the truth lies in nine of ten cases; as it is where speeds were measured."""
+    if time.is_measured:
+        return time
+    low, high = (None, None) if time.hours is None else (time.hours / GUESS_FACTOR, time.hours * GUESS_FACTOR)
+    rates = {"tokens_per_s_low": time.tokens_per_s / GUESS_FACTOR, "tokens_per_s_high": time.tokens_per_s * GUESS_FACTOR}
+    return time.model_copy(update={**rates, "hours_low": low, "hours_high": high})

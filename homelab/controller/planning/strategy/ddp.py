@@ -1,0 +1,67 @@
+"""Data parallel training (torch's DDP): every rank holds the whole model and computes its share of the batch; gradients are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.strategy.base import Assignment, Strategy
+from homelab.controller.planning.time import hidden_wire, network_cost
+from homelab.controller.planning.time.hidden_wire import LastPass
+from homelab.controller.planning.work import ranks
+from homelab.shared.law.wire_bytes import BUCKET_MB
+
+TIMEOUT_S = 120  # for ranks to connect; in a step a slow peer is waited for longer (`homelab.worker.runtime.process_group`)
+
+
+class Ddp(Strategy):
+    """Every rank holds everything."""
+
+    name = "ddp"
+    checkpoint_layout = "replicated"
+
+    def assign(self, job: Job) -> Assignment:
+        """The shares of the batch. Raises InputError for settings that no rank can train with, `DoesNotFit` where no rank has room."""
+        if job.recipe.parallel.compress == "powersgd" and job.precision == "fp16" and job.machines.world_size > 1:
+            raise InputError(
+                'compress = "powersgd" does not go with fp16: its loss scaling overflows on purpose, and an overflow stays in what a rank keeps back',
+                where="recipe, [parallel] compress",
+                hint='compress = "bf16" halves the bytes with any precision; or [train] precision = "bf16" or "fp32"',
+            )
+        return ranks.whole_models(job) if isinstance(job, TrainingJob) else ranks.programs(job)
+
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
+        """The gradient of everything that is trained, as it is compressed."""
+        return network_cost.sent_bytes(job.shape, job.recipe.method, job.recipe.parallel.compress) if job.shape else None
+
+    def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
+        """A ring all-reduce, once per optimizer step."""
+        return network_cost.all_reduce_s(size_bytes, ranks, bytes_per_s)
+
+    def exposed_s(self, job: TrainingJob, wire_s: float, passes: Sequence[LastPass]) -> float:
+        """Buckets are reduced while the backward pass of the last pass goes on. PowerSGD's rounds wait for each other: none of it is counted as hidden."""
+        recipe, shape = job.recipe, job.shape
+        if shape is None or recipe.parallel.compress == "powersgd":
+            return wire_s
+        bucket_mb = BUCKET_MB if recipe.parallel.bucket_mb == "auto" else recipe.parallel.bucket_mb
+        buckets = hidden_wire.buckets_of(shape, recipe.method, recipe.train, bucket_mb)
+        exposed_s = hidden_wire.exposed_s(wire_s, buckets, hidden_wire.backward_part(shape, recipe.method, recipe.train), passes)
+        return exposed_s if job.machines.device == "cuda" else wire_s - hidden_wire.HIDDEN_ON_CPU * (wire_s - exposed_s)
+
+    def because(self, job: Job) -> str:
+        """The all-reduce in bytes and seconds, and what sharding would cost."""
+        count = job.machines.world_size
+        if count == 1:
+            return "one rank alone: nothing goes over the wire"
+        if len(job.machines.nodes) == 1:
+            return f"{count} ranks on one machine: nothing goes over the LAN"
+        if not isinstance(job, TrainingJob) or job.shape is None:
+            return "the gradient's size is not known here"
+        wire = network_cost.wire_between(job.machines.names, job.throughputs)
+        size = network_cost.sent_bytes(job.shape, job.recipe.method, job.recipe.parallel.compress)
+        return network_cost.all_reduce_text(size, count, wire) + " " + network_cost.price_of_sharding(job, job.shape)
+
+    def worker_settings(self, job: Job) -> Mapping[str, str]:
+        """How long ranks wait for each other to connect."""
+        return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}

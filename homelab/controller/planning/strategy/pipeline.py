@@ -1,0 +1,167 @@
+"""One model on several ranks, layer after layer (`homelab.worker.training.pipeline`): only activations cross the wire. The curve is that of one process."""
+
+from __future__ import annotations
+
+import re
+
+from homelab.controller.base.errors import InputError
+from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.architecture import ALL_LINEAR
+from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
+from homelab.controller.planning.strategy.ddp import TIMEOUT_S
+from homelab.controller.planning.time import network_cost, pipeline_time
+from homelab.controller.planning.types import Choice, RankPlan, TimeEstimate
+from homelab.controller.planning.work import ranks
+from homelab.controller.planning.work.pipeline import pipeline_plan, stage_memory
+from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
+
+_WHERE = "recipe, [parallel] strategy"
+_NO_LAYERS = ("lm_head", "embed_tokens")
+_NUMBER = re.compile(r"(^|\.)\d+(\.|$)")  # of a layer
+
+
+class Pipeline(Strategy):
+    """Every rank holds some of the layers."""
+
+    name = "pipeline"
+    checkpoint_layout = "replicated"
+
+    def automatic(self, job: Job) -> Automatic:
+        return "fallback" if job.machines.world_size > 1 else "never"
+
+    def assign(self, job: Job) -> Assignment:
+        """The layers of every rank; all of them on one that is alone, as after the others were lost. Raises InputError for what a pipeline does not
+        train, DoesNotFit where no cut has room."""
+        if not isinstance(job, TrainingJob):
+            raise InputError(
+                'strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"'
+            )
+        if job.machines.world_size == 1:
+            return ranks.whole_models(job)
+        fault = _fault(job)
+        if fault is not None:
+            raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
+        stages = pipeline_plan.fastest(job)
+        planned = pipeline_plan.rank_plans(stages)
+        saved = Choice(
+            subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it"
+        )
+        return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
+
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
+        """What crosses one boundary in a step: hidden states and their gradients, of all rows."""
+        if job.shape is None:
+            return None
+        train, rows = job.recipe.train, job.workload.rows
+        tokens = sum(rows.lengths(train.global_batch, train.seq_len))
+        return 2 * stage_memory.message_bytes(job.shape, job.recipe.method, job.precision, tokens)
+
+    def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
+        """Both directions at once: half of the bytes each way."""
+        return size_bytes / 2 / bytes_per_s if ranks > 1 else 0.0
+
+    def because(self, job: Job) -> str:
+        if not isinstance(job, TrainingJob) or job.shape is None:
+            return "the recipe says so"
+        names = job.machines.names
+        if job.machines.world_size == 1:
+            return "one rank alone: nothing is cut"
+        size_bytes = self.step_bytes(job, 1) or 0
+        wire = network_cost.wire_between(names, job.throughputs)
+        text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
+        return f"{text} at {wire}" if len(names) > 1 else text
+
+    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
+        """Every stage sends its weights and optimizer to all others once."""
+        if job.shape is None:
+            return 0.0
+        size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
+        return network_cost.gather_s(size_bytes, ranks, bytes_per_s)
+
+    def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
+        return pipeline_time.estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
+
+    def worker_settings(self, job: Job) -> dict[str, str]:
+        """How long ranks wait for each other to connect."""
+        return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
+
+
+def _fault(job: TrainingJob) -> tuple[str, str] | None:
+    """What the recipe asks for that a pipeline would change or cannot do, and the edit; None where nothing is."""
+    recipe, shape, count = job.recipe, job.shape, job.machines.world_size
+    if shape is None:
+        return _without_shape(job)
+    if count > shape.layers:
+        return (
+            f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks",
+            "leave nodes out with --nodes",
+        )
+    if recipe.method.backend == "unsloth":
+        return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
+    if recipe.parallel.compress != "none":
+        return (
+            f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp',
+            'compress = "none", or strategy = "ddp"',
+        )
+    if recipe.parallel.bucket_mb != "auto":
+        return "sends no gradients of weights, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
+    if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
+        return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
+    if recipe.method.kind != "full" and recipe.method.dropout > 0:
+        return (
+            "draws dropout stage by stage, which would be another training",
+            "[method] dropout = 0 (another training, too), or another strategy",
+        )
+    if recipe.method.model_dropout:
+        return (
+            "would draw the model's own dropout stage by stage, which is another training",
+            "leave [method] model_dropout out, or another strategy",
+        )
+    if recipe.method.kind == "full" and shape.tied_embeddings:
+        return (
+            "cannot train embeddings that are the head too: they are on the first stage and on the last",
+            'kind = "lora", or strategy = "zero3"',
+        )
+    outside = (
+        []
+        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
+    )
+    if outside:
+        return (
+            f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it",
+            '[method] targets = "all-linear", or another strategy',
+        )
+    some = (
+        []
+        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        else [name for name in recipe.method.targets if _NUMBER.search(name)]
+    )
+    if some:
+        return (
+            f"has something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} in some layers alone",
+            ('name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'),
+        )
+    return None
+
+
+def _without_shape(job: TrainingJob) -> tuple[str, str]:
+    """Why the shape of the model is not known, as far as its config.json says it."""
+    config = job.config
+    if config is None:
+        return (
+            "needs the shape of the model, which is not known here",
+            "copy the model to the nodes: homelab setup RECIPE; or name another strategy",
+        )
+    kind, text = config.get("model_type", "without a model_type"), config.get("text_config")
+    settings = text if isinstance(text, dict) else config
+    if has_experts(settings):
+        return (
+            f"does not train a mixture of experts ({kind}): {why_mixtures_stay_whole(settings)}",
+            'strategy = "auto", or another [model] name',
+        )
+    return (
+        f"needs the shape of the model, and models of type {kind} are not known to the planner",
+        'strategy = "zero3": it divides any model of transformers',
+    )

@@ -1,0 +1,1 @@
+"""Which rank computes how much."""

@@ -1,0 +1,127 @@
+"""One size of micro-batches on the machines of a training: how many layers fit where, and what every stage of a cut takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from homelab.controller.planning.job import TrainingJob
+from homelab.controller.planning.machines import RankSlot
+from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.memory.memory_estimate import MemoryItem
+from homelab.controller.planning.time import network_cost, step_time
+from homelab.controller.planning.work import ranks
+from homelab.controller.planning.work.pipeline import stage_memory, stage_time
+from homelab.controller.planning.work.pipeline.stage_memory import Part
+from homelab.controller.planning.work.pipeline.stage_time import Costs, StageTimes
+from homelab.shared.law import pipeline_schedule
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
+
+_SAME_MACHINE_BYTES_PER_S = 5e9  # through host memory; assumed
+InFlight = Callable[[int, int], int]  # of (stage, stages)
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """A training whose micro-batches have `rows` rows."""
+
+    job: TrainingJob
+    rows: int
+
+    @cached_property
+    def shape(self) -> Architecture:
+        """The model."""
+        assert self.job.shape is not None, "a pipeline is not planned for a model of unknown shape"
+        return self.job.shape
+
+    @cached_property
+    def slots(self) -> tuple[RankSlot, ...]:
+        """The places of the ranks."""
+        return self.job.machines.slots
+
+    @property
+    def stages(self) -> int:
+        """As many as ranks."""
+        return len(self.slots)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What layers and head are of a pass."""
+        recipe = self.job.recipe
+        return stage_time.costs_of(self.shape, recipe.method, recipe.train, self.job.workload.rows.loss_part)
+
+    @cached_property
+    def passes(self) -> tuple[int, ...]:
+        """The tokens of each micro-batch of a typical step, by the worker's own rule."""
+        recipe, data = self.job.recipe, self.job.workload.rows
+        limits = Limits.planned(self.rows, None, seq_len=recipe.train.seq_len, asked=recipe.parallel.micro_batch, padded=bool(data.padded))
+        first = step_time.Worker(0, "", "", Speed(0.0, 0.0, 1.0), limits, recipe.train.global_batch)
+        lengths = data.lengths(recipe.train.global_batch, recipe.train.seq_len)
+        return tuple(step_time.passes_of([first], lengths, [recipe.train.global_batch])[0])
+
+    @cached_property
+    def speeds(self) -> list[Speed]:
+        """Of the whole model on each rank. Where no seconds are known they are relative."""
+        estimate = self.job.workload.speeds
+        if estimate.speeds is None:
+            return [Speed(0.0, 0.0, 1 / estimate.weights[slot.node.name][slot.local_rank]) for slot in self.slots]
+        slowdown = estimate.slowdown("pipeline", self.stages)
+        return [estimate.speeds[slot.node.name][slot.local_rank].slower(slowdown) for slot in self.slots]
+
+    def seconds(self, rank: int, stage: int, layers: int) -> float:
+        """What so many layers take of a step on this rank, as this stage."""
+        return self.costs.work(layers, is_last=self._is_last(stage)) * sum(self._pass_s(rank, tokens) for tokens in self.passes)
+
+    def items(self, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
+        """What the rank holds with so many layers, as this stage."""
+        recipe, part = self.job.recipe, Part(layers, stage == 0, self._is_last(stage))
+        return stage_memory.estimate(
+            self.shape, recipe.method, recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows), part, in_flight
+        )
+
+    def fits(self, rank: int, stage: int, layers: int, in_flight: int) -> bool:
+        """Whether the rank has room for that; yes where its memory is not known."""
+        available = self.slots[rank].memory()[0]
+        return available is None or sum(item.size_bytes for item in self.items(rank, stage, layers, in_flight)) <= available
+
+    def most_layers(self, rank: int, stage: int, flights: InFlight) -> int:
+        """How many layers have room on this rank as this stage; 0: not even one."""
+        in_flight = min(flights(stage, self.stages), len(self.passes))
+        low, high = 0, self.shape.layers
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(rank, stage, middle, in_flight) else (low, middle - 1)
+        return low
+
+    def in_flight(self, order: Sequence[int], layers: Sequence[int]) -> tuple[int, ...]:
+        """Micro-batches that each stage keeps: as many as hide a message, fewer where memory is short, and never more than the stage before."""
+        result: list[int] = []
+        for stage, (rank, count) in enumerate(zip(order, layers, strict=True)):
+            flight = min(pipeline_schedule.most_in_flight(stage, self.stages), len(self.passes), *result[-1:])
+            while flight > 1 and not self.fits(rank, stage, count, flight):
+                flight -= 1
+            result.append(flight)
+        return tuple(result)
+
+    def times(self, order: Sequence[int], layers: Sequence[int], in_flight: Sequence[int]) -> list[StageTimes]:
+        """The passes and messages of every stage."""
+        times = []
+        for stage, (rank, count) in enumerate(zip(order, layers, strict=True)):
+            whole = [self._pass_s(rank, tokens) for tokens in self.passes]
+            forward, backward = (part(count, is_last=self._is_last(stage)) for part in (self.costs.forward, self.costs.backward))
+            messages = [0.0 if self._is_last(stage) else self._message_s(rank, order[stage + 1], tokens) for tokens in self.passes]
+            times.append(StageTimes([forward * one for one in whole], [backward * one for one in whole], messages, in_flight[stage]))
+        return times
+
+    def _is_last(self, stage: int) -> bool:
+        return stage == self.stages - 1
+
+    def _pass_s(self, rank: int, tokens: int) -> float:
+        return self.speeds[rank].pass_s(tokens)
+
+    def _message_s(self, rank: int, other: int, tokens: int) -> float:
+        names = {self.slots[rank].node.name, self.slots[other].node.name}
+        rate = network_cost.wire_between(names, self.job.throughputs).bytes_per_s if len(names) > 1 else _SAME_MACHINE_BYTES_PER_S
+        return stage_memory.message_bytes(self.shape, self.job.recipe.method, self.job.precision, tokens) / rate

@@ -1,0 +1,145 @@
+"""The stages of a training: the size of micro-batches, the order of the ranks, and the layers of each. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.units import gigabytes
+from homelab.controller.config.recipe import TrainRecipe
+from homelab.controller.planning.job import TrainingJob
+from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
+from homelab.controller.planning.memory.scenario import DoesNotFit, MemoryScenario
+from homelab.controller.planning.types import Choice, RankPlan, StagePlan
+from homelab.controller.planning.work import ranks
+from homelab.controller.planning.work.pipeline import partition, stage_time
+from homelab.controller.planning.work.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.work.pipeline.partition import Cut
+from homelab.shared.law import pipeline_schedule
+
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+
+class NoLayerFits(DoesNotFit):
+    """Some nodes have no room for a single layer; without them it may be planned. `nodes` are their names."""
+
+    def __init__(self, nodes: Sequence[str], others: Sequence[str], scenario: MemoryScenario) -> None:
+        leave = f"leave it out: --nodes {','.join(others)}" if others else Hint("{}, or a shorter seq_len", homelab("plan RECIPE --fit"))
+        super().__init__(
+            f"not even one layer fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario
+        )
+        self.nodes, self.others = tuple(nodes), tuple(others)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A cut of the model for a size of micro-batches, how many of them each stage keeps, and the seconds of a step."""
+
+    batching: MicroBatching
+    cut: Cut
+    in_flight: tuple[int, ...]
+    step_s: float
+
+
+def fastest(job: TrainingJob) -> Stages:
+    """The fastest way to cut the model that fits. Raises DoesNotFit where none does, NoLayerFits where nodes are of no use."""
+    batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
+    most_rows = max(1, batch // job.machines.world_size)
+    sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= most_rows]
+    candidates = [stages for rows in sizes for stages in _cuts(MicroBatching(job, rows))]
+    if not candidates:
+        raise _does_not_fit(MicroBatching(job, 1))
+    return min(candidates, key=lambda one: (one.step_s, one.batching.rows, one.cut.order))
+
+
+def _cuts(batching: MicroBatching) -> list[Stages]:
+    """The best cuts for this size of micro-batches. Where memory is too short to keep all stages busy, the stages keep one micro-batch each."""
+    for flights in (pipeline_schedule.least_in_flight, _one):
+        cuts = partition.cuts(
+            batching.stages,
+            batching.shape.layers,
+            functools.partial(batching.most_layers, flights=flights),
+            functools.cache(batching.seconds),
+        )
+        if cuts:
+            break
+    flights_of = {cut: batching.in_flight(cut.order, cut.layers) for cut in cuts}
+    return [
+        Stages(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)))
+        for cut, in_flight in flights_of.items()
+    ]
+
+
+def _one(stage: int, stages: int) -> int:
+    return 1
+
+
+def rank_plans(stages: Stages) -> tuple[RankPlan, ...]:
+    """The ranks with their stages, in rank order. The first stage has the whole batch as its share: it counts the rows."""
+    batching, begin = stages.batching, 0
+    recipe, known = batching.job.recipe, batching.job.workload.speeds.speeds
+    planned: dict[int, RankPlan] = {}
+    for number, (rank, layers, in_flight) in enumerate(zip(stages.cut.order, stages.cut.layers, stages.in_flight, strict=True)):
+        slot = batching.slots[rank]
+        work = batching.costs.work(layers, is_last=number == batching.stages - 1)
+        stage = StagePlan(number=number, begin=begin, end=begin + layers, layers=batching.shape.layers, work=work, in_flight=in_flight)
+        memory = MemoryEstimate(items=batching.items(rank, number, layers, in_flight), available_bytes=slot.memory()[0])
+        place = ranks.rank_of(slot, share=recipe.train.global_batch if number == 0 else 0, micro_batch=batching.rows)
+        speed = known[slot.node.name][slot.local_rank] if known else None
+        planned[rank] = place.model_copy(update={"memory": memory, "stage": stage, "speed": speed})
+        begin += layers
+    return tuple(planned[rank] for rank in range(batching.stages))
+
+
+def choices(stages: Stages, planned: Sequence[RankPlan]) -> list[Choice]:
+    """What each stage holds and why, and which one sets the pace."""
+    batching = stages.batching
+    times = batching.times(stages.cut.order, stages.cut.layers, stages.in_flight)
+    slowest = max(range(len(times)), key=lambda number: times[number].busy_s)
+    passes_because = f"{len(batching.passes)} micro-batches in a step: more of them leave shorter gaps while the stages fill and drain, larger ones compute faster"
+    reasons = [Choice(subject="micro-batch", value=str(batching.rows), because=passes_because)]
+    for number, rank in enumerate(planned[rank] for rank in stages.cut.order):
+        stage, memory = rank.stage, rank.memory
+        assert stage is not None and memory is not None
+        ends = "".join([*([" and the embeddings"] if number == 0 else []), *([" and the head"] if number == batching.stages - 1 else [])])
+        because = f"{gigabytes(memory.total_bytes)} GB at the peak, {stage.in_flight} micro-batches in flight"
+        if batching.job.workload.speeds.speeds is not None:
+            because += f"; computes {times[number].busy_s:.3g} s of a step of {stages.step_s:.3g} s"
+        because += "; it sets the pace" if number == slowest else ""
+        subject = f"stage {number + 1}: rank {rank.rank} on {rank.node}"
+        reasons.append(Choice(subject=subject, value=f"layers {stage.begin} to {stage.end - 1}{ends}", because=because))
+    return reasons
+
+
+def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
+    """The error that names what has no room, and how many layers there is room for."""
+    slots, layers = batching.slots, batching.shape.layers
+    whole = ranks.scenario_of(batching.job)
+    assert whole is not None, "where no memory is known, everything fits"
+    scenario = dataclasses.replace(whole, lacking_of_cut=functools.partial(lacking_bytes, batching.job))
+    room = [max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages)]
+    empty = dict.fromkeys(slots[rank].node.name for rank in range(batching.stages) if room[rank] == 0)
+    if empty:
+        others = dict.fromkeys(slot.node.name for slot in slots if slot.node.name not in empty)
+        return NoLayerFits(list(empty), list(others), scenario)
+    text = ", ".join(f"{slots[rank].node.name} {count}" for rank, count in enumerate(room))
+    first = min(sum(room), layers - 1)
+    ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
+    return DoesNotFit(
+        f"the {layers} layers do not fit on these machines: there is room for {text}, less what embeddings and head take; layer {first} is the first without a place",
+        where="recipe, [model] name", hint=Hint("{}; {}, or another machine", homelab("plan RECIPE --fit"), ways), scenario=scenario,
+    )  # fmt: skip
+
+
+def lacking_bytes(job: TrainingJob, recipe: TrainRecipe) -> int:
+    """What the layers without a place need with this recipe; 0 where a cut fits."""
+    asked = recipe.parallel.micro_batch
+    batching = MicroBatching(dataclasses.replace(job, recipe=recipe), 1 if asked == "auto" else min(asked, recipe.train.global_batch))
+    if _cuts(batching):
+        return 0
+    room = sum(max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages))
+    one_layer = sum(item.size_bytes for item in batching.items(0, 1, 2, 1)) - sum(item.size_bytes for item in batching.items(0, 1, 1, 1))
+    return max(1, batching.shape.layers - room) * one_layer

@@ -1,0 +1,295 @@
+"""What each verb of the agent may answer. A node that says anything else is not believed: its words become paths and commands here. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from homelab.controller.base.models import WireModel
+from homelab.controller.facts.data_sample import SampleOfData
+from homelab.controller.facts.model_build import BuildAnswer
+from homelab.controller.facts.network import PacketSent
+from homelab.controller.facts.node import Facts
+from homelab.controller.remote.answers_of_nodes import ResultFiles, Results, SavedFiles
+from homelab.controller.remote.bounds import (
+    MOST_ATTEMPTS,
+    MOST_FILES,
+    MOST_NODES,
+    MOST_RUNS,
+    MOST_STEPS,
+    Count,
+    FileName,
+    Log,
+    NodeName,
+    Pids,
+    RunName,
+    Seconds,
+    Step,
+    StepName,
+    Words,
+)
+from homelab.controller.remote.dial_answers import Dial as Dial
+from homelab.controller.remote.dial_answers import Dials as Dials
+from homelab.controller.remote.node_state import Made, ModelState, NodeState, Received, Removed, Shared
+from homelab.controller.remote.owner_reply import Owner
+from homelab.controller.remote.poll_reply import MOST_RANKS, Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply, Tail
+
+
+class KnownRun(WireModel):
+    """A run of which the node has a folder."""
+
+    name: RunName
+    created_at: MomentOrNone = None
+    attempt: Annotated[int, Field(ge=0, lt=10**9)] = 0
+    alive: bool = False
+    exit: ExitOrNone = None
+    final: bool = False
+    busy: Line = ""
+
+
+class Runs(WireModel):
+    """`runs`."""
+
+    runs: Annotated[tuple[KnownRun, ...], Field(max_length=MOST_RUNS)]
+    secrets_removed: Annotated[tuple[RunName, ...], Field(max_length=MOST_RUNS)] = ()
+
+
+class RunFolder(WireModel):
+    """How large a run's folder is, whether a trained model is in it, and who is at work on it."""
+
+    bytes: Count
+    final: bool
+    busy: Line
+
+
+class RunFolders(WireModel):
+    """`run-weigh`."""
+
+    runs: Annotated[dict[RunName, RunFolder], Field(max_length=MOST_RUNS)]
+
+
+class Described(WireModel):
+    """`describe`: run.json and the plans by number of attempt, None where the node has none."""
+
+    run_json: dict[str, Any] | None
+    plans: Annotated[dict[Annotated[int, Field(ge=1, lt=10**9)], dict[str, Any] | None], Field(max_length=MOST_ATTEMPTS)]
+
+
+class Stopped(WireModel):
+    """`stop`."""
+
+    asked: Count
+    killed: Count
+    left: Pids
+    as_nodes: Annotated[tuple[Annotated[Line, Field(max_length=200)], ...], Field(max_length=MOST_NODES)] = ()
+
+
+class Holder(WireModel):
+    """Who has a run, or has started another one. `process` is read by `homelab.controller.run.process_owner`."""
+
+    run: RunName
+    token: Annotated[str, Field(max_length=200)]
+    by: Annotated[Line, Field(max_length=400)]
+    doing: Annotated[Line, Field(max_length=100)]
+    age_s: Seconds
+    process: dict[str, Any]
+    is_started: bool
+
+
+class Claimed(WireModel):
+    """`claim`."""
+
+    holder: Holder | None
+    newest: Annotated[int, Field(ge=0, lt=10**9)] = 0
+
+
+class Stacks(WireModel):
+    """`stacks`."""
+
+    ranks: Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], Tail], Field(max_length=MOST_RANKS)]
+    cards: Tail = ()
+    dumps: Tail = ()
+
+
+class Port(WireModel):
+    """`free-port`."""
+
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class HasFile(WireModel):
+    """`has-file`."""
+
+    found: bool
+    differs: bool
+
+
+class Shards(WireModel):
+    """The parts of a checkpoint that a node has."""
+
+    of: Annotated[int, Field(ge=1, le=65536)]
+    held: Annotated[tuple[Annotated[int, Field(ge=0, le=65535)], ...], Field(max_length=65536)]
+
+
+class Checkpoints(WireModel):
+    """`checkpoints`. `shards`: step -> what the node has of it, where that is not all."""
+
+    good: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
+    bad: Annotated[dict[StepName, Words], Field(max_length=MOST_STEPS)]
+    shards: Annotated[dict[StepName, Shards], Field(max_length=MOST_STEPS)] = {}
+
+
+class Answer(WireModel):
+    """`chat`. `notes`: on what the model was loaded."""
+
+    answer: Annotated[str, Field(max_length=1_000_000)]
+    notes: Annotated[tuple[Words, ...], Field(max_length=100)] = ()
+
+
+class DryRunResult(WireModel):
+    """One situation of a `dry-run`."""
+
+    peak_bytes: Count
+    at: Annotated[str, Field(max_length=200)]
+    items: Annotated[dict[NodeName, Count], Field(max_length=1000)]
+    seconds: Seconds
+
+
+class DryRuns(WireModel):
+    """`dry-run`: in the order of the situations, fewer when the time was over."""
+
+    results: Annotated[tuple[DryRunResult, ...], Field(max_length=1000)]
+
+
+class CollectiveRank(WireModel):
+    """What one rank of the collective smoke test wrote down. `results` are checked where they are read."""
+
+    stage: Annotated[str, Field(max_length=100)] = "starting"
+    error: Annotated[str, Field(max_length=4000)] | None = None
+    results: Annotated[tuple[dict[str, Any], ...], Field(max_length=10_000)] | None = None
+    stack: Log = ()
+
+
+Ranks = Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], CollectiveRank], Field(max_length=MOST_RANKS)]
+
+
+class CollectiveEnded(WireModel):
+    """How torchrun ended on a node, and what is left of it."""
+
+    returncode: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
+    left: Pids = ()
+    log: Log = ()
+    errors: Log = ()
+
+
+class CollectiveLine(WireModel):
+    """One line of `collective`."""
+
+    phase: Annotated[str, Field(max_length=100)]
+    ranks: Ranks
+    ended: CollectiveEnded | None = None
+
+
+class CollectiveLook(WireModel):
+    """`collective-look`."""
+
+    phase: Annotated[str, Field(max_length=100)]
+    ranks: Ranks
+    log: Log
+
+
+class Manifest(WireModel):
+    """`manifest`."""
+
+    recipe_hash: Annotated[str, Field(max_length=200)] | None
+    path: Annotated[str, Field(max_length=4096)]
+    files: Annotated[dict[FileName, Annotated[str, Field(max_length=100)]], Field(max_length=MOST_FILES)] = {}
+    sizes: Annotated[dict[FileName, Count], Field(max_length=MOST_FILES)] = {}
+
+
+class SupervisorNeeds(WireModel):
+    """`supervisor-needs`."""
+
+    python: Annotated[str, Field(max_length=4096)]
+    version: tuple[Count, Count, Count]
+    packages: Annotated[dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=100)]], Field(max_length=1000)]
+
+
+class Barrier(WireModel):
+    """Why a node cannot be reached from another one (`homelab.controller.base.errors` has the first three fields)."""
+
+    message: Annotated[str, Field(max_length=4000)]
+    where: Annotated[str, Field(max_length=4000)]
+    hint: Annotated[str, Field(max_length=4000)]
+    is_login: bool
+
+
+class SupervisorReach(WireModel):
+    """`supervisor-reach`."""
+
+    errors: Annotated[dict[NodeName, Barrier | None], Field(max_length=MOST_NODES)]
+
+
+class SupervisorStarted(WireModel):
+    """`supervisor-start`."""
+
+    log: Annotated[str, Field(max_length=4096)]
+
+
+class SupervisorLook(WireModel):
+    """`supervisor-look`."""
+
+    supervisor: SupervisorReply | None
+    owner: Owner = Owner()
+
+
+class SupervisorEnded(WireModel):
+    """`supervisor-end`."""
+
+    was_alive: bool
+    left: Pids
+
+
+SHAPES: dict[str, type[BaseModel]] = {
+    "facts": Facts, "wake": PacketSent, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks,
+    "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData, "build-model": BuildAnswer,
+    "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
+    "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
+    "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
+    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-share": Shared,
+    "setup-make": Made, "setup-remove": Removed,
+}  # fmt: skip
+
+
+def without_damage(verb: str, answer: Any) -> Any:
+    """The answer without what damaged files on the node gave to it, where it is used as it is; `poll` is read through its models."""
+    try:
+        return Runs.model_validate(answer).model_dump() if verb == "runs" else answer
+    except ValidationError:
+        return answer
+
+
+def with_defaults(verb: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer with all keys of its shape: who reads one finds it, whatever the node has left out."""
+    shape = SHAPES.get(verb)
+    left_out = (
+        {name: field for name, field in shape.model_fields.items() if name not in answer and not field.is_required()} if shape else {}
+    )
+    found = {name: field.get_default(call_default_factory=True) for name, field in left_out.items()}
+    return answer | {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in found.items()}
+
+
+def fault(verb: str, answer: Any) -> str | None:
+    """None for an answer that can be used, else what is wrong with it."""
+    if not isinstance(answer, dict):
+        return "it is no JSON object"
+    shape = SHAPES.get(verb)
+    try:
+        if shape is not None:
+            shape.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        return f"{where}{': ' if where else ''}{message[0].lower()}{message[1:]}"
+    return None

@@ -1,0 +1,117 @@
+"""A login by OpenSSH itself: the connection, the host key that it is shown, and its refusals in our words."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import paramiko
+
+from homelab.controller.base.errors import UnreachableError
+from homelab.controller.base.hint import Command, Hint
+from homelab.controller.base.units import listed
+from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.facts.node_commands import known_hosts_option
+from homelab.controller.remote import hostkeys, login_errors, openssh, openssh_errors, own_programs, ssh_route, ssh_settings
+from homelab.controller.remote.ssh_address import Address, address_of, as_login, refuse_missing_key
+
+
+def connect(cluster: Cluster, node: Node, address: Address, where: str) -> openssh.Transport:
+    """A connection that OpenSSH opens. Raises UnreachableError."""
+    refuse_missing_key(node, where)
+    words = ssh_route.words(cluster, node, address.settings, where)
+    try:
+        return openssh.Transport(words, node.host, ssh_route.limit_s(address.settings))
+    except openssh.RefusedError as error:
+        raise explain(cluster, node, address, where, error) from error.__cause__
+
+
+def offered_key(cluster: Cluster, node: Node, address: Address, known_kinds: Collection[str]) -> paramiko.PKey:
+    """The host key at the end of the way; the machines on the way are verified. No login is tried. Raises UnreachableError."""
+    where = address.where(node)
+    with tempfile.TemporaryDirectory(prefix="homelab-") as folder:
+        file = Path(folder) / "shown"
+        words = ssh_route.words(cluster, node, address.settings, where, before=_showing(file, address.settings, known_kinds))
+        command = [word.encode("utf-8", "surrogateescape") for word in (*words, "-T", "--", node.host, "true")]
+        process = own_programs.start(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            errors = process.communicate(timeout=ssh_route.limit_s(address.settings) + ssh_route.HOP_LIMIT_S)[1]
+            refused = openssh.RefusedError(errors.decode("utf-8", "replace"))
+        except subprocess.TimeoutExpired:
+            refused = openssh.RefusedError("", is_hanging=True)
+        finally:
+            own_programs.end_group(process)
+        keys = hostkeys.keys_in(file)
+    if not keys:
+        raise explain(cluster, node, address, where, refused)
+    return keys[0]
+
+
+def _showing(file: Path, settings: ssh_settings.Settings, known_kinds: Collection[str]) -> list[str]:
+    """Options with which OpenSSH writes down the host key that it is shown, into a file of ours alone, and tries no login."""
+    options = {
+        "StrictHostKeyChecking": "accept-new", "UserKnownHostsFile": str(file), "GlobalKnownHostsFile": "/dev/null", "VerifyHostKeyDNS": "no", "HashKnownHosts": "no",
+        "PreferredAuthentications": "none", "ControlMaster": "no", "ControlPath": "none",
+    }  # fmt: skip
+    if "knownhostscommand" in settings:
+        options["KnownHostsCommand"] = "none"
+    if known_kinds:
+        options["HostKeyAlgorithms"] = "^" + ",".join(sorted(known_kinds))
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+def explain(cluster: Cluster, node: Node, address: Address, where: str, refused: openssh.RefusedError) -> UnreachableError:
+    """The words of OpenSSH as an error with its three parts."""
+    login = as_login(cluster, node, address, where)
+    if refused.is_hanging:
+        cause: BaseException = paramiko.SSHException(login_errors.HANGING)
+        line = ""
+    else:
+        cause, line = openssh_errors.error_of(refused.words)
+    found = openssh_errors.UNKNOWN_KEY.search(line) or openssh_errors.CHANGED_KEY.search(refused.words)
+    if found and found["name"] != address.name_in_known_hosts:
+        error = _of_hop(cluster, address, where, found["name"], is_changed=found.re is openssh_errors.CHANGED_KEY)
+    elif found and found.re is openssh_errors.CHANGED_KEY:
+        shown = openssh_errors.FINGERPRINT.search(refused.words)
+        error = login_errors.changed(login, f"got {shown[0] if shown else 'another one'}")
+    else:
+        error = login_errors.explain(login, cause)
+        if address.hops and isinstance(cause, paramiko.AuthenticationException):  # a hop names itself
+            error = UnreachableError(f"the login was refused ({line})", where=where, hint=Hint("see who refuses it: {}", login.by_hand))
+    if kept_out := address.not_supported:
+        error = type(error)(
+            f"{error.message} (of the SSH configuration, homelab does not support {listed(kept_out)})", where=error.where, hint=error.hint
+        )
+    error.__cause__ = cause
+    return error
+
+
+def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_changed: bool) -> UnreachableError:
+    """A host key of a machine on the way; it is no node, so the person's own ssh accepts it."""
+    file = known_hosts_option(cluster.known_hosts) if cluster.known_hosts else []
+    if is_changed:
+        names = ["ssh-keygen", *(["-f", cluster.known_hosts] if cluster.known_hosts else []), "-R", name]
+        return UnreachableError(
+            f"the host key of {name}, a machine on the way, CHANGED. Either it was set up anew, or another machine answers in its place",
+            where=where, hint=Hint("if you know why: {}", Command(shlex.join(names))),
+        )  # fmt: skip
+    hop = next((hop for hop in address.hops if _known_as(hop) == name), None)
+    before = address.hops[: address.hops.index(hop)] if hop else ()
+    jump = ["-J", ",".join(one.spelled for one in before)] if before else []
+    target = [*ssh_settings.words_of(hop.as_node()), hop.host] if hop else [name]
+    login = Command(shlex.join(["ssh", *file, *jump, *target, "true"]))
+    return UnreachableError(
+        f"the host key of {name}, a machine on the way, is not known yet",
+        where=where,
+        hint=Hint("compare the fingerprint, and answer yes: {}", login),
+    )
+
+
+def _known_as(hop: ssh_route.Hop) -> str:
+    node = hop.as_node()
+    return address_of(node, ssh_settings.of(node)).name_in_known_hosts

@@ -1,0 +1,150 @@
+"""What happens to a run, as values: a kind, the attempt it is about, and details. Sentences for people are made here and nowhere else. Pure."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from homelab.controller.base.sanitize import plain_lines
+
+Kind = Literal[
+    "launched", "attempt-started", "attempt-resumed", "attempt-not-started", "attempt-stopped", "attempt-superseded", "left-out",
+    "interrupted", "start-stopped", "start-failed", "state", "trouble", "restart", "waiting", "given-up", "stopped",
+    "checkpoint-unused", "mended", "adopted", "note",
+]  # fmt: skip
+
+# Kind -> its sentences; the first whose fields are all there is taken. Lines of older runs are read by the same table.
+_SENTENCES: dict[Kind, tuple[str, ...]] = {
+    "launched": ("launched",),
+    "attempt-started": ("attempt {attempt} started",),
+    # What a program of one's own makes of what lies before it is not seen.
+    "attempt-resumed": (
+        "attempt {attempt}: the program was started again; it has {saved} before it",
+        "attempt {attempt} goes on after step {step}",
+    ),
+    "attempt-not-started": ("attempt {attempt} did not start",),
+    "attempt-stopped": ("attempt {attempt} was not started: the run was stopped by hand",),
+    "attempt-superseded": ("attempt {attempt} was not started from here: the run has gone on elsewhere",),
+    "left-out": ("{node} is left out of attempt {attempt}: {why}",),
+    "interrupted": ("interrupted before it ran",),
+    "start-stopped": ("not started: it was stopped by hand",),
+    "start-failed": ("the start failed",),
+    "state": ("{state}: {title}", "{state}"),
+    "trouble": ("trouble: {because}",),
+    "restart": ("restart: {because}",),
+    "waiting": ("cannot go on yet: {message}",),
+    "given-up": ("given up: {because}",),
+    "stopped": ("stopped by hand",),
+    "checkpoint-unused": ("checkpoint {step} on {node} is not used: {why}",),
+    "mended": ("repaired from {node}: {files}", "mended from {node}: {files}"),
+    "adopted": ("adopted from {node}",),
+    "note": ("{text}",),
+}
+_FIELDS = {"attempt": r"\d+", "step": r"\d+", "state": "planned|shipping|starting|running|stopping|stopped|done|failed|lost"}
+_NUMBERS = ("attempt", "step")
+# Keys of a line that only programs read.
+_ONLY_IN_THE_FILE = {"time", "event", "attempt", "kind", "ranks", "clean", "gathered"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. `values` are the words and numbers of its sentence, and details."""
+
+    kind: Kind
+    attempt: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """What it says, without the details."""
+        values = {"attempt": self.attempt, **self.values}
+        return next(words for words in _SENTENCES[self.kind] if _fields_of(words) <= set(values)).format_map(values)
+
+    def line(self) -> dict[str, Any]:
+        """The line of events.jsonl, without its time: `event` is the kind, `what` the sentence."""
+        attempt = {} if self.attempt is None else {"attempt": self.attempt}
+        return {"what": self.sentence, "event": self.kind, **attempt, **self.values}
+
+    @property
+    def begins_an_attempt(self) -> bool:
+        """Whether an attempt began, or was about to."""
+        return self.kind in ("attempt-started", "attempt-resumed", "attempt-not-started")
+
+    @property
+    def tells_why_not_started(self) -> bool:
+        """Whether nothing ran because of it."""
+        return self.kind in ("start-failed", "attempt-not-started", "interrupted")
+
+    @property
+    def is_a_failure(self) -> bool:
+        """Whether the run was seen to have failed, or to be lost."""
+        return self.kind == "state" and self.values.get("state") in ("failed", "lost")
+
+
+def event(kind: Kind, attempt: int | None = None, /, **values: Any) -> Event:
+    """An event of this kind."""
+    return Event(kind, attempt, values)
+
+
+def resumed(attempt: int, step: int, /, *, is_program: bool, **details: Any) -> Event:
+    """The next attempt was started from the checkpoint of `step`, 0 for none. `is_program`: of one's own."""
+    saved = {"saved": f"step-{step}" if step else "no checkpoint"} if is_program else {}
+    return event("attempt-resumed", attempt, step=step, **saved, **details)
+
+
+def note(text: str, **values: Any) -> Event:
+    """What no other kind tells."""
+    return event("note", text=text, **values)
+
+
+def state(name: str, attempt: int, title: str | None = None) -> Event:
+    """The run is in another state than before; `title` says why it failed."""
+    return event("state", attempt, state=name, **({} if title is None else {"title": title}))
+
+
+def read(line: Mapping[str, Any]) -> Event:
+    """The event of a line of events.jsonl. A line without a kind, as older versions wrote them, is read by its sentence; what is no such
+    sentence is a note."""
+    details = {key: value for key, value in line.items() if key not in ("time", "what", "event", "attempt", "gathered")}
+    sentence, name, attempt = line.get("what"), line.get("event"), line.get("attempt")
+    text = sentence if isinstance(sentence, str) else ""
+    if isinstance(name, str) and name in _SENTENCES:
+        return Event(name, attempt if isinstance(attempt, int) else None, details)
+    for kind, sentences in _SENTENCES.items():
+        for words in sentences:
+            if kind != "note" and (match := re.fullmatch(_pattern(words), text, re.DOTALL)):
+                values: dict[str, Any] = {key: int(value) if key in _NUMBERS else value for key, value in match.groupdict().items()}
+                return Event(kind, values.pop("attempt", None), {**details, **values})
+    return Event("note", None, {"text": text, **details})
+
+
+def text_of(line: Mapping[str, Any]) -> str:
+    """A line of events.jsonl for people, in one line: its sentence and those details that the sentence does not have."""
+    kind = line.get("event")
+    sentences = _SENTENCES.get(cast(Kind, kind), ()) if isinstance(kind, str) else ()
+    hidden = _ONLY_IN_THE_FILE.union({"what"}, *(_fields_of(words) for words in sentences))
+    details = {key: _said(value) for key, value in line.items() if key not in hidden}
+    details_text = " · ".join(f"{key} {text}" for key, text in details.items() if text)
+    return plain_lines(f"{_said(line.get('what', ''))}{': ' if details_text else ''}{details_text}").replace("\n", " · ")
+
+
+def _said(value: object) -> str:
+    """A word, a number, or a list of such, as text; nothing for what is nested deeper."""
+    if isinstance(value, list):
+        return ", ".join(str(entry) for entry in value if isinstance(entry, str | int | float))
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _fields_of(sentence: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
+
+
+def _pattern(sentence: str) -> str:
+    """A regular expression for the sentence, with a group for each of its fields."""
+    return "".join(
+        re.escape(text) + (f"(?P<{name}>{_FIELDS.get(name, '.+')})" if name else "")
+        for text, name, _, _ in string.Formatter().parse(sentence)
+    )

@@ -1,0 +1,53 @@
+"""Which runs a person may want to remove. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from homelab.controller.run.state import FINISHED
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run and where it lies. `bytes_on`: place -> bytes. `busy`: who is at work on it, `unasked`: its nodes that did not answer,
+    `model_on`: the node that has its trained model where that was not fetched; each empty where there is nothing of the kind."""
+
+    name: str
+    state: str
+    bytes_on: Mapping[str, int] = field(default_factory=dict)
+    busy: str = ""
+    unasked: Sequence[str] = ()
+    model_on: str = ""
+
+
+def choose(candidates: Sequence[Candidate], named: Collection[str], keep: int) -> tuple[list[Candidate], dict[str, str]]:
+    """(the runs that go, why each other one stays). `candidates`: the newest first; without names the newest `keep` stay.
+
+    A run that goes on never goes, and one whose model is nowhere else goes only when it is named.
+    """
+    going: list[Candidate] = []
+    staying: dict[str, str] = {}
+    for number, run in enumerate(candidates):
+        if named and run.name not in named:
+            continue
+        why = _why_not(run) or ("" if named else _why_unnamed(run, number < keep))
+        if why:
+            staying[run.name] = why
+        else:
+            going.append(run)
+    return going, staying
+
+
+def _why_not(run: Candidate) -> str:
+    if run.busy:
+        return run.busy
+    if run.unasked:
+        return f"{', '.join(run.unasked)} could not be asked, and it may go on there"
+    return "" if run.state in FINISHED else f"it is {run.state or 'in an unknown state'}"
+
+
+def _why_unnamed(run: Candidate, is_newest: bool) -> str:
+    if is_newest:
+        return "it is the newest"
+    return f"its trained model is only on {run.model_on}" if run.model_on else ""

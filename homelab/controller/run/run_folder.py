@@ -1,0 +1,145 @@
+"""What the controller's folder of a run says: its recipe, its plans, its state. A folder that is not whole is repaired from the nodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.say import Say
+from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning.types import Plan
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.remote.poll_reply import is_moment
+from homelab.controller.run import adoption, event_log, run_record, store
+from homelab.controller.run.events import event
+from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.run_record import plan_in, recipe_in
+from homelab.controller.run.state import State
+from homelab.shared.protocol import layout
+
+
+@dataclass(frozen=True)
+class Description:
+    """run.json as it is written, and the recipe in it."""
+
+    run_json: Mapping[str, Any]
+    recipe: Recipe
+
+
+def description_of(paths: RunPaths) -> Description:
+    """Raises HomelabError when the run's folder is damaged."""
+    run_json = store.read_object(paths.run_json)
+    recipe = recipe_in(run_json)
+    if recipe is None:
+        is_there = os.path.exists(paths.run_json)
+        raise damaged(
+            paths,
+            f"run.json is not whole ({run_record.fault(run_json)})"
+            if run_json
+            else "run.json is not whole"
+            if is_there
+            else "run.json is not in it",
+        )
+    return Description(run_json, recipe)
+
+
+def state_of(paths: RunPaths) -> str:
+    """The state as this controller last saw it, "planned" where that cannot be read."""
+    state = store.read_object(paths.state_json).get("state")
+    return state if isinstance(state, str) and state in get_args(State) else "planned"
+
+
+def created_at(paths: RunPaths) -> float:
+    """Seconds since 1970 by the clock of the machine that launched it; 0 where that cannot be read."""
+    moment = store.read_object(paths.run_json).get("created_at")
+    return float(moment) if isinstance(moment, int | float) and is_moment(moment) else 0.0
+
+
+def moment_of(described: Mapping[str, Any]) -> datetime | None:
+    """When the run was launched, as its chat templates are told it; None for a run of an older version."""
+    try:
+        return datetime.fromisoformat(described["moment"]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def attempts(paths: RunPaths) -> list[int]:
+    """Numbers of the attempts that have a folder here, the newest first."""
+    numbers = [int(path.name) for path in (paths.root / layout.ATTEMPTS).glob("*") if path.name.isdecimal()]
+    return sorted(numbers, reverse=True)
+
+
+def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
+    """The plan of an attempt, the newest that can be read by default. Raises HomelabError when the run's folder is damaged."""
+    for number in [attempt] if attempt else attempts(paths):
+        plan = _read_plan(paths, number)
+        if plan is not None:
+            return plan
+    raise damaged(paths, "no plan in it can be read")
+
+
+def resume_steps(paths: RunPaths) -> dict[int, int]:
+    """Attempt -> the step after which it went on, of the plans that can be read."""
+    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
+    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
+
+
+def _read_plan(paths: RunPaths, number: int) -> Plan | None:
+    return plan_in(store.read_json(paths.plan_json(number)), paths.name, number)
+
+
+def is_whole(paths: RunPaths) -> bool:
+    """False when run.json or the newest plan cannot be read."""
+    numbers = attempts(paths)
+    if recipe_in(store.read_object(paths.run_json)) is None:
+        return False
+    return bool(numbers) and _read_plan(paths, numbers[0]) is not None
+
+
+def damaged(paths: RunPaths, damage: str) -> HomelabError:
+    """The error for a folder that cannot be used."""
+    aside = shlex.quote(str(paths.root))
+    return HomelabError(
+        f"this run's folder is damaged: {damage}, and no node that answers has it",
+        where=str(paths.root),
+        hint=Hint(
+            "put it aside: mv {} {}.damaged; where a node is off that had the run: {}", aside, aside, homelab("preflight --only ssh")
+        ),
+    )
+
+
+def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
+    """Take what cannot be read of run.json and the plans from the nodes. Does nothing for a whole folder.
+
+    An attempt of which only its number is left, here and on all nodes, did not come to its start: the plan before it counts.
+    Raises HomelabError when no node that answers has what is missing, or when they do not agree on it.
+    """
+    if is_whole(paths):
+        return
+    say(f"the folder of {paths.name} is damaged: asking the nodes for it")
+    answers, unreachable = fleet.ask("describe", {"run": paths.name})
+    newest_on_nodes = max((int(number) for answer in answers.values() for number in answer["plans"]), default=0)
+    if recipe_in(store.read_object(paths.run_json)) is None:
+        adoption.take_description(fleet, paths, answers)
+    for node, answer in answers.items():
+        taken = adoption.take_plans(paths, answer["plans"])
+        if taken:
+            event_log.append(paths, event("mended", node=node, files=", ".join(f"the plan of attempt {number}" for number in taken)))
+    if is_whole(paths):
+        return
+    description_of(paths)
+    if not unreachable and plan_of(paths).attempt >= newest_on_nodes:
+        return
+    raise damaged(paths, f"{paths.plan_json(max([newest_on_nodes, *attempts(paths)])).relative_to(paths.root)} cannot be read")
+
+
+def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
+    """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
+    adoption.take_plans(paths, fleet.agent(node).ask("describe", {"run": paths.name})["plans"])
+    return plan_of(paths)

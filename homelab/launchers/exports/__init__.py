@@ -1,1 +1,0 @@
-"""The same training as a job of a scheduler: from one neutral description to the file that each scheduler takes."""

@@ -1,1 +1,0 @@
-"""Pure: which torch the fleet gets, which packages a node lacks, and the steps that bring them there."""

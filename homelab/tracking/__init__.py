@@ -1,1 +1,0 @@
-"""What of a run's metrics a tracker gets, and what it has got already. Pure."""
