@@ -11,8 +11,8 @@ import pytest
 from homelab.cli.main import run
 from homelab.controller.attempt import card_table
 from homelab.controller.facts.gpu import GpuFacts
-from tests.checks import healthy
-from tests.control.benchmark.test_card_run import NODE, done, fleet_of
+from tests.controller.checks import healthy
+from tests.controller.features.bench.test_card_run import NODE, done, fleet_of
 
 CLUSTER = '[[nodes]]\nname = "tower"\nhost = "192.0.2.1"\n'
 

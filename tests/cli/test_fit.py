@@ -12,9 +12,9 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.load import load_recipe
 from homelab.controller.features.preflight import memory_dry_run
 from scripts.practice.desk import Desk
-from tests.checks import healthy
 from tests.cli.conftest import complaint
-from tests.planning.memory import test_memory_dry_run as ranks
+from tests.controller.checks import healthy
+from tests.controller.planning.memory import test_memory_dry_run as ranks
 
 CARDS = """[cluster]
 network = "10.0.0.0/24"

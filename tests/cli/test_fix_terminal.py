@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.places import Places, of_this_test
+from tests.controller.remote.places import Places, of_this_test
 
 pytestmark = [
     pytest.mark.timeout(90),

@@ -18,7 +18,7 @@ from homelab.lab import Lab
 from scripts.practice.desk import Desk, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
-from tests.diagnose.test_recorded import of
+from tests.controller.diagnose.test_recorded import of
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from homelab.errors import HomelabError, InputError
 
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import Lab, sshd
 from homelab.lab import lab as lab_module
 from homelab.lab.lab_state import STATE_FILE, locked

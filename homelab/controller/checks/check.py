@@ -7,7 +7,7 @@ The function goes into any file of a sub-room of homelab/controller/checks (mach
         if facts.resources.disk_free_bytes ...:
             yield Problem("fail", "what was seen", "the command that fixes it")
 
-The cases are tests/checks/recorded/disk.room.toml: answers of a node that the check finds fault with, and answers that it leaves alone.
+The cases are tests/controller/checks/recorded/disk.room.toml: answers of a node that the check finds fault with, and answers that it leaves alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Rule:
     the node's own. A hint with {launch} is fixed by a new training.
     `retryable`: a start from the newest checkpoint can help (a supervisor still gives up when the same cause comes back).
     `specificity`: of several rules that match, the highest wins; below 50 the rule only says that something is wrong,
-    not what. No two rules that match the same words have the same one (tests/diagnose/test_rules.py tries all samples against all rules).
+    not what. No two rules that match the same words have the same one (tests/controller/diagnose/test_rules.py tries all samples against all rules).
     `environment`: the machine, an installed package, the network or the hub is at fault. Such a rule names no line of the person's own, and
     its hint goes before a general one of the worker. `explains`: words that count although they are only printed beside an exception that
     says less (a warning of CUDA, a line of NCCL).

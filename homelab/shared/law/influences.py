@@ -48,21 +48,21 @@ INFLUENCES = (
         "tests/worker/training/test_fp16.py::test_the_training_is_that_of_one_process",
     ),
     Influence(
-        "locale", "the worker never sets one, and every file is read and written as UTF-8", "tests/law/test_influences.py::test_no_locale_decides_how_data_is_read",
+        "locale", "the worker never sets one, and every file is read and written as UTF-8", "tests/shared/law/test_influences.py::test_no_locale_decides_how_data_is_read",
     ),
     Influence(
         "environment of a node",
         "of torch, transformers, accelerate, Unsloth and their libraries a rank keeps the variables of places, memory and logs alone; "
         "any other is refused in cluster.toml and recipes, and dropped where a node sets it by itself, with a note",
-        "tests/law/test_influences.py::test_a_variable_of_a_node_that_changes_numbers_is_dropped",
+        "tests/shared/law/test_influences.py::test_a_variable_of_a_node_that_changes_numbers_is_dropped",
     ),
     Influence(
         "hash seed of Python", "orders and seeds come from sha256 and numbered streams, never from hash() or a set",
-        "tests/law/test_influences.py::test_orders_do_not_depend_on_the_hash_seed",
+        "tests/shared/law/test_influences.py::test_orders_do_not_depend_on_the_hash_seed",
     ),
     Influence(
         "order of files in a folder", "data is one file or one data set, named by its content; a listing of a model's files is sorted",
-        "tests/law/test_influences.py::test_no_listing_of_a_folder_decides_an_order",
+        "tests/shared/law/test_influences.py::test_no_listing_of_a_folder_decides_an_order",
     ),
     Influence(
         "library versions", "preflight compares Python and packages of the nodes, and the ranks compare their rows to the last token before the first step",
@@ -70,7 +70,7 @@ INFLUENCES = (
     ),
     Influence(
         "state of random generators", "every micro-batch is seeded by the seed, the step and its rows (torch, numpy, Python)",
-        "tests/law/test_influences.py::test_every_stream_is_seeded",
+        "tests/shared/law/test_influences.py::test_every_stream_is_seeded",
     ),
     Influence(
         "dropout and noise in the model's config.json", "off, unless [method] model_dropout keeps them: a law: line says it; a pipeline refuses them",
@@ -85,7 +85,7 @@ INFLUENCES = (
     ),
     Influence(
         "number of threads, kind of card, order of sums", "not held: losses differ in the last digits (README, the law); a law: line says where it is more",
-        "tests/planning/strategy/test_law_warnings.py::test_eight_bit_states_are_said",
+        "tests/controller/planning/strategy/test_law_warnings.py::test_eight_bit_states_are_said",
     ),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from homelab.controller.checks.gpu import torch_build
 from homelab.controller.facts.node import Facts
 from homelab.node.probes import gpu, gpu_answer
 from homelab.node.system import processes
-from tests.checks import fake_gpu, healthy
+from tests.controller.checks import fake_gpu, healthy
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
 from homelab.node.system import programs, utilisation
-from tests.checks import fake_gpu, healthy
-from tests.checks.fake_gpu import REPLIES, reply
+from tests.controller.checks import fake_gpu, healthy
+from tests.controller.checks.fake_gpu import REPLIES, reply
 from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)

@@ -12,8 +12,8 @@ from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning import cards
 from homelab.node.probes import gpu, nvidia
-from tests.checks import fake_gpu, healthy
-from tests.checks.fake_gpu import reply
+from tests.controller.checks import fake_gpu, healthy
+from tests.controller.checks.fake_gpu import reply
 
 TWO = "nvidia-smi-550-two-rtx4090.xml"
 

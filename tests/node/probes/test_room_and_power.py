@@ -236,7 +236,7 @@ def test_comments_and_lists_of_apts_options() -> None:
 
 def test_what_the_fixes_write_is_what_the_probes_read(tmp_path: Path) -> None:
     from homelab.controller.checks.machine import power as judges
-    from tests.checks.healthy import changed, gpu
+    from tests.controller.checks.healthy import changed, gpu
 
     evidence = gpu()
     node = evidence.cluster.node("tower").model_copy(update={"host": "local"})

@@ -36,7 +36,7 @@ from homelab.worker.model import adapted, stored_weights
 from homelab.worker.model.build import add_adapters
 from homelab.worker.runtime.recipe import Method
 from homelab.worker.tools import adapter_delta
-from tests.law.test_usable import CELLS, METHODS, QUANTISED
+from tests.shared.law.test_usable import CELLS, METHODS, QUANTISED
 from tests.worker.model.test_adapter_targets import FAMILIES
 
 PLAIN = {

@@ -27,7 +27,7 @@ from homelab.shared.protocol.data_rows import beginning
 from homelab.worker.data import readers
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
-from tests.checks import healthy
+from tests.controller.checks import healthy
 from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(300)

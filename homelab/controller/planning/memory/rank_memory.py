@@ -3,7 +3,7 @@
 The items add up to the peak. Their formulas stand at the functions below; T is the tokens of one micro-batch (rows x seq_len),
 b the bytes of an activation (2 in bf16 and fp16, 4 in fp32), h the hidden size, r the LoRA rank. Sources: the model files of
 `transformers`, `peft` and `bitsandbytes`, and "measured": live storages followed through forward and backward of small
-Llama models on a CPU (tests/planning/memory/test_memory_live.py does it again). CUDA's context and
+Llama models on a CPU (tests/controller/planning/memory/test_memory_live.py does it again). CUDA's context and
 NCCL's buffers are guesses until a run has measured them on the card (homelab/worker/runtime/card_memory.py); the allocator's rounding is one
 always.
 
@@ -12,7 +12,7 @@ forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attent
 buckets from the first pass on (homelab/worker/training/gradient_buffers.py; with torch's default the buckets would be a second copy of them). A dry
 run of the real model on a node (homelab/worker/tools/memory_dry_run.py) knows more, and its items replace these.
 
-Compared with one card, an H100 (torch 2.11, a model of 1.1B, tests/planning/memory/recorded/memory_h100.json): allocated bytes at the peak are
+Compared with one card, an H100 (torch 2.11, a model of 1.1B, tests/controller/planning/memory/recorded/memory_h100.json): allocated bytes at the peak are
 within 3 % of the dry run and of these formulas, after cuBLAS' workspaces. Reserved bytes are 3 to 19 % more than allocated ones, so that
 predictions with an allocator's part of 5 % were up to 16 % below them: most with checkpointing and all logits at once, whose blocks of 0.5 GB fit
 into no gap that layers leave. That is without expandable_segments, which real runs set and with which it is not measured.

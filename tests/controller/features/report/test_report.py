@@ -1,0 +1,130 @@
+"""The report of a run: steps that were done again count once, hostile names are harmless, and a browser opens it without a request."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.controller.features.profile.rank_profile import RankProfile
+from homelab.controller.features.report import page, report_builder
+from homelab.controller.features.report.downsampling import thinned
+from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
+from homelab.controller.features.report.run_report import Point
+from homelab.controller.remote.poll_reply import Metric
+from tests.controller.dashboard import sample
+
+EVIL = "<script>alert(1)</script>"
+
+
+def train(step: int, attempt: int = 1, rank: int = 0, **more: Any) -> Metric:
+    return Metric.model_validate({
+        "kind": "train", "step": step, "rank": rank, "attempt": attempt, "node": EVIL, "time": 1000.0 + step, "loss": 3.0 - step / 1e6, "tokens": 100,
+        "tokens_per_s": 50.0, "compute_s": 1.0, "communication_s": 0.1, "step_s": 1.1, "learning_rate": 1e-4, "memory_bytes": 1 << 30, **more,
+    })  # fmt: skip
+
+
+def sources(steps: int = 20, **more: Any) -> Sources:
+    lines = [train(step, rank=rank) for step in range(1, steps + 1) for rank in (0, 1)]
+    happened = [{"kind": "trouble", "text": EVIL, "time": 1010.0}]
+    told: dict[str, Any] = {
+        "run": EVIL, "state": "done", "now": 2000.0, "about": RunAbout(recipe_file=EVIL, homelab="0.1", created_at=990.0), "plans": {1: sample.plan()},
+        "metrics": lines, "events": happened, "asked": [Asked(prompt=EVIL, base=True, answer="a"), Asked(prompt=EVIL, answer=EVIL)],
+    }  # fmt: skip
+    return Sources(**{**told, **more})
+
+
+def test_hostile_names_are_text() -> None:
+    html = page.render(report_builder.build(sources()))
+    assert EVIL not in html and "&lt;script&gt;" in html and html.count("<script") == 2
+    assert "default-src 'none'" in html and not re.search(r"(?:src|href)=\"?(?:https?:|//)", html)
+    data = json.loads(html.partition('id="points">')[2].partition("</script>")[0])
+    assert len(data) == 4
+
+
+def test_a_profile_has_its_section() -> None:
+    operator = {
+        "name": f"aten::{EVIL}",
+        "calls": 3,
+        "self_s": 1.5,
+        "device_s": 0,
+        "share": 0.75,
+        "places": [{"module": "model.mlp", "class": EVIL, "share": 1.0}],
+    }
+    exchange = {
+        "name": "bucket 0",
+        "kind": "all-reduce",
+        "calls": 1,
+        "payload_bytes": 9,
+        "sent_bytes": 4_000_000,
+        "seconds": 0.5,
+        "overlap_s": 0.1,
+    }
+    profile = RankProfile.model_validate({
+        "rank": 0, "node": EVIL, "attempt": 1, "device": "cpu", "strategy": "ddp", "world_size": 2, "torch": "2", "steps": [8, 9], "step_s": [1.0, 1.0],
+        "operators": [operator], "exchanges": [exchange], "memory": {"points": [], "peak_bytes": 3 << 30},
+    })  # fmt: skip
+    html = page.render(report_builder.build(sources(profiles=[profile])))
+    assert 'id="profile"' in html and EVIL not in html and "75.0%" in html and "it sends 2.000 MB" in html and "3.00 GiB" in html
+    assert 'id="profile"' not in page.render(report_builder.build(sources()))
+
+
+def test_a_step_that_was_done_again_counts_once() -> None:
+    plan = sources().plans[1]
+    again = plan.model_copy(update={"attempt": 2, "resume_step": 10})
+    lines = [train(step) for step in range(1, 16)] + [train(step, attempt=2, loss=9.0) for step in range(11, 21)]
+    report = report_builder.build(sources(metrics=lines, plans={1: plan, 2: again}))
+    assert report.step_count == 20 and [row.attempt for row in report.steps if row.step in (10, 11)] == [1, 2]
+    assert report.shares[0].tokens == 2000 and report.answers[0].before == "a" and report.answers[0].after == EVIL
+    assert report.energy.kwh is None, "unknown is not 0"
+
+
+def test_what_is_missing_is_said() -> None:
+    report = report_builder.build(sources(metrics=[], plans={}, asked=[]))
+    assert len(report.missing) == 2 and "no plan" in report.missing[0] and "no step was recorded" in report.missing[1]
+    assert "unknown" in page.render(report)
+
+
+def test_thinning_keeps_the_extremes() -> None:
+    points = [Point(step=step, value=1.0) for step in range(100_000)]
+    high, low = Point(step=54_321, value=9.0), Point(step=777, value=-9.0)
+    points[54_321], points[777] = high, low
+    few = thinned(points, 300)
+    assert len(few) < 2000 and high in few and low in few and few[0].step == 0 and few[-1].step == 99_999
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_opens_it_without_a_request_or_an_error(tmp_path: Path, width: int) -> None:
+    """Chromium, which may look up no name; 100,000 steps within three seconds of the page's own clock."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine: apt install chromium")
+    html = page.render(report_builder.build(sources(metrics=[train(step) for step in range(1, 100_001)])))
+    (tmp_path / "report.html").write_text(html)
+    log = tmp_path / "net.json"
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000",
+            f"--log-net-log={log}", "--dump-dom", (tmp_path / "report.html").as_uri(),
+        ],
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    took_s = time.monotonic() - began_s
+    assert "CONSOLE" not in done.stderr and "alert(1)</script>" not in done.stdout
+    asked = set(
+        re.findall(
+            r"https?://[^\"\\\s]+", "\n".join(line for line in log.read_text(errors="replace").splitlines() if "report.html" in line)
+        )
+    )
+    assert asked == set()
+    assert took_s < 30, "with the browser's own start"

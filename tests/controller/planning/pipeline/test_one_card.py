@@ -1,0 +1,71 @@
+"""What a pipeline is compared with: the best card alone, with what has no room in the host's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from homelab.controller.planning.job import TrainingJob
+from homelab.controller.planning.plan import make
+from homelab.controller.planning.types import Plan
+from homelab.controller.planning.work.pipeline import one_card
+from tests import builders
+from tests.builders import NAMES
+from tests.controller.planning.strategy.test_pipeline import LLAMA_2_13B, job_of
+
+MBIT = 1e6 / 8
+
+
+def plan_of(cards_gb: list[float], *, wire: float = 1000 * MBIT) -> Plan:
+    names = NAMES[: len(cards_gb)]
+    nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size}]} for name, size in zip(names, cards_gb, strict=True)}
+    recipe = builders.recipe(
+        model={"name": LLAMA_2_13B}, method={"kind": "qlora"}, train={"global_batch": 32, "learning_rate": 1e-4, "steps": 10, "seq_len": 1024},
+        parallel={"strategy": "pipeline"},
+    )  # fmt: skip
+    throughputs = {(one, other): wire for one in names for other in names if one != other}
+    return make(dataclasses.replace(builders.plan_inputs(builders.cluster(names, nodes=nodes), recipe, {}), throughputs=throughputs))
+
+
+def alone(cards_gb: list[float]) -> one_card.OneCard | None:
+    job = job_of([[size] for size in cards_gb])
+    assert isinstance(job, TrainingJob)
+    return one_card.fastest(job)
+
+
+def test_a_card_with_room_sends_nothing() -> None:
+    card = alone([24, 8, 8])
+    assert card is not None and (card.node, card.offloaded_bytes) == ("tower", 0)
+    assert "which has room for all of it" in card.against(1e9)
+
+
+def test_what_has_no_room_is_sent_and_costs_time() -> None:
+    roomy, tight = alone([24, 8, 8]), alone([7, 6, 6])
+    assert roomy is not None and tight is not None
+    assert tight.node == "tower" and 0 < tight.offloaded_bytes < tight.layers_bytes and tight.tokens_per_s < roomy.tokens_per_s
+    assert "in host memory, at 12 GB/s of PCIe (assumed)" in tight.against(500)
+
+
+def test_a_card_that_cannot_hold_what_must_be_there() -> None:
+    assert alone([1, 1, 1]) is None
+
+
+def test_the_plan_says_it_beside_the_pipeline() -> None:
+    plan = plan_of([7, 6, 6])
+    assert plan.strategy == "pipeline" and plan.time is not None
+    assert any(
+        text.startswith("tower alone, with ") and text.endswith(f"as a pipeline {plan.time.tokens_per_s:.0f}") for text in plan.time.verdict
+    )
+    assert not any("stay on" in text for text in plan.time.verdict)
+
+
+@pytest.mark.parametrize(("cards_gb", "stays"), [([24.0, 8.0, 8.0], True), ([7.0, 6.0, 6.0], False)])
+def test_a_wire_of_1_mbit_is_priced_and_not_refused(cards_gb: list[float], stays: bool) -> None:
+    plan = plan_of(cards_gb, wire=MBIT)
+    assert plan.strategy == "pipeline" and plan.time is not None
+    # 32 rows of 1024 tokens of 5120 values of 2 bytes: 336 MB each way at 125 kB/s
+    assert plan.time.step_s > 336e6 / MBIT and plan.time.wire_s > 0.9 * plan.time.step_s
+    text = "\n".join(plan.time.verdict)
+    assert "the wire takes more than 10% of a step" in text
+    assert ("stay on tower" in text and "--nodes tower" in text) is stays

@@ -1,0 +1,223 @@
+"""Run folders that an older version of the code wrote, on the controller and on two nodes: every command still reads them.
+
+`2026-11-23-0158-alone` failed (a worker of node2 was killed) and was not restarted; `2026-11-23-0159-demo` failed in the same way, was
+recovered by its supervisor, and is done. Of long files some lines were left out, and all weights but those of one checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.cli import main
+from homelab.controller.base.errors import EXIT_INTERNAL, HomelabError
+from homelab.controller.features.recover import examine, halt
+from homelab.controller.remote import fanout
+from homelab.controller.run import run_folder
+from homelab.controller.run.paths import RunPaths
+from homelab.node.system import utilisation
+from tests import builders
+from tests.fakes import FakeFleet
+
+pytestmark = pytest.mark.timeout(120)
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "older_runs"
+FAILED, DONE = "2026-11-23-0158-alone", "2026-11-23-0159-demo"
+NODES = ("node1", "node2")
+KILLED = "rank 1 on node2 was killed (signal 9)"
+
+
+class Desk:
+    """A controller with both runs, and the two nodes that they were on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs = folder, folder / "runs"
+        shutil.copytree(FIXTURES / "controller", self.runs)
+        shutil.copytree(FIXTURES / "nodes", folder / "nodes")
+        self.fleet = FakeFleet(folder / "nodes", NODES)
+        (folder / "cluster.toml").write_text(
+            "".join(f'[[nodes]]\nname = "{name}"\nhost = "{builders.address_of(name)}"\n' for name in NODES)
+        )
+
+    def homelab(self, *arguments: str) -> int:
+        """The exit code of a command."""
+        return main.run([*arguments, "--cluster", str(self.folder / "cluster.toml"), "--runs-dir", str(self.runs)])
+
+    def switch_off(self) -> None:
+        """Nobody answers any more."""
+        for node in self.fleet.nodes.values():
+            node.is_off = True
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    monkeypatch.setattr(fanout, "Fleet", lambda cluster: made.fleet)
+    monkeypatch.setattr(utilisation, "cpu_percent", lambda: 12.0)  # it measures for a tenth of a second
+    monkeypatch.setenv("COLUMNS", "200")
+    yield made
+
+
+@pytest.fixture
+def said(desk: Desk, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """All that a command prints."""
+
+    def run(*arguments: str) -> str:
+        desk.homelab(*arguments)
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def document(desk: Desk, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """What a command prints with --json."""
+
+    def run(*arguments: str) -> Any:
+        desk.homelab(*arguments, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_status_of_the_run_that_failed(document: Callable[..., Any]) -> None:
+    status = document("status", FAILED)
+    assert status["state"] == "failed"
+    assert (status["attempt"], status["step"]) == (1, 20)
+    assert status["diagnosis"]["title"].startswith(KILLED)
+    assert [row["torchrun"] for row in status["nodes"]] == ["exit code 1", "exit code 1"]
+    assert [row["share"] for row in status["ranks"]] == [8, 4]
+    assert status["checkpoint_steps"] == [20]
+    assert [row["text"].split(":")[0] for row in status["events"]][:3] == ["launched", "attempt 1 started", "failed"]
+
+
+def test_status_of_the_run_that_recovered(document: Callable[..., Any]) -> None:
+    status = document("status", DONE)
+    assert status["state"] == "done"
+    assert (status["attempt"], status["step"], status["restarts"]) == (2, 120, 1)
+    assert any(row["text"].startswith(f"attempt 2 goes on after step 40: because {KILLED}") for row in status["events"])
+
+
+def test_status_for_people(said: Callable[..., str]) -> None:
+    text = said("status", FAILED, "--once")
+    assert "failed" in text
+    assert KILLED in text
+    assert "step 20/120" in text
+
+
+def test_status_while_no_node_answers(desk: Desk, document: Callable[..., Any]) -> None:
+    desk.switch_off()
+    assert document("status", DONE)["state"] == "done"
+    status = document("status", FAILED)
+    assert status["state"] == "failed"
+    assert [row["reachable"] for row in status["nodes"]] == [False, False]
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_why_it_failed(desk: Desk, document: Callable[..., Any], said: Callable[..., str], is_off: bool) -> None:
+    if is_off:  # then what was kept is shown, which has no options
+        desk.switch_off()
+    why = document("why", FAILED)
+    assert why["diagnosis"]["first_node"] == "node2"
+    assert why["diagnosis"]["first_rank"] == 1
+    recover = f"homelab recover --cluster {desk.folder}/cluster.toml --runs-dir {desk.runs} {FAILED}"
+    assert recover in why["diagnosis"]["hint"] and why["next"] == recover
+    assert f"Next: {recover}\n" in said("why", FAILED)
+    status = document("status", FAILED)
+    assert recover in [entry["command"] for entry in status["next_commands"]] and recover in status["diagnosis"]["hint"]
+    assert "--cluster" not in RunPaths(desk.runs / FAILED).diagnosis_json(1).read_text()
+
+
+def test_why_it_had_failed_before_it_went_on(said: Callable[..., str]) -> None:
+    text = said("why", DONE)
+    assert f"attempt 1 of {DONE} failed; first: rank 1 on node2" in text
+    assert "attempt 2 goes on after step 40" in text
+    assert "the run is done now, in attempt 2, at step 120" in text
+
+
+def test_what_its_ranks_printed(said: Callable[..., str]) -> None:
+    assert "note: method: lora, 8192 trainable parameters" in said("logs", FAILED)
+    assert "--- rank 1 on node2, stdout" in said("logs", DONE, "--attempt", "1")
+
+
+def test_both_are_listed(document: Callable[..., Any]) -> None:
+    assert {row["name"]: row["state"] for row in document("runs")["runs"]} == {FAILED: "failed", DONE: "done"}
+
+
+def test_what_is_done_is_not_recovered(said: Callable[..., str]) -> None:
+    assert "this run is done: there is nothing to recover" in said("recover", DONE)
+
+
+def test_a_recovery_of_what_failed_begins_with_its_cause_and_its_checkpoint(desk: Desk) -> None:
+    paths = RunPaths(desk.runs / FAILED)
+    examination = examine.examine(desk.fleet, paths, lambda text: None)
+    assert examination.diagnosis is not None
+    assert examination.diagnosis.title.startswith(KILLED)
+    point = halt.newest_checkpoint(desk.fleet, paths, list(NODES), silent={}, from_scratch="never", say=lambda text: None)
+    assert (point.step, point.holders) == (20, ["node1"])
+    recipe = run_folder.description_of(paths).recipe
+    assert recipe is not None
+    assert recipe.parallel.shares == {"node1": 8, "node2": 4}
+
+
+def test_a_recovery_while_no_node_answers(desk: Desk, said: Callable[..., str]) -> None:
+    desk.switch_off()
+    text = said("recover", FAILED)
+    assert "error: " in text
+    assert "fix: " in text
+
+
+DAMAGE = {"cut": lambda content: content[: len(content) // 2], "no JSON": lambda content: b"\xff\x00 it was {"}
+
+
+def changed_types(content: bytes) -> bytes:
+    """The same JSON with numbers where texts were, texts where numbers were, and lists where objects were one level down."""
+
+    def turned(value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            return {key: turned(entry, depth + 1) for key, entry in value.items()} if depth < 1 else [list(value)]
+        return {"was": value} if isinstance(value, list) else 7 if isinstance(value, str) else "seven"
+
+    lines = []
+    try:
+        documents = [json.loads(content)]
+    except ValueError:
+        documents = [json.loads(line) for line in content.splitlines() if line.startswith(b"{")]
+    for document in documents:
+        lines.append(json.dumps(turned(document, 0)).encode())
+    return b"\n".join(lines) + b"\n"
+
+
+def files_of_the_run() -> list[str]:
+    """All files of the run that failed, on the controller and on its nodes, as paths of the fixture without weights."""
+    files = (file for file in FIXTURES.rglob("*") if file.is_file() and FAILED in file.parts)
+    return sorted(str(file.relative_to(FIXTURES)) for file in files if file.suffix not in (".pt", ".safetensors"))
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "other types"])
+@pytest.mark.parametrize("where", ["controller", "nodes"])
+def test_a_damaged_file_is_never_a_traceback(desk: Desk, capsys: pytest.CaptureFixture[str], where: str, damage: str) -> None:
+    spoil = DAMAGE.get(damage, changed_types)
+    for name in files_of_the_run():
+        if not name.startswith(where):
+            continue
+        place = desk.runs / name.partition("/")[2] if where == "controller" else desk.folder / name
+        place.write_bytes(spoil((FIXTURES / name).read_bytes()))
+        for command in (("status", FAILED, "--json"), *((("why", FAILED), ("logs", FAILED)) if damage == "cut" else ())):
+            code = desk.homelab(*command)
+            output = "".join(capsys.readouterr())
+            assert code != EXIT_INTERNAL, (name, command, output)
+            assert "internal error" not in output, (name, command, output)
+        try:
+            paths = RunPaths(desk.runs / FAILED)
+            examine.examine(desk.fleet, paths, lambda text: None)
+            halt.newest_checkpoint(desk.fleet, paths, list(NODES), silent={}, from_scratch="always", say=lambda text: None)
+        except HomelabError as error:
+            assert error.message and error.hint, name
+        for folder, target in (("controller", desk.runs), ("nodes", desk.folder / "nodes")):
+            shutil.rmtree(target)
+            shutil.copytree(FIXTURES / folder, target)
