@@ -54,6 +54,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The shape of the house, as `tests/test_limits.py` holds it."""
+    if not any(
+        "test_limits.py" in report.nodeid for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    ):
+        return  # reading the whole house takes seconds
     from tests import limits
 
     terminalreporter.section("the shape of the house")
