@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_timeout
 
+from tests.lanes import pytest_addoption, pytest_configure  # noqa: F401
+
 LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
 LAST_S = 300.0
 LONG = ("e2e", "cli", "worker", "lab", "remote")
