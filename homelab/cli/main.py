@@ -18,6 +18,7 @@ def main() -> None:
     from homelab.controller.base import secrets
     from homelab.controller.run import hub_token, signals
 
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # the hub's library would name this machine's software in each request
     try:
         secrets.know({**os.environ, "HF_TOKEN": hub_token.take(os.environ)})
         streams.prepare()
