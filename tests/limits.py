@@ -272,9 +272,8 @@ def untyped_between_rooms() -> list[Breach]:
         used: list[tuple[str, str]] = []
         for node in nodes(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    used.append((node.module, alias.name))
-                    modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                used += [(node.module, alias.name) for alias in node.names]
+                modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         for node in nodes(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
                 used.append((modules[node.value.id], node.attr))

@@ -84,6 +84,11 @@ def main() -> int:
                 if outcome.why:
                     _explain(outcome)
                 _keep(runs, options.json)
+    return _finish(options, outcomes, measured, runs)
+
+
+def _finish(options: argparse.Namespace, outcomes: list[Outcome], measured: list[compare.Measured], runs: list[dict[str, Any]]) -> int:
+    """Print and write what was measured. Returns 0 when all cases ended as they should."""
     console = Console(width=None if sys.stdout.isatty() else 180)
     figures = compare.figures(measured, outcomes, options.torchrun_limit)
     if not options.only_torchrun:

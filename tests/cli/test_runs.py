@@ -242,7 +242,7 @@ def test_orphans_are_what_is_left_of_a_run_that_is_over(desk: Desk, cli_lab: Lab
     run.wait_for_output(1, "node2", "here")
     spared = desk.json("stop", "--orphans")
     assert (spared["ended"], spared["kept"]) == ([], [run.name])
-    procfs.send([pid for pid in cli_lab.processes_of_run(run.name)["node1"]], signal.SIGKILL)
+    procfs.send(list(cli_lab.processes_of_run(run.name)["node1"]), signal.SIGKILL)
     wait_until(lambda: not cli_lab.processes_of_run(run.name)["node1"], 10.0)
     ended = desk.json("stop", "--orphans")
     assert [entry["run"] for entry in ended["ended"]] == [run.name] and ended["ended"][0]["clean"]

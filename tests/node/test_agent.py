@@ -82,7 +82,7 @@ def test_a_run_from_start_to_end(workdir: Path) -> None:
     folder = Path(started["run_dir"])
     here = folder / "attempts/1/nodes" / NODE
     assert (here / "out.log").read_text() == f"it's $(x)\nä {folder}\n" and (here / "err.log").read_text() == "bad\n"
-    assert not [name for name in folder.rglob("*.partial*")], "nothing half written stays"
+    assert not list(folder.rglob("*.partial*")), "nothing half written stays"
     reply = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN, "torchrun_lines": 5})
     assert answers.fault("poll", reply) is None
     assert reply["run"]["exit"]["returncode"] == 3 and not reply["run"]["torchrun_alive"] and reply["run"]["torchrun_tail"] == ["bad"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from homelab.controller.base.errors import InputError
@@ -47,13 +47,11 @@ def lan_of(cluster: Cluster, node: Node, facts: Facts | None) -> tuple[str, str,
     usable = [entry for entry in interfaces if entry.kind in ("physical", "wifi") and entry.up]
     usable.sort(key=lambda entry: entry.kind == "wifi")  # a laptop with both is on the LAN by its cable
     if cluster.network:
-        network = ipaddress.ip_network(cluster.network)
         # A tunnel is asked for by a network that only it is in; a bridge of containers never is.
         tunnels = [entry for entry in interfaces if entry.up and entry.name.startswith(_TUNNELS)]
-        for entry in [*usable, *tunnels]:
-            for address in entry.addresses:
-                if ipaddress.ip_interface(address).ip in network:
-                    return _plain(address), entry.name, f"in the cluster's network {cluster.network}"
+        found = _in_network([*usable, *tunnels], cluster.network)
+        if found:
+            return *found, f"in the cluster's network {cluster.network}"
     if _is_address(node.host):
         interface = _holding(usable, node.host)
         if interface:
@@ -67,6 +65,20 @@ def lan_of(cluster: Cluster, node: Node, facts: Facts | None) -> tuple[str, str,
     if facts is None and _is_address(node.host):
         return node.host, "?", "not asked (offline): the address SSH uses"
     return None
+
+
+def _in_network(interfaces: Iterable[Interface], network: str) -> tuple[str, str] | None:
+    """(address, interface) of the first one that is in the network."""
+    inside = ipaddress.ip_network(network)
+    return next(
+        (
+            (_plain(address), entry.name)
+            for entry in interfaces
+            for address in entry.addresses
+            if ipaddress.ip_interface(address).ip in inside
+        ),
+        None,
+    )
 
 
 def lan_of_all(cluster: Cluster, facts: Mapping[str, Facts]) -> dict[str, tuple[str, str]]:

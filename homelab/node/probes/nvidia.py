@@ -169,11 +169,11 @@ def _card(index: int, entry: Element) -> JsonObject:
 def _slowed_by(entry: Element) -> list[str]:
     """Why the clocks are below the highest just now, without the tags' prefix: "gpu_idle", "hw_thermal_slowdown", ..."""
     reasons = _first(entry, "clocks_event_reasons", "clocks_throttle_reasons")
-    names = []
-    for reason in reasons if reasons is not None else ():
-        if (reason.text or "").strip() == "Active":
-            names.append(re.sub(r"^clocks_(event|throttle)_reasons?_", "", reason.tag))
-    return names
+    return [
+        re.sub(r"^clocks_(event|throttle)_reasons?_", "", reason.tag)
+        for reason in (reasons if reasons is not None else ())
+        if (reason.text or "").strip() == "Active"
+    ]
 
 
 def _recovery_action(entry: Element) -> str | None:

@@ -150,9 +150,8 @@ def _nccl() -> str | None:
 
 def nccl_version(names: Iterable[str], torch_cuda: str | None) -> str | None:
     """From the names of a site-packages folder; of several the one for torch's CUDA, None where that does not decide."""
-    version_of: dict[str, str] = dict(
-        (match[1], match[2]) for match in (re.match(r"nvidia_nccl_cu(\d+)-([\d.]+)\.dist-info$", name) for name in names) if match
-    )
+    found = (re.match(r"nvidia_nccl_cu(\d+)-([\d.]+)\.dist-info$", name) for name in names)
+    version_of: dict[str, str] = {match[1]: match[2] for match in found if match}
     if torch_cuda and torch_cuda.split(".")[0] in version_of:
         return version_of[torch_cuda.split(".")[0]]
     return next(iter(version_of.values())) if len(version_of) == 1 else None

@@ -120,8 +120,5 @@ def _driver_packages(root: str) -> list[str]:
 
 def installed_drivers(status: str) -> list[str]:
     """From dpkg's status file: installed, not held."""
-    names = []
-    for match in re.finditer(r"^Package: (\S+)\nStatus: install ok installed$", status, re.MULTILINE):
-        if _DRIVER.match(match.group(1)):
-            names.append(match.group(1))
-    return sorted(set(names))[:20]
+    names = {match.group(1) for match in re.finditer(r"^Package: (\S+)\nStatus: install ok installed$", status, re.MULTILINE)}
+    return sorted(filter(_DRIVER.match, names))[:20]

@@ -59,7 +59,7 @@ class Pipeline:
         for kind, index in pipeline_schedule.order(len(batches), self.stage.in_flight):
             if kind == "forward":
                 entered = self._taken(coming, work)
-                with _timed(work, index, self.device):
+                with _Timed(work, index, self.device):
                     torch.manual_seed(seeds[index])
                     left = self._forward(batches[index], entered, count)
                 begun[index] = entered, left
@@ -70,7 +70,7 @@ class Pipeline:
             else:
                 entered, left = begun.pop(index)
                 gradient = self._taken(returning, work)
-                with _timed(work, index, self.device):
+                with _Timed(work, index, self.device):
                     if gradient is None:
                         backward(left)
                     else:
@@ -135,7 +135,7 @@ class Pipeline:
         return hidden.to(self.dtype)
 
 
-class _timed:
+class _Timed:
     """Around one pass of a micro-batch. On CUDA, kernels run later than Python: it waits for them, which costs a pipeline little, because
     the next thing it does is to wait for a message."""
 

@@ -127,7 +127,7 @@ def _evidence(of: Recipe | None, names: tuple[str, ...], *, with_gpus: bool) -> 
     return Evidence(
         cluster=cluster, head=names[0], master_port=PORT,
         facts={name: builders.facts(name, with_gpus=with_gpus, recipe=of) for name in names},
-        clock_offsets_s={name: 0.0 for name in names}, latencies_ms={name: 0.4 for name in names}, links=links,
+        clock_offsets_s=dict.fromkeys(names, 0.0), latencies_ms=dict.fromkeys(names, 0.4), links=links,
         lan={name: (address[name], f"eth{number}") for number, name in enumerate(names)}, recipe=of, data=on_nodes,
         code_hash=CODE_HASH,
     )  # fmt: skip

@@ -83,4 +83,4 @@ def test_an_address_is_one_word_of_a_hint() -> None:
 
 
 def _of(evidence: Any, check: str) -> list[Finding]:
-    return [finding for finding in registry.judge_one(next(c for c in registry.CHECKS if c.id == check), evidence)]
+    return list(registry.judge_one(next(c for c in registry.CHECKS if c.id == check), evidence))

@@ -46,4 +46,4 @@ def test_a_supervisor_on_a_node_has_the_text_files() -> None:
 def test_an_installed_package_has_the_text_files() -> None:
     patterns = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["homelab"]
     found = {file for pattern in patterns for file in ROOT.glob(pattern)}
-    assert {file for file in ROOT.rglob("*.toml")} <= found
+    assert set(ROOT.rglob("*.toml")) <= found

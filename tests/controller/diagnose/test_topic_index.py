@@ -131,7 +131,7 @@ def test_a_line_of_a_log_finds_its_topic(rule: str) -> None:
         ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "dead-rank"),
         ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "dead-rank"),
         ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank"),
-        ({name: HANGS for name in NODES}, "hang"),
+        (dict.fromkeys(NODES, HANGS), "hang"),
         ({"tower": HANGS, "laptop": {"heard_s": 6.0}, "oldtower": HANGS}, "silent-node"),
         ({"tower": {"missing_s": {"laptop": 9.0}}, "laptop": {"heard_s": 6.0}}, "silent-node"),
         ({"laptop": {"heard_s": 60.0}}, "silent-node"),

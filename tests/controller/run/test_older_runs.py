@@ -182,14 +182,11 @@ def changed_types(content: bytes) -> bytes:
             return {key: turned(entry, depth + 1) for key, entry in value.items()} if depth < 1 else [list(value)]
         return {"was": value} if isinstance(value, list) else 7 if isinstance(value, str) else "seven"
 
-    lines = []
     try:
         documents = [json.loads(content)]
     except ValueError:
         documents = [json.loads(line) for line in content.splitlines() if line.startswith(b"{")]
-    for document in documents:
-        lines.append(json.dumps(turned(document, 0)).encode())
-    return b"\n".join(lines) + b"\n"
+    return b"\n".join(json.dumps(turned(document, 0)).encode() for document in documents) + b"\n"
 
 
 def files_of_the_run() -> list[str]:

@@ -23,7 +23,7 @@ def test_the_best_step(losses: dict[int, float], best: int | None) -> None:
 
 
 def test_rounding_of_another_cluster_changes_no_choice_among_equal_losses() -> None:
-    losses = {step: 1.5 for step in range(10, 100, 10)}
+    losses = dict.fromkeys(range(10, 100, 10), 1.5)
     assert best_step({step: loss + 1e-6 * (step % 30) for step, loss in losses.items()}) == best_step(losses) == 10
 
 

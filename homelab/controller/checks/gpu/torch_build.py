@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homelab.controller.base import torch_builds
@@ -30,7 +30,6 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
     torch = facts.python.packages.get("torch")
     if not torch or not facts.gpu.cards:
         return  # the python check and the inventory say so
-    driver_hint = install_driver(node, facts)
     if not facts.python.torch_cuda and not re.search(r"\+(cu|rocm)\d", torch) and not _sees_cards(facts):
         yield TORCH, _other_build(node, facts, f"torch {torch} is a build without CUDA")
         return
@@ -43,22 +42,9 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
     if probe.get("not_asked"):
         return  # a run of ours computes there: the cards are well, and have no room for a question
     devices: list[dict[str, Any]] = list(probe.get("devices") or [])
-    problems = list(_kernels(node, facts, probe, devices))
-    failed = [device for device in devices if not device.get("matmul_ok")]
-    if not problems and (failed or not probe.get("cuda_available")) and driver_is_older(facts):
-        message = f"the driver ({facts.gpu.driver_version}) goes up to CUDA {facts.gpu.driver_cuda}, torch {torch} wants {facts.python.torch_cuda}"
-        problems = [(TORCH, Problem("fail", message, driver_hint))]
-    if not problems and not probe.get("cuda_available"):
-        problems = [(TORCH, Problem("fail", f"torch {torch} sees no GPU, though nvidia-smi does", driver_hint))]
-    if not problems and len(devices) < len(facts.gpu.cards):
-        message = f"torch sees {len(devices)} of {len(facts.gpu.cards)} GPUs"
-        hint = f"look for CUDA_VISIBLE_DEVICES: {on_node(node, 'env | grep CUDA')}"
-        problems = [(TORCH, Problem("fail", message, hint))]
-    if not problems:
-        for device in failed:
-            why = device.get("error") or "its result was wrong"
-            message = f"a small matmul failed on {device.get('name')}: {why}"
-            problems.append((COMPUTE, Problem("fail", message, _fix_compute(node, facts))))
+    problems = (
+        list(_kernels(node, facts, probe, devices)) or list(_unseen(node, facts, probe, devices)) or list(_wrong(node, facts, devices))
+    )
     if not problems and recipe and recipe.method and recipe.method.quantisation:
         problems = list(_quantised(node, facts, devices, *_LAYERS[recipe.method.quantisation]))
     yield from problems
@@ -67,6 +53,27 @@ def first_cause(recipe: Recipe | None, node: Node, facts: Facts) -> Iterator[tup
             if not device.get("bf16"):
                 hint = 'edit the recipe: [train] precision = "auto" (or "fp16")'
                 yield BF16, Problem("fail", f"{device.get('name')} has no bf16", hint)
+
+
+def _unseen(node: Node, facts: Facts, probe: Mapping[str, Any], devices: list[dict[str, Any]]) -> Iterator[tuple[str, Problem]]:
+    """A driver that is too old for torch, or cards that torch does not see."""
+    torch, sees = facts.python.packages.get("torch"), probe.get("cuda_available")
+    if (not sees or not all(device.get("matmul_ok") for device in devices)) and driver_is_older(facts):
+        message = f"the driver ({facts.gpu.driver_version}) goes up to CUDA {facts.gpu.driver_cuda}, torch {torch} wants {facts.python.torch_cuda}"
+        yield TORCH, Problem("fail", message, install_driver(node, facts))
+    elif not sees:
+        yield TORCH, Problem("fail", f"torch {torch} sees no GPU, though nvidia-smi does", install_driver(node, facts))
+    elif len(devices) < len(facts.gpu.cards):
+        hint = f"look for CUDA_VISIBLE_DEVICES: {on_node(node, 'env | grep CUDA')}"
+        yield TORCH, Problem("fail", f"torch sees {len(devices)} of {len(facts.gpu.cards)} GPUs", hint)
+
+
+def _wrong(node: Node, facts: Facts, devices: list[dict[str, Any]]) -> Iterator[tuple[str, Problem]]:
+    """Cards that do not multiply two small matrices."""
+    for device in devices:
+        if not device.get("matmul_ok"):
+            why = device.get("error") or "its result was wrong"
+            yield COMPUTE, Problem("fail", f"a small matmul failed on {device.get('name')}: {why}", _fix_compute(node, facts))
 
 
 def _fix_compute(node: Node, facts: Facts) -> str:

@@ -145,9 +145,11 @@ def own_networks(text: str) -> list[ipaddress.IPv4Network]:
     networks = []
     for entry in _objects(text):
         is_lan = entry.get("link_type") == "ether" and not str(entry.get("ifname", "")).startswith(_VIRTUAL)
-        for address in entry.get("addr_info") or [] if is_lan else []:
-            if address.get("family") == "inet" and is_address(str(address.get("local", ""))):
-                networks.append(ipaddress.IPv4Network(f"{address['local']}/24", strict=False))
+        networks += [
+            ipaddress.IPv4Network(f"{address['local']}/24", strict=False)
+            for address in (entry.get("addr_info") or [] if is_lan else [])
+            if address.get("family") == "inet" and is_address(str(address.get("local", "")))
+        ]
     return list(dict.fromkeys(networks))
 
 

@@ -49,8 +49,7 @@ def attempt_chart(attempts: Sequence[AttemptRow], timeline: Sequence[Happening],
     parts.append(
         f'<text class="tick" x="0" y="{y + 4:.1f}">events</text><line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
     )
-    for mark in marks:
-        parts.append(_mark(mark, x(mark.time), y, moment(mark.time, utc_offset_s)))
+    parts += [_mark(mark, x(mark.time), y, moment(mark.time, utc_offset_s)) for mark in marks]
     bottom = height - 6
     parts.append(f'<text class="tick" x="{LEFT:g}" y="{bottom:g}">{escape(moment(begin, utc_offset_s))}</text>')
     parts.append(

@@ -22,8 +22,7 @@ def figure(value: float | None) -> str:
     if abs(value) < 1e-3:
         digits, _, power = f"{value:.3e}".partition("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    text = f"{value:.4g}"
-    return text
+    return f"{value:.4g}"
 
 
 def tick(value: float, apart: float) -> str:

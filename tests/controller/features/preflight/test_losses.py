@@ -18,7 +18,7 @@ from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
 PAIRS = [(a, b) for a in healthy.NAMES for b in healthy.NAMES if a != b]
-PLACES = {name: ("192.0.2.1", 40000) for name in healthy.NAMES}
+PLACES = dict.fromkeys(healthy.NAMES, ("192.0.2.1", 40000))
 BAD = ("laptop", "tower")
 
 

@@ -52,13 +52,13 @@ def test_a_run_that_trains_is_well() -> None:
         ({"laptop": {"exit": Exit(returncode=1), "rank_state": ""}}, "exit", ("laptop",), ()),
         ({"laptop": {"torchrun": "", "rank_phase": "loading"}}, "exit", ("laptop",), ()),
         ({"laptop": {"rank_state": "T", "rank_still_s": 3.5}}, "frozen-rank", ("laptop",), (1,)),
-        ({name: HANGS for name in NODES}, "hang", (), ()),
+        (dict.fromkeys(NODES, HANGS), "hang", (), ()),
         ({"tower": HANGS, "laptop": {"rank_still_s": 31.0, "rank_step": 11}, "oldtower": HANGS}, "hang", (), (1,)),
         ({name: {**STILL, "missing_s": {"laptop": 4.5}} for name in ("tower", "oldtower")} | {"laptop": STILL}, "hang", (), ()),
         ({"tower": {"rank_still_s": 13.0}, "laptop": {"heard_s": 6.0}, "oldtower": {"rank_still_s": 13.0}}, "silent-node", ("laptop",), ()),
         ({name: {"exit": Exit(signal=15, stopped=True)} for name in NODES}, "stopped", (), ()),
         ({name: {"stopping": True} for name in NODES} | {"laptop": {"stopping": True, "rank_state": ""}}, "stopped", (), ()),
-        ({name: DONE for name in NODES}, "done", (), ()),
+        (dict.fromkeys(NODES, DONE), "done", (), ()),
         ({"tower": {"newest": 2}}, "superseded", (), ()),
     ],
     ids=["killed", "zombie", "torchrun failed", "torchrun killed", "stopped", "hang", "one is behind", "it is mute", "cut off", "by hand", "elsewhere", "done", "superseded"],
@@ -77,7 +77,7 @@ def test_what_is_the_matter_and_who_is_to_blame(
     [
         {"laptop": {"heard_s": 60.0}},  # its sshd died, or we are cut off from it: no step of the others ends without it
         {name: {"heard_s": 60.0} for name in NODES},  # we are cut off from all
-        {name: STILL for name in NODES},  # one of them is slowed to a tenth
+        dict.fromkeys(NODES, STILL),  # one of them is slowed to a tenth
         # and says so with every pass
         {"tower": {"rank_still_s": 600.0}, "laptop": {"rank_still_s": 1.2}, "oldtower": {"rank_still_s": 600.0}},
         {"tower": STILL, "laptop": {"heard_s": 9.0}, "oldtower": STILL},  # and its follower gets no processor beside it
@@ -114,11 +114,11 @@ def confirmed(**then: dict[str, Any]) -> watchdog.Verdict:
 
 
 def test_an_end_that_was_seen_is_judged_by_torchruns_own_word() -> None:
-    assert confirmed(**{name: DONE for name in NODES}).kind == "done"
+    assert confirmed(**dict.fromkeys(NODES, DONE)).kind == "done"
     assert confirmed(laptop=DONE, tower={"rank_phase": "saving"}).kind == "well", "it ended well, and the others are about to"
     assert confirmed(**{name: {"stopping": True} for name in NODES}).kind == "stopped"
     failed = {"exit": Exit(returncode=1), "rank_state": ""}
-    assert confirmed(**{name: failed for name in NODES}).kind == "dead-rank", "the first word tells most"
+    assert confirmed(**dict.fromkeys(NODES, failed)).kind == "dead-rank", "the first word tells most"
     assert confirmed(laptop={"rank_state": ""}).kind == "dead-rank"
     assert confirmed(laptop={"rank_state": "", "heard_s": 9.0}).kind == "dead-rank", "that it fell silent since is no proof of its health"
 
@@ -132,7 +132,7 @@ def test_the_moment_between_torchruns_end_and_the_agents_word_of_it_is_no_troubl
 
 
 def test_a_run_that_is_done_ends_though_one_node_is_not_heard_any_more() -> None:
-    signs = all_signs(**{name: DONE for name in NODES})
+    signs = all_signs(**dict.fromkeys(NODES, DONE))
     gone = {**signs, "laptop": sign(1, heard_s=30.0)}
     assert judge(gone).kind == "done"
     assert judge({**signs, "laptop": sign(1, rank_phase="saving")}).kind == "well"
@@ -184,7 +184,7 @@ def test_who_is_reached_by_others_may_only_be_busy() -> None:
 def test_a_rank_that_is_seen_to_work_is_waited_for_however_long_it_loads() -> None:
     waits = {"rank_phase": "loading", "rank_still_s": 5000.0}
     assert judge(all_signs(tower=waits, laptop={"rank_phase": "loading", "rank_still_s": 2.0}, oldtower=waits)).kind == "well"
-    assert judge(all_signs(**{name: waits for name in NODES})).kind == "hang"
+    assert judge(all_signs(**dict.fromkeys(NODES, waits))).kind == "hang"
 
 
 @pytest.mark.parametrize("phase", ["absent", "starting", "loading", "fetching", "training", "evaluating"])

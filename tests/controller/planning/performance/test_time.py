@@ -90,7 +90,7 @@ def test_the_slowest_measured_wire() -> None:
     assert network_cost.wire_between(["a", "b"], pairs) == network_cost.Wire(80e6, True)
     assert network_cost.wire_between(["a", "b", "c"], pairs) == network_cost.Wire(80e6, True)
     assert network_cost.wire_between(["a", "c"], pairs) == network_cost.Wire() and "assumed" in str(network_cost.Wire())
-    fast = {pair: 900e6 for pair in pairs}
+    fast = dict.fromkeys(pairs, 900000000.0)
     assert network_cost.wire_between(["a", "b"], fast) == network_cost.Wire(900e6, True)
     assert network_cost.wire_between(["a", "b", "c"], fast) == network_cost.Wire(), (
         "a pair that nobody measured is assumed, not believed fast"
