@@ -24,6 +24,7 @@ from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.memory_items import HELD
 
 NAMES = ("tower", "laptop", "oldtower")
+MOMENT = "1970-01-01T00:16:40+00:00"
 RUN = "2026-01-01-0000-run"
 MIB = 2**20
 GIB = 2**30
@@ -166,7 +167,18 @@ def run_folder(parent: Path, name: str = RUN, *, recipe: Recipe | None = None, p
     paths = RunPaths(parent / name)
     law = (recipe or script_recipe()).model_dump(mode="json", exclude_unset=True)
     store.write_json(
-        paths.run_json, {"name": name, "created_at": 1000.0, "recipe_file": "recipe.toml", "recipe": law, "data": {}, **described}
+        paths.run_json,
+        {
+            "schema": 1,
+            "name": name,
+            "created_at": 1000.0,
+            "moment": MOMENT,
+            "rows": 2,
+            "recipe_file": "recipe.toml",
+            "recipe": law,
+            "data": {},
+            **described,
+        },
     )
     if plan is not None:
         store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))

@@ -87,7 +87,16 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
     sources = {"train": source(data), "eval": source(eval_data) if eval_data else None}
     digest = hashlib.sha256(json.dumps([law, sources], sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True)
-    run = {"schema": 1, "name": folder.name, "recipe": recipe, "recipe_hash": digest, "data": sources, "versions": {}}
+    run = {
+        "schema": 1,
+        "name": folder.name,
+        "moment": "2026-11-26T12:00:00+00:00",
+        "rows": 2,
+        "recipe": recipe,
+        "recipe_hash": digest,
+        "data": sources,
+        "versions": {},
+    }
     (folder / "run.json").write_text(json.dumps(run, indent=2))
     return folder
 

@@ -27,7 +27,7 @@ def _input(paths: RunPaths, role: str, entry: Mapping[str, Any]) -> RecipeInput:
         # The person may have edited the file since: only the content that the run began with counts.
         local = next((path for path in candidates if path.is_file() and file_sha256(path) == entry["sha256"]), candidates[-1])
     hub = None
-    if entry["kind"] == "hub":  # a run of an older version has no more than the id
+    if entry["kind"] == "hub":
         hub = HubData(entry["path"], entry.get("config"), entry.get("split", "train"), entry.get("revision"))
     return RecipeInput(
         role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None,

@@ -66,7 +66,7 @@ def node_row(name: str, reply: Reply | None, unreachable: Mapping[str, str], pla
 
 
 def left_out(plan: Plan | None) -> tuple[LeftOut, ...]:
-    """Nodes that take no part; those with a recorded reason come first (older plans record none)."""
+    """Nodes that take no part; those with a recorded reason come first."""
     names = dict.fromkeys((*plan.left_out_because, *plan.left_out)) if plan else {}
     return tuple(LeftOut(name=name, because=plan.left_out_because.get(name, "")) for name in names) if plan else ()
 

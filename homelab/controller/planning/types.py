@@ -226,7 +226,7 @@ class Plan(Value):
     resume_digest: str = ""
     """Of the state of the checkpoint to go on from (`homelab.shared.protocol.checkpoint_copies`); empty where that is not known."""
     checkpoint_layout: Literal["replicated", "sharded"] = "replicated"
-    """Of the strategy: what each rank saves (`homelab.shared.protocol.checkpoint_holders`). Plans of older runs do not name it."""
+    """Of the strategy: what each rank saves (`homelab.shared.protocol.checkpoint_holders`)."""
     ranks: tuple[RankPlan, ...]
     nodes: tuple[NodePlan, ...]
     choices: tuple[Choice, ...] = ()

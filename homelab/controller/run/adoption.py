@@ -12,7 +12,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain
 from homelab.controller.facts.node_commands import on_node, path_word
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, fingerprint, run_record, store
+from homelab.controller.run import event_log, fingerprint, run_record, run_schema, store
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
@@ -44,6 +44,7 @@ def adopt(fleet: Fleet, paths: RunPaths, nodes: Sequence[str]) -> RunPaths:
             "the node has this run's folder, but not its description", where=f"node {next(iter(answers))}", hint=homelab("runs")
         )
     for node, answer in answers.items():
+        _refuse_other_schema(fleet, paths, node, answer)
         fault = _fault(paths, answer)
         if fault:
             raise HomelabError(
@@ -65,8 +66,10 @@ def take_description(fleet: Fleet, paths: RunPaths, answers: Mapping[str, Mappin
     whole = {
         node: answer["run_json"]
         for node, answer in answers.items()
-        if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None
+        if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None and run_schema.is_known(answer["run_json"])
     }
+    for node, answer in () if whole else answers.items():
+        _refuse_other_schema(fleet, paths, node, answer)
     if whole:
         for node in _keep(paths, _agreed(fleet, paths, whole), answers, others=len(answers) > 1):
             event_log.append(paths, event("mended", node=node, files=layout.RUN_JSON))
@@ -86,9 +89,6 @@ def take_plans(paths: RunPaths, plans: Mapping[Any, Any]) -> list[int]:
 def to_ask(paths: RunPaths) -> Program | None:
     """What a person is shown and asked for before nodes run it; None for a run of this machine, and for one that was asked for already."""
     record, described = store.read_object(paths.adopted_json), store.read_object(paths.run_json)
-    if not paths.adopted_json.exists():
-        adopted = next((line for line in event_log.lines(paths) if line.get("event") == "adopted"), None)  # by an older version
-        record = {"asks": True, "nodes": [str(adopted.get("node"))]} if adopted and (described.get("recipe") or {}).get("script") else {}
     if not record.get("asks"):
         return None
     nodes = record.get("nodes")
@@ -166,6 +166,11 @@ def _agreed(fleet: Fleet, paths: RunPaths, described: Mapping[str, Mapping[str, 
         where=f"run {paths.name}, run.json on {', '.join(unedited)}",
         hint=Hint("look which is right ({}), put the other aside: {}; then once more", *(_look_and_aside(fleet, groups[-1][1][0], paths.name))),
     )  # fmt: skip
+
+
+def _refuse_other_schema(fleet: Fleet, paths: RunPaths, node: str, answer: Mapping[str, Any]) -> None:
+    if answer["run_json"]:
+        run_schema.refuse_other(answer["run_json"], f"node {node}, run {paths.name}", _aside(fleet, node, paths.name))
 
 
 def _look_and_aside(fleet: Fleet, node: str, run: str) -> tuple[str, str]:

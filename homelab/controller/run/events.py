@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ Kind = Literal[
     "checkpoint-unused", "mended", "adopted", "note",
 ]  # fmt: skip
 
-# Kind -> its sentences; the first whose fields are all there is taken. Lines of older runs are read by the same table.
+# Kind -> its sentences; the first whose fields are all there is taken.
 _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "launched": ("launched",),
     "attempt-started": ("attempt {attempt} started",),
@@ -39,12 +38,10 @@ _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "given-up": ("given up: {because}",),
     "stopped": ("stopped by hand",),
     "checkpoint-unused": ("checkpoint {step} on {node} is not used: {why}",),
-    "mended": ("repaired from {node}: {files}", "mended from {node}: {files}"),
+    "mended": ("repaired from {node}: {files}",),
     "adopted": ("adopted from {node}",),
     "note": ("{text}",),
 }
-_FIELDS = {"attempt": r"\d+", "step": r"\d+", "state": "planned|shipping|starting|running|stopping|stopped|done|failed|lost"}
-_NUMBERS = ("attempt", "step")
 # Keys of a line that only programs read.
 _ONLY_IN_THE_FILE = {"time", "event", "attempt", "kind", "ranks", "clean", "gathered"}
 
@@ -106,19 +103,12 @@ def state(name: str, attempt: int, title: str | None = None) -> Event:
 
 
 def read(line: Mapping[str, Any]) -> Event:
-    """The event of a line of events.jsonl. A line without a kind, as older versions wrote them, is read by its sentence; what is no such
-    sentence is a note."""
+    """The event of a line of events.jsonl. A line of an unknown kind, of a damaged file or a newer version, is a note."""
     details = {key: value for key, value in line.items() if key not in ("time", "what", "event", "attempt", "gathered")}
     sentence, name, attempt = line.get("what"), line.get("event"), line.get("attempt")
-    text = sentence if isinstance(sentence, str) else ""
     if isinstance(name, str) and name in _SENTENCES:
         return Event(name, attempt if isinstance(attempt, int) else None, details)
-    for kind, sentences in _SENTENCES.items():
-        for words in sentences:
-            if kind != "note" and (match := re.fullmatch(_pattern(words), text, re.DOTALL)):
-                values: dict[str, Any] = {key: int(value) if key in _NUMBERS else value for key, value in match.groupdict().items()}
-                return Event(kind, values.pop("attempt", None), {**details, **values})
-    return Event("note", None, {"text": text, **details})
+    return Event("note", None, {"text": sentence if isinstance(sentence, str) else "", **details})
 
 
 def text_of(line: Mapping[str, Any]) -> str:
@@ -140,11 +130,3 @@ def _said(value: object) -> str:
 
 def _fields_of(sentence: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
-
-
-def _pattern(sentence: str) -> str:
-    """A regular expression for the sentence, with a group for each of its fields."""
-    return "".join(
-        re.escape(text) + (f"(?P<{name}>{_FIELDS.get(name, '.+')})" if name else "")
-        for text, name, _, _ in string.Formatter().parse(sentence)
-    )

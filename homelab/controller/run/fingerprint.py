@@ -8,16 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe.deciding import deciding
 from homelab.controller.facts.training import ModelFacts, ModelFile
 from homelab.controller.planning.types import Plan
 
-# Sections of `Recipe.law_hash`; the others may change on recovery.
-_LAW = ("model", "data", "method", "train", "script")
 # Keys of config.json that say how the file came to be, not what the model is.
 _HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 _LONGEST = 40
-# Of [method]: what a key says that runs of older versions do not have.
-_AS_BEFORE = (("base", "auto"), ("model_dropout", False))
 
 
 def as_begun(recipe: Recipe, plan: Plan, strategy: str | None = None) -> Recipe:
@@ -37,20 +34,7 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     Not by way of `Recipe`: a newer version may know more keys, and a run goes on as what it was. Raises KeyError, TypeError,
     AttributeError or ValueError for what is no run.json.
     """
-    law: dict[str, Any] = {name: described["recipe"].get(name) for name in _LAW}
-    if law["method"]:
-        law["method"] = {key: value for key, value in law["method"].items() if key != "backend" and (key, value) not in _AS_BEFORE}
-    if law["data"]:
-        law["data"] = {key: value for key, value in law["data"].items() if (key, value) != ("columns", None)}
-    if law["train"]:
-        chosen = {key: law["train"].get(key) for key in ("keep_best", "early_stopping")}
-        if any(chosen.values()):
-            law["eval_every_steps"] = described["recipe"]["tracking"].get("eval_every_steps")
-        else:
-            law["train"] = {key: value for key, value in law["train"].items() if key not in chosen}
-    if law["script"] and described["recipe"].get("environment"):
-        law["environment"] = described["recipe"]["environment"]
-    return law | {"sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}
+    return {**deciding(described["recipe"]), "sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}
 
 
 def fingerprint(described: Mapping[str, Any]) -> str | None:

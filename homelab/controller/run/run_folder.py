@@ -16,7 +16,7 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.poll_reply import is_moment
-from homelab.controller.run import adoption, event_log, run_record, store
+from homelab.controller.run import adoption, event_log, run_record, run_schema, store
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.run_record import plan_in, recipe_in
@@ -33,8 +33,9 @@ class Description:
 
 
 def description_of(paths: RunPaths) -> Description:
-    """Raises HomelabError when the run's folder is damaged."""
+    """Raises HomelabError when the run's folder is damaged, or another version's."""
     run_json = store.read_object(paths.run_json)
+    run_schema.refuse_other(run_json, str(paths.root), _aside(paths, "old"))
     recipe = recipe_in(run_json)
     if recipe is None:
         is_there = os.path.exists(paths.run_json)
@@ -62,7 +63,7 @@ def created_at(paths: RunPaths) -> float:
 
 
 def moment_of(described: Mapping[str, Any]) -> datetime | None:
-    """When the run was launched, as its chat templates are told it; None for a run of an older version."""
+    """When the run was launched, as its chat templates are told it; None where that cannot be read."""
     try:
         return datetime.fromisoformat(described["moment"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -104,22 +105,25 @@ def is_whole(paths: RunPaths) -> bool:
 
 def damaged(paths: RunPaths, damage: str) -> HomelabError:
     """The error for a folder that cannot be used."""
-    aside = shlex.quote(str(paths.root))
     return HomelabError(
         f"this run's folder is damaged: {damage}, and no node that answers has it",
         where=str(paths.root),
-        hint=Hint(
-            "put it aside: mv {} {}.damaged; where a node is off that had the run: {}", aside, aside, homelab("preflight --only ssh")
-        ),
+        hint=Hint("put it aside: {}; where a node is off that had the run: {}", _aside(paths, "damaged"), homelab("preflight --only ssh")),
     )
+
+
+def _aside(paths: RunPaths, suffix: str) -> str:
+    place = shlex.quote(str(paths.root))
+    return f"mv {place} {place}.{suffix}"
 
 
 def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
     """Take what cannot be read of run.json and the plans from the nodes. Does nothing for a whole folder.
 
     An attempt of which only its number is left, here and on all nodes, did not come to its start: the plan before it counts.
-    Raises HomelabError when no node that answers has what is missing, or when they do not agree on it.
+    Raises HomelabError when no node that answers has what is missing, or when they do not agree on it, and for a run of another version.
     """
+    run_schema.refuse_other(store.read_object(paths.run_json), str(paths.root), _aside(paths, "old"))
     if is_whole(paths):
         return
     say(f"the folder of {paths.name} is damaged: asking the nodes for it")

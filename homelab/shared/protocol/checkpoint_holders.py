@@ -50,7 +50,7 @@ class Copy(Generic[Holder]):
 
 
 def layout_of(plan: Mapping[str, Any]) -> str:
-    """The layout of the checkpoints of a plan. Plans of older runs do not name it: they are replicated."""
+    """The layout of the checkpoints of a plan; replicated where it does not say."""
     return str(plan.get("checkpoint_layout", REPLICATED))
 
 

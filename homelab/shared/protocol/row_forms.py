@@ -1,7 +1,7 @@
 """What a row of the data is, by its columns: the one rule for every command that looks at data, and for the worker. Pure.
 
 The first row of a file decides for all of its rows, so every rank and every attempt reads a file in the same way. A row that does not fit
-is an error of its own. Runs carry the number of the rules that made their rows (`RULES`): an older run goes on as it began.
+is an error of its own. run.json has the number of the rules that made the rows of its run (`RULES`).
 
 Sources of the forms: OpenAI (messages, tools, tool_calls), ShareGPT (conversations with from and value), Stanford Alpaca (instruction,
 input, output), LLaMA-Factory's data/README.md (system, history, tools, function_call and observation).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-RULES = 2  # of a run.json: how its rows are made. 1: only messages, prompt with completion, and text; nothing else of a row is read
+RULES = 2  # how rows are made. Another rule is another number, and a run goes on with the rows that it began with
 RULES_KEY = "rows"  # of a run.json
 CHAT, PAIR, TEXT = "chat", "prompt-completion", "text"
 # What [data] columns can name: where a part of the row stands. `role` and `content` are keys of a message.

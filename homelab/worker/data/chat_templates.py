@@ -42,7 +42,7 @@ class Renderer:
         self.settings = settings
         self.rewritten = 0
         self.unused = Unused()
-        self.is_plain = settings.get("template") == "none"  # runs of older versions lack this key
+        self.is_plain = settings.get("template") == "none"
         self.template: Template | None = None
         if tokenizer is not None and tokenizer.chat_template:
             self.template = Template(tokenizer, learns_answers=settings["completion_only"])

@@ -16,7 +16,7 @@ from typing import Any
 from homelab.shared.law import order, packing
 from homelab.shared.protocol import row_forms
 from homelab.shared.protocol.row_forms import RowForm
-from homelab.worker.data import earlier_rows, hub, samples
+from homelab.worker.data import hub, samples
 from homelab.worker.data.chat_templates import Renderer, Text
 from homelab.worker.data.readers import Record, read
 from homelab.worker.errors import WorkerError
@@ -60,14 +60,12 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> D
     """Read and encode the data of a run. Raises WorkerError naming the row when one cannot be used."""
     settings, train = run["recipe"]["data"], run["recipe"]["train"]
     notes: list[str] = []
-    # A run of a version that had no number for its rules goes on by the first ones: every launch says its version.
-    rules = int(run.get(row_forms.RULES_KEY, 1 if "homelab" in run else row_forms.RULES))
-    encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append, rules=rules)
+    encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append)
     commits: dict[str, str] = {}
     place = {"node": node, "run": str(run.get("name", "RUN"))}
 
     def encoded(role: str) -> list[Row]:
-        source = {"split": settings["split"], **run["data"][role]}  # runs of older versions name no commit beside the data set
+        source = run["data"][role]
         if source["kind"] != "hub":
             return encoder.encode(read(source, **place), role)
         records, commits[role] = hub.load(source, **place)
@@ -118,19 +116,16 @@ def pack_rows(rows: Sequence[Row], capacity: int) -> list[Row]:
 
 
 class Encoder:
-    """Turns records into rows with one tokenizer and the recipe's [data]. `rules`: `row_forms.RULES` of the run.
+    """Turns records into rows with one tokenizer and the recipe's [data].
 
     `unused`: what the records that were encoded last hold and nobody reads, in words.
     """
 
-    def __init__(
-        self, tokenizer: Any, settings: dict[str, Any], seq_len: int, note: Callable[[str], None], *, rules: int = row_forms.RULES
-    ) -> None:
+    def __init__(self, tokenizer: Any, settings: dict[str, Any], seq_len: int, note: Callable[[str], None]) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
         self.seq_len = seq_len
         self.note = note
-        self.rules = rules
         self.unused: list[str] = []
         if not getattr(tokenizer, "is_fast", False):
             raise WorkerError(
@@ -141,9 +136,8 @@ class Encoder:
 
     def encode(self, records: Sequence[Record], part: str, form: RowForm | None = None) -> list[Row]:
         """Rows in the order of the records. `part` ("train" or "eval") is for the notes; `form` None: the first record decides."""
-        is_earlier = self.rules < row_forms.RULES
-        form = form or (earlier_rows if is_earlier else samples).form_of(records[0], self.settings)
-        renderer = (earlier_rows.EarlierRenderer if is_earlier else Renderer)(self.tokenizer, self.settings)
+        form = form or samples.form_of(records[0], self.settings)
+        renderer = Renderer(self.tokenizer, self.settings)
         if form.kind == row_forms.CHAT and not self.tokenizer.chat_template:
             raise WorkerError(
                 "the data is chat, but the model's tokenizer has no chat template",

@@ -42,7 +42,7 @@ def digest(rows: Iterable[Row]) -> str:
 def refuse_other(own_digests: Mapping[str, Mapping[str, str]], task: Task, resume: Path | None) -> None:
     """Raises TrainingError, the same on every rank, where a rank's rows are not those of the others, or of the checkpoint `resume`.
 
-    Collective. `own_digests`: as `of` gives it. A checkpoint of an older version says nothing of its rows and is accepted.
+    Collective. `own_digests`: as `of` gives it. A checkpoint that says nothing of its rows is accepted.
     """
     began = _began_with(resume)
     numbers = [

@@ -23,14 +23,10 @@ _PROBE = "{% if strftime_now is defined %}{{ strftime_now('" + _WHOLE + "') }}{%
 
 
 def moment_of(run: Mapping[str, Any]) -> datetime:
-    """When this run was launched, without a time zone as transformers has it: by UTC. A run of an older version goes on with what it began with,
-    the local time of its launch, as far as it is known. Raises WorkerError for a moment that is none."""
-    stated, created_s = run.get(MOMENT), run.get("created_at")
+    """When this run was launched, without a time zone as transformers has it: by UTC. Raises WorkerError for a moment that is none."""
     try:
-        if stated is not None:
-            return datetime.fromisoformat(stated).astimezone(UTC).replace(tzinfo=None)
-        return datetime.fromtimestamp(created_s) if isinstance(created_s, int | float) else datetime.now()
-    except (ValueError, TypeError, OverflowError, OSError) as error:
+        return datetime.fromisoformat(run[MOMENT]).astimezone(UTC).replace(tzinfo=None)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         hint = "launch it as a new run: run.json is written by `homelab launch`"
         raise WorkerError(f"run.json does not say when the run was launched: {error}", where=f"run.json, {MOMENT}", hint=hint) from error
 

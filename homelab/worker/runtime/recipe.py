@@ -1,4 +1,4 @@
-"""The resolved recipe as run.json has it, each section once and typed. Keys with a default are missing in runs of older versions."""
+"""The resolved recipe as run.json has it, each section once and typed. Keys with a default may be missing: they joined later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Method:
     targets: str | list[str] = "all-linear"
     backend: str = "auto"
     base: str = "auto"  # of lora: in the training precision, or 8bit
-    model_dropout: bool = True  # of the model's own config.json; runs of older versions, which do not say, trained with it
+    model_dropout: bool = False  # of the model's own config.json
 
     @property
     def quantisation(self) -> str | None:

@@ -46,8 +46,8 @@ class Rank:
 
 
 def _section(kind: type[S]) -> cached_property[S]:
-    """This section of the run's recipe, as a property of `Task`. Recipes of older runs have no [parallel]."""
-    return cached_property(lambda task: recipe.section(kind, {"parallel": {}, **task.run["recipe"]}))
+    """This section of the run's recipe, as a property of `Task`."""
+    return cached_property(lambda task: recipe.section(kind, task.run["recipe"]))
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Task:
 
     @property
     def strategy(self) -> str:
-        """How the training is spread over the ranks. Plans of older runs do not name it."""
-        return str(self.plan.get("strategy", "ddp"))
+        """How the training is spread over the ranks."""
+        return str(self.plan["strategy"])
 
     @property
     def divides_per_pass(self) -> bool:
@@ -195,7 +195,7 @@ def load_task(environment: Mapping[str, str]) -> Task:
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=int(environment.get("WORLD_SIZE", "1")),
         run=_read(run_dir / layout.RUN_JSON, ("recipe", "recipe_hash", "data")),
-        plan=_read(plan_file, ("world_size", "backend", "device", "precision", "resume_step", "ranks")),
+        plan=_read(plan_file, ("world_size", "backend", "device", "precision", "strategy", "resume_step", "ranks")),
     )
     _check(task, plan_file)
     return task
@@ -224,7 +224,7 @@ def _check(task: Task, plan_file: Path) -> None:
     if task.nodes[task.rank] != task.node:
         message = f"rank {task.rank} runs on node {task.node}, the plan puts it on {task.nodes[task.rank]}"
         raise WorkerError(message, where=str(plan_file), hint=hint)
-    for kind in (recipe.Model, recipe.Data, recipe.Method, recipe.Train, recipe.Checkpoint, recipe.Tracking):
+    for kind in (recipe.Model, recipe.Data, recipe.Method, recipe.Train, recipe.Parallel, recipe.Checkpoint, recipe.Tracking):
         recipe.section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON))
     batch = task.train.global_batch
     if sum(task.shares) != batch or min(task.shares) < 0:

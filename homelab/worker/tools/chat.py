@@ -72,7 +72,7 @@ def no_memory(error: BaseException, where: str) -> footprint.NoRoom:
 
 def encode(run: dict[str, Any], tokenizer: Any, messages: list[dict[str, str]]) -> Any:
     """A conversation as the run was trained on questions: in the chat template where the model has one, unless [data] template is "none" (the last message alone)."""
-    if not tokenizer.chat_template or run["recipe"]["data"].get("template") == "none":  # a run of an older version does not say
+    if not tokenizer.chat_template or run["recipe"]["data"].get("template") == "none":
         return tokenizer(messages[-1]["content"], return_tensors="pt")
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False, return_tensors="pt")

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,7 +244,7 @@ def load(folder: str, revision: str | None, moment: str | None = None) -> Any:
             )
         raise known from error
     Encoder(tokenizer, {}, 8, lambda note: None)
-    return template_clock.bind(tokenizer, template_clock.moment_of({template_clock.MOMENT: moment}))
+    return template_clock.bind(tokenizer, template_clock.moment_of({template_clock.MOMENT: moment or datetime.now(UTC).isoformat()}))
 
 
 def main() -> int:

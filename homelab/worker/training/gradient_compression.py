@@ -21,7 +21,7 @@ _NO_ZERO = 1e-8  # added to a column's norm: a gradient may be all zeros
 
 
 def reduction_for(task: Task, steps: int) -> Reduction:
-    """The reduction that the recipe names, for a run of `steps` optimizer steps. Recipes of older runs name none."""
+    """The reduction that the recipe names, for a run of `steps` optimizer steps."""
     compression = task.parallel.compress
     if compression == "bf16":
         return Bf16()

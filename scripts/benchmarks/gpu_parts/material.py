@@ -112,6 +112,8 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
     content = {
         "schema": 1,
         "name": folder.name,
+        "moment": "2026-11-26T12:00:00+00:00",
+        "rows": 2,
         "recipe": recipe,
         "recipe_hash": digest,
         "data": {"train": source, "eval": None},
@@ -145,7 +147,14 @@ def alone(folder: Path, recipe: dict[str, Any], device: str, precision: str) -> 
     from homelab.worker.runtime.task import Task
 
     return Task(
-        folder, 1, "here", 0, 0, 1, {"recipe": recipe}, {"precision": precision, "device": device, "ranks": [{"rank": 0, "node": "here"}]}
+        folder,
+        1,
+        "here",
+        0,
+        0,
+        1,
+        {"recipe": recipe},
+        {"precision": precision, "device": device, "strategy": "ddp", "ranks": [{"rank": 0, "node": "here"}]},
     )
 
 

@@ -24,6 +24,7 @@ from homelab.controller.features.supervise.acts import Incident
 from homelab.controller.features.supervise.recovery_try import RecoveryTry, Supervised
 from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
+from tests import builders
 from tests.controller.run.test_damage import PLAN
 
 pytestmark = pytest.mark.timeout(60)
@@ -33,7 +34,7 @@ RECIPE = {
     "method": {"kind": "lora"},
     "train": {"global_batch": 4, "steps": 3, "learning_rate": 1e-4, "seq_len": 8},
 }
-RUN_JSON = {"recipe": RECIPE, "data": {"train": None, "eval": None}}
+RUN_JSON = {"schema": 1, "moment": builders.MOMENT, "rows": 2, "recipe": RECIPE, "data": {"train": None, "eval": None}}
 HOLD = """
 import sys; from pathlib import Path; from homelab.controller.run import supervisor_lock; from homelab.controller.run.paths import RunPaths
 with supervisor_lock.held(RunPaths(Path(sys.argv[1]))) as ours:

@@ -33,6 +33,11 @@ def described(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(found)
 
 
+def test_the_name_of_a_training_is_that_of_every_version() -> None:
+    """Runs that go on have it in their run.json and in their checkpoints: computed by the tree before version 0.2.0."""
+    assert RECIPE.law_hash(("train:" + "a" * 64,)) == "cd3ef73c0d98ef44"
+
+
 def test_fingerprint_is_that_of_the_launch() -> None:
     assert fingerprint.fingerprint(described()) == described()["recipe_hash"]
 

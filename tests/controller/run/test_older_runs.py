@@ -1,6 +1,6 @@
-"""Run folders that an older version of the code wrote, on the controller and on two nodes: every command still reads them.
+"""Run folders of the tree before version 0.2.0, on the controller and on two nodes: every command still reads them. Older ones are refused.
 
-`2026-11-23-0158-alone` failed (a worker of node2 was killed) and was not restarted; `2026-11-23-0159-demo` failed in the same way, was
+`2026-11-26-0157-alone` failed (a worker of node2 was killed) and was not restarted; `2026-11-26-0158-demo` failed in the same way, was
 recovered by its supervisor, and is done. Of long files some lines were left out, and all weights but those of one checkpoint.
 """
 
@@ -26,7 +26,7 @@ from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(120)
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "older_runs"
-FAILED, DONE = "2026-11-23-0158-alone", "2026-11-23-0159-demo"
+FAILED, DONE = "2026-11-26-0157-alone", "2026-11-26-0158-demo"
 NODES = ("node1", "node2")
 KILLED = "rank 1 on node2 was killed (signal 9)"
 
@@ -87,7 +87,7 @@ def document(desk: Desk, capsys: pytest.CaptureFixture[str]) -> Callable[..., An
 def test_status_of_the_run_that_failed(document: Callable[..., Any]) -> None:
     status = document("status", FAILED)
     assert status["state"] == "failed"
-    assert (status["attempt"], status["step"]) == (1, 20)
+    assert (status["attempt"], status["step"]) == (1, 22)
     assert status["diagnosis"]["title"].startswith(KILLED)
     assert [row["torchrun"] for row in status["nodes"]] == ["exit code 1", "exit code 1"]
     assert [row["share"] for row in status["ranks"]] == [8, 4]
@@ -106,7 +106,7 @@ def test_status_for_people(said: Callable[..., str]) -> None:
     text = said("status", FAILED, "--once")
     assert "failed" in text
     assert KILLED in text
-    assert "step 20/120" in text
+    assert "step 22/120" in text
 
 
 def test_status_while_no_node_answers(desk: Desk, document: Callable[..., Any]) -> None:
@@ -169,6 +169,51 @@ def test_a_recovery_while_no_node_answers(desk: Desk, said: Callable[..., str]) 
     text = said("recover", FAILED)
     assert "error: " in text
     assert "fix: " in text
+
+
+def retold(desk: Desk, **changes: Any) -> None:
+    """The failed run's run.json, here and on its nodes, as another version would have written it; None takes a key out."""
+    for place in (desk.runs, *(desk.folder / "nodes" / node / "runs" for node in NODES)):
+        file = place / FAILED / "run.json"
+        content = {**json.loads(file.read_text()), **changes}
+        file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+OF_A_RUN = ("status", "why", "logs", "recover", "supervise", "report", "fetch", "chat", "merge", "profile", "stop")
+
+
+@pytest.mark.parametrize("command", OF_A_RUN)
+def test_a_newer_run_is_refused_by_every_command(desk: Desk, said: Callable[..., str], command: str) -> None:
+    retold(desk, schema=2, homelab="0.7.0")
+    text = said(command, FAILED)
+    assert "error: a newer homelab (0.7.0) made this run: its run.json has schema 2" in text
+    assert str(desk.runs / FAILED) in text and "pip install ./homelab_trainer-0.7.0-py3-none-any.whl" in text
+
+
+@pytest.mark.parametrize("command", ["status", "why", "recover"])
+def test_a_run_from_before_the_promise_is_refused(desk: Desk, said: Callable[..., str], command: str) -> None:
+    shutil.copy(FIXTURES.parent / "run_before_schema.json", desk.runs / FAILED / "run.json")
+    text = said(command, FAILED)
+    assert "error: an older homelab made this run, before runs stayed readable: its run.json lacks moment and rows" in text
+    assert "git checkout 3ac95a5c9b8d3ced77f09bedb702713bde8c0be6" in text and f"mv {desk.runs / FAILED} {desk.runs / FAILED}.old" in text
+
+
+def test_a_newer_run_that_only_the_nodes_know_is_refused(desk: Desk, said: Callable[..., str]) -> None:
+    retold(desk, schema=2)
+    shutil.rmtree(desk.runs / FAILED)
+    text = said("status", FAILED)
+    assert "a newer homelab (0.1.0) made this run" in text and "where: node node1" in text
+    assert not (desk.runs / FAILED / "run.json").exists()
+
+
+def test_the_other_runs_are_listed_beside_a_newer_one(desk: Desk, document: Callable[..., Any]) -> None:
+    retold(desk, schema=2)
+    assert {row["name"]: row["state"] for row in document("runs")["runs"]} == {FAILED: "failed", DONE: "done"}
+
+
+def test_a_run_without_a_number_is_read(desk: Desk, document: Callable[..., Any]) -> None:
+    retold(desk, schema=None)
+    assert document("status", FAILED)["state"] == "failed"
 
 
 DAMAGE = {"cut": lambda content: content[: len(content) // 2], "no JSON": lambda content: b"\xff\x00 it was {"}

@@ -45,7 +45,7 @@ def test_the_planner_takes_the_file_of_a_rank_alone(tmp_path: Path) -> None:
         assert content is not None
         speed_profile.write(path, content)
         kept_now = SpeedProfile.model_validate(json.loads(path.read_text()))
-    assert [sync.world_size for sync in kept_now.measured_syncs()] == [2] and kept_now.world_size == 1 and kept_now.sync_s is None
+    assert [sync.world_size for sync in kept_now.syncs] == [2] and kept_now.world_size == 1 and kept_now.sync_s is None
     assert [sync["world_size"] for sync in json.loads(path.read_text())["syncs"]] == [2]
 
 

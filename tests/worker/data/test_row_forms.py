@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homelab.shared.protocol import row_forms
-from homelab.worker.data import encoding, readers
 from homelab.worker.errors import WorkerError
-from tests.worker import harness
-from tests.worker.data.test_data import SETTINGS, encode, trained_text, whole_text
+from tests.worker.data.test_data import encode, trained_text, whole_text
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -289,24 +285,6 @@ def test_every_turn_is_learned_whatever_closes_the_chat(tokenizer: Any, kind: st
     (made,), notes = encode(own, [{"messages": chat}])
     learned = trained_text(own, made).replace("\n<|end|>", "").replace("four<|end|>", "four<|stop|>")
     assert learned == "two<|stop|>four<|stop|>" and not any("rewrites" in note for note in notes)
-
-
-def test_a_run_of_an_older_version_goes_on_with_its_rows(tokenizer: Any, tmp_path: Path) -> None:
-    """Its run.json has no number for the rules: tools did not reach the template, and earlier turns before a closing mark carried no loss."""
-    own = with_template(
-        tokenizer,
-        "{{ tools | tojson if tools else '' }}" + CLOSING["the end of text behind the last turn"].replace("<|stop|>", "<|start|>"),
-    )
-    path = harness.write_jsonl(tmp_path / "d.jsonl", [{"messages": [*MESSAGES, *MESSAGES], "tools": [FUNCTION]}])
-    run = {"recipe": {"data": SETTINGS, "train": {"seq_len": 999, "seed": 1}}, "data": {"train": harness.source(path)}, "homelab": "0.1"}
-    (before,) = encoding.load_data(run, own).train
-    (now,) = encoding.load_data({**run, row_forms.RULES_KEY: row_forms.RULES}, own).train
-    assert trained_text(own, before) == "two<|start|>\n<|end|>" and "get_weather" not in whole_text(own, before)
-    assert trained_text(own, now).startswith("two<|start|>two<|start|>") and "get_weather" in whole_text(own, now)
-    with pytest.raises(WorkerError, match='no "messages"'):
-        encoding.Encoder(own, SETTINGS, 99, print, rules=1).encode(
-            [readers.Record(0, "rows, line 1", {"question": "a", "answer": "b"})], "train"
-        )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
 from homelab.controller.config.recipe.data import Data
+from homelab.controller.config.recipe.deciding import deciding
 from homelab.controller.config.recipe.operation import Checkpoint, Recovery, Tracking
 from homelab.controller.config.recipe.parallel import Parallel
 from homelab.controller.config.recipe.training import Method, Model, Train
@@ -49,11 +50,8 @@ class RunSections(ConfigModel):
         The moment of the launch is no part of it, so that two launches on different days count as one training. Only a chat template that writes the date
         makes other rows then: a law: line names the date, and a run goes on with the rows that it began with, by their digest, whatever the moment.
         """
-        text = json.dumps([self._law(), list(data_digests)], sort_keys=True)
+        text = json.dumps([deciding(self.model_dump(mode="json")), list(data_digests)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def _law(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", include={"model", "data", "method", "train", "script"})
 
 
 class TrainRecipe(RunSections):
@@ -65,21 +63,6 @@ class TrainRecipe(RunSections):
     train: Train
     script: None = None
 
-    def _law(self) -> dict[str, Any]:
-        law = super()._law()
-        law["method"].pop("backend")  # the training library (transformers or Unsloth) is not part of the law
-        if self.method.base == "auto":  # as in the hashes of runs before this key existed
-            del law["method"]["base"]
-        if self.data.columns is None:
-            del law["data"]["columns"]
-        if not self.method.model_dropout:
-            del law["method"]["model_dropout"]
-        if self.train.chooses_by_evaluation:
-            law["eval_every_steps"] = self.tracking.eval_every_steps
-        else:  # as in the hashes of runs before these keys existed
-            del law["train"]["keep_best"], law["train"]["early_stopping"]
-        return law
-
 
 class ScriptRecipe(RunSections):
     """A recipe that brings its own program. The sections of the built-in worker are null in run.json."""
@@ -89,10 +72,6 @@ class ScriptRecipe(RunSections):
     method: None = None
     train: None = None
     script: Script
-
-    def _law(self) -> dict[str, Any]:
-        # The program may read any of the environment.
-        return super()._law() | ({"environment": self.environment} if self.environment else {})
 
 
 Recipe = TrainRecipe | ScriptRecipe

@@ -28,7 +28,7 @@ from homelab.controller.features.preflight import preflight
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, event_log, fingerprint, run_record, signals, store
+from homelab.controller.run import adoption, event_log, fingerprint, run_record, run_schema, signals, store
 from homelab.controller.run import supervisor_record as manual_lock
 from homelab.controller.run.claims import Claim
 from homelab.controller.run.events import event
@@ -229,7 +229,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         }
     digests = tuple(sorted(f"{role}:{entry['sha256']}" for role, entry in described.items() if entry))
     return {
-        "schema": 1,
+        "schema": run_schema.SCHEMA,
         "name": plan.run,
         "created_at": time.time(),
         "moment": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -84,7 +84,7 @@ def refuse_other_model(paths: RunPaths, described: Mapping[str, Any], evidence: 
     """Raises OtherTrainingError when the base model of a node is not the one that the run began with."""
     record = described.get("model")
     if not isinstance(record, dict) or evidence.recipe is None or evidence.recipe.model is None:
-        return  # of an older version, or the model was downloaded by the first attempt
+        return  # the model was downloaded by the first attempt
     model = evidence.recipe.model
     for name, facts in evidence.facts.items():
         changed = fingerprint.model_differences(record, facts.model, is_folder=model.is_folder)

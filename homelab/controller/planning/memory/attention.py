@@ -34,5 +34,5 @@ def repeats_keys(device: str, precision: str, capability: Capability | None) -> 
 
 
 def repeats_keys_of(plan: Plan, rank: RankPlan) -> bool:
-    """The same of a rank of a plan; where that tells no generation (plans of older runs), by the name of its card."""
+    """The same of a rank of a plan; where that tells no generation, by the name of its card."""
     return repeats_keys(plan.device, plan.precision, rank.capability or hardware.generation(rank.device_name))

@@ -7,9 +7,9 @@ first steps of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from homelab.controller.base.models import WireModel
 from homelab.controller.config.cluster import Node
@@ -40,7 +40,7 @@ class MeasuredRun(WireModel):
 class MeasuredRank(WireModel):
     """One rank's measured cost (see `homelab.shared.law.speed.Speed`), and what its card held beside torch's memory (see `homelab.worker.runtime.card_memory`).
 
-    `runs`: what that cost rests on, the newest first; files of earlier versions know the newest run alone.
+    `runs`: what that cost rests on, the newest first.
     """
 
     local_rank: Annotated[int, Field(ge=0)]
@@ -68,7 +68,7 @@ class MeasuredMethod(WireModel):
 
 class MeasuredSync(WireModel):
     """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, without what the backward pass hides;
-    and `wait_s`, what a step takes beyond that and the slowest rank, because no rank is always as fast. Files of earlier versions do not know it.
+    and `wait_s`, what a step takes beyond that and the slowest rank, because no rank is always as fast.
     """
 
     strategy: str
@@ -77,13 +77,6 @@ class MeasuredSync(WireModel):
     world_size: Annotated[int, Field(ge=2)]
     sync_s: Seconds
     wait_s: Seconds = 0.0
-
-
-def _of_several_ranks(syncs: Any) -> Any:
-    """Without the wire of a rank alone, which is none: some versions wrote it down, and the rest of such a file is good."""
-    if not isinstance(syncs, list | tuple):
-        return syncs
-    return tuple(sync for sync in syncs if not (isinstance(sync, dict) and sync.get("world_size") == 1))
 
 
 class SpeedProfile(WireModel):
@@ -105,7 +98,7 @@ class SpeedProfile(WireModel):
     run: str = ""
     world_size: Annotated[int, Field(ge=1)]
     sync_s: Seconds | None = None
-    syncs: Annotated[tuple[MeasuredSync, ...], BeforeValidator(_of_several_ranks)] = ()
+    syncs: tuple[MeasuredSync, ...] = ()
     save_s: Seconds | None = None
     evaluate_s: Seconds | None = None
     rows: Annotated[int, Field(ge=1)] | None = None
@@ -115,16 +108,6 @@ class SpeedProfile(WireModel):
     data_sha256: str | None = None
     seq_len: int | None = None
     ranks: Annotated[tuple[MeasuredRank, ...], Field(min_length=1)]
-
-    def measured_syncs(self) -> tuple[MeasuredSync, ...]:
-        """All that is known of the wire; files of earlier versions know that of one run."""
-        if self.syncs or self.sync_s is None or self.world_size < 2:
-            return self.syncs
-        return (
-            MeasuredSync(
-                strategy=self.strategy, compress=self.compress, bucket_mb=self.bucket_mb, world_size=self.world_size, sync_s=self.sync_s
-            ),
-        )
 
 
 def usable(

@@ -219,7 +219,7 @@ def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) ->
     size, exposed_s = strategy.step_bytes(job, passes), functools.partial(strategy.exposed_s, job)
     bucket_mb = BUCKET_MB if job.recipe.parallel.bucket_mb == "auto" else job.recipe.parallel.bucket_mb
     syncs = [
-        sync for profile in job.workload.speeds.files.values() for sync in profile.measured_syncs()
+        sync for profile in job.workload.speeds.files.values() for sync in profile.syncs
         if (sync.compress, sync.strategy, sync.bucket_mb) == (job.recipe.parallel.compress, strategy.name, bucket_mb)
     ]  # fmt: skip
     if not syncs:

@@ -29,7 +29,7 @@ SCRIPT = {"script": {"path": "train.py", "args": ("--lr", "3"), "files": ()}, "e
 
 def run_json(data: dict[str, Any], recipe: dict[str, Any] | None = None) -> dict[str, Any]:
     described = {
-        "schema": 1, "name": builders.RUN, "created_at": 1.0, "data": data, "recipe_file": "demo.toml",
+        "schema": 1, "name": builders.RUN, "created_at": 1.0, "moment": builders.MOMENT, "rows": 2, "data": data, "recipe_file": "demo.toml",
         "recipe": (builders.recipe() if recipe is None else parse_recipe(recipe)).model_dump(mode="json"),
     }  # fmt: skip
     return described | {"recipe_hash": fingerprint.fingerprint(described)}
