@@ -16,7 +16,7 @@ from homelab.controller.facts.node import Facts
 from homelab.controller.launchers import registry
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
 from homelab.controller.planning.types import NodePlan, Plan, RankPlan
 from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run import store

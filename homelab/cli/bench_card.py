@@ -89,7 +89,7 @@ def _lines(found: Measured) -> list[str]:
     """The answer first."""
     from homelab.controller.base.units import gigabytes
     from homelab.controller.features.bench import card_recipe
-    from homelab.controller.planning import cards
+    from homelab.controller.planning.machines import cards
 
     row = found.row
     peak = f", {gigabytes(row.peak_bytes)} GB at most" if row.peak_bytes else ""
@@ -103,6 +103,6 @@ def _stem(card: str) -> str:
     """`rtx-3090` of "NVIDIA GeForce RTX 3090"."""
     import re
 
-    from homelab.controller.planning import cards
+    from homelab.controller.planning.machines import cards
 
     return re.sub(r"[^a-z0-9]+", "-", cards.short(card).lower()).strip("-") or "unknown"

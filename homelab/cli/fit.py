@@ -55,8 +55,8 @@ def write(
 def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInputs], Plan]) -> MemoryScenario:
     """The memory that has to be fitted into. Raises InputError where it, or the model's shape, is not known."""
     from homelab.controller.base.errors import InputError
-    from homelab.controller.planning.job import shape_of
     from homelab.controller.planning.memory import scenario
+    from homelab.controller.planning.work.job import shape_of
 
     try:
         shape = shape_of(recipe.model.name, inputs.facts, inputs.config)

@@ -54,7 +54,7 @@ def command(
 
 def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
     from homelab.controller.features.discover import proposal
-    from homelab.controller.planning import cards
+    from homelab.controller.planning.machines import cards
 
     for node in outcome.cluster.nodes:
         facts = outcome.facts.get(node.name)

@@ -118,7 +118,7 @@ def _gathered(
     from homelab.controller.attempt import data_files, inputs, planner
     from homelab.controller.base.errors import InputError
     from homelab.controller.features.preflight import data_verdict, gather
-    from homelab.controller.planning import stored_base
+    from homelab.controller.planning.model import stored_base
     from homelab.controller.remote.fanout import Fleet
 
     if offline:
@@ -148,7 +148,7 @@ def _with_hub(inputs: PlanInputs, as_json: bool) -> tuple[PlanInputs, list[str]]
     from dataclasses import replace
 
     from homelab.controller.attempt import hub_config
-    from homelab.controller.planning.job import shape_of
+    from homelab.controller.planning.work.job import shape_of
 
     model = inputs.recipe.model
     if model is None or model.is_folder or inputs.config is not None or shape_of(model.name, inputs.facts) is not None:
@@ -173,7 +173,7 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
     from dataclasses import replace
 
     from homelab.controller.features.preflight import memory_dry_run
-    from homelab.controller.planning import cards, machines
+    from homelab.controller.planning.machines import cards, machines
     from homelab.controller.remote.fanout import Fleet
 
     with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
@@ -213,8 +213,8 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     from dataclasses import replace
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.controller.planning import what_if as hypothesis
-    from homelab.controller.planning.machines import device_of
+    from homelab.controller.planning.alternatives import what_if as hypothesis
+    from homelab.controller.planning.machines.machines import device_of
     from homelab.controller.planning.memory.scenario import DoesNotFit
     from homelab.controller.planning.render import time_table
 
@@ -243,7 +243,7 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    from homelab.controller.planning import scaling
+    from homelab.controller.planning.alternatives import scaling
 
     return scaling.parse_counts(text) if text else ()
 
@@ -255,9 +255,9 @@ def _scaling(
     from dataclasses import replace
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.controller.planning import scaling
-    from homelab.controller.planning import what_if as hypothesis
-    from homelab.controller.planning.machines import device_of
+    from homelab.controller.planning.alternatives import scaling
+    from homelab.controller.planning.alternatives import what_if as hypothesis
+    from homelab.controller.planning.machines.machines import device_of
     from homelab.controller.planning.render import scaling_table
 
     changes = hypothesis.parse(texts, inputs.cluster, device=device_of(inputs.cluster, inputs.facts))

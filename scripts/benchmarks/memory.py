@@ -31,7 +31,7 @@ from benchmarks.gpu_parts.material import SHAPES, alone, llama
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.model.architecture import from_config
 
 _SMALL = llama(128, 2, 4, 2, 384, 3000)
 _LARGE = {

@@ -31,8 +31,8 @@ from benchmarks import report
 from benchmarks.pipelining import real_runs
 
 from homelab.controller.config.recipe import Method, Train
-from homelab.controller.planning.memory.architecture import Architecture
-from homelab.controller.planning.work.pipeline import partition, stage_time
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.strategy.pipeline import partition, stage_time
 from homelab.lab import Lab
 from scripts.practice.desk import Desk, Run
 

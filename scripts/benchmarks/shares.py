@@ -42,7 +42,7 @@ from benchmarks.uneven.ledger import Disturbed, Ledger
 from benchmarks.uneven.machines import CORES, Machines, Run, machines
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.planning.work.shares import split
+from homelab.controller.planning.strategy.shares import split
 from homelab.shared.law import order
 
 _ENDLESS = 100_000  # steps of a run that is stopped

@@ -18,7 +18,7 @@ from homelab.controller.config.load import load_cluster
 from homelab.controller.facts.collective_test import CollectiveResult
 from homelab.controller.facts.node import Facts
 from homelab.controller.features.preflight import collective_state, collective_test
-from homelab.controller.planning import lan_address
+from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, procfs
 from homelab.shared.protocol.collective_stages import SIZES

@@ -15,7 +15,7 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.launchers import registry
 from homelab.controller.planning import plan as planning
-from homelab.controller.planning.advice import global_batch
+from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import ship

@@ -112,6 +112,6 @@ class NvidiaFacts(WireModel):
     driver_version: str | None = None
     driver_cuda: str | None = None
     cards: tuple[GpuFacts, ...] = ()
-    left_out: tuple[GpuFacts, ...] = ()  # by the choice in cluster.toml (`homelab.controller.planning.cards`), never by the node
+    left_out: tuple[GpuFacts, ...] = ()  # by the choice in cluster.toml (`homelab.controller.planning.machines.cards`), never by the node
     torch: TorchView = None  # torch's own view: arch list, matmul result per device; None on CPU nodes; "not_asked": by these runs in use
     on_bus: NvidiaOnBus | None = None  # read only where nvidia-smi shows no card

@@ -7,30 +7,20 @@ from collections.abc import Sequence
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.recipe import Recipe, TrainRecipe
-from homelab.controller.planning import (
-    afterwards,
-    card_guess,
-    cards,
-    data_source,
-    excess,
-    job,
-    lan_address,
-    launch_spec,
-    machines,
-    old_cards,
-    precision,
-    trainer_choice,
-)
-from homelab.controller.planning.advice import advice, reproducibility
-from homelab.controller.planning.environment import network_profile, personal, wsl
+from homelab.controller.planning import data_source, precision, trainer_choice
+from homelab.controller.planning.advice import advice, afterwards, excess, reproducibility
+from homelab.controller.planning.environment import launch_spec, network_profile, personal
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.machines import card_guess, cards, lan_address, machines, old_cards
+from homelab.controller.planning.memory import wsl
 from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.speed import roofline
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.base import Strategy
+from homelab.controller.planning.strategy.pipeline.pipeline_plan import NoLayerFits
 from homelab.controller.planning.time import start_up, step_time
 from homelab.controller.planning.types import Choice, Plan, RankPlan
-from homelab.controller.planning.work.pipeline.pipeline_plan import NoLayerFits
+from homelab.controller.planning.work import job
 from homelab.shared.law.learning_rate import scaled
 
 

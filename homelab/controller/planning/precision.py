@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from homelab.controller.base.units import listed
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts import card_generation
-from homelab.controller.planning import cards
-from homelab.controller.planning.machines import Machines, RankSlot
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.machines import Machines, RankSlot
 from homelab.controller.planning.types import Choice
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homelab.controller.config.recipe import Recipe, ScriptRecipe
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.types import Choice
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from homelab.controller.base.models import DisplayValue, Value
 from homelab.controller.config.recipe.parallel import StrategyName
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
+from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.shared.law.speed import Speed
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from homelab.controller.config.load import load_cluster
-from homelab.controller.planning import lan_address
+from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote.fanout import Fleet
 
 

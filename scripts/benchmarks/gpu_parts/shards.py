@@ -119,7 +119,7 @@ def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> i
     try:
         from homelab.controller.config.recipe import Method, Train
         from homelab.controller.planning.memory import division, rank_memory
-        from homelab.controller.planning.memory.architecture import from_config
+        from homelab.controller.planning.model.architecture import from_config
         from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
     except ImportError:
         return None

@@ -16,7 +16,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.load import parse_cluster
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.model import architecture
 from homelab.controller.planning.speed.measured_cards import ABOVE_PEAK
 
 OWN = Path(__file__).with_name("figures.csv")

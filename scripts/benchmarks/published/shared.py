@@ -12,7 +12,7 @@ from benchmarks.published import rows
 from benchmarks.published.models import CONFIGS
 from benchmarks.published.rows import Row
 
-from homelab.controller.planning.memory import known_models
+from homelab.controller.planning.model import known_models
 from homelab.controller.planning.speed.measured_cards import MeasuredCard, Shape
 
 

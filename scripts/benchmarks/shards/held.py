@@ -12,7 +12,7 @@ from benchmarks.gpu_parts import material, ranks
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import division, rank_memory
-from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.model.architecture import from_config
 from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
 
 RANKS = 3

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Finding, Link
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import lan_address
+from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote import answers
 from tests.controller.checks import healthy
 

@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import lan_address
+from homelab.controller.planning.machines import lan_address
 
 pytestmark = pytest.mark.timeout(20)
 

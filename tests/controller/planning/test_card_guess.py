@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.base.hardware import CARDS
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.planning import card_guess
+from homelab.controller.planning.machines import card_guess
 from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.controller.checks import healthy

@@ -10,7 +10,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence, Finding
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 from homelab.controller.planning.render import plan_table
 from homelab.node.probes import nvidia
 from tests.controller.checks import healthy

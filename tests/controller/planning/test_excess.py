@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.planning import excess
+from homelab.controller.planning.advice import excess
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make
 

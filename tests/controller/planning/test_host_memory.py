@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.planning.machines import RankSlot
+from homelab.controller.planning.machines.machines import RankSlot
 from tests import builders
 from tests.builders import NAMES
 

@@ -10,8 +10,9 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning import model_config, verdict
+from homelab.controller.planning import verdict
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.model import model_config
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make

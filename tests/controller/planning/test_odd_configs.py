@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning import model_config
-from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.model import architecture, model_config
 from homelab.shared.law import model_kinds, usable
 from tests.controller.checks import healthy
 

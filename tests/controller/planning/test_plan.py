@@ -16,7 +16,7 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe, parse_recipe
 from homelab.controller.launchers import torchrun_ssh
-from homelab.controller.planning.memory.memory_estimate import DryRun, MemoryEstimate, MemoryItem
+from homelab.controller.planning.memory_estimate import DryRun, MemoryEstimate, MemoryItem
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.types import Plan
 from tests import builders

@@ -6,7 +6,7 @@ import pytest
 
 from homelab.controller.base.data_sheets import LAPTOP_W
 from homelab.controller.base.hardware import lookup
-from homelab.controller.planning import power_limit
+from homelab.controller.planning.speed import power_limit
 from homelab.controller.planning.types import Choice, Plan
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make

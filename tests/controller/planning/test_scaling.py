@@ -11,9 +11,9 @@ from rich.console import Console
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.planning import scaling, what_if
+from homelab.controller.planning.alternatives import scaling, what_if
+from homelab.controller.planning.alternatives.scaling import ScalingCurve, ScalingPoint
 from homelab.controller.planning.render import scaling_table
-from homelab.controller.planning.scaling import ScalingCurve, ScalingPoint
 from homelab.controller.planning.time.network_cost import all_reduce_s
 from tests import builders
 from tests.controller.checks import healthy

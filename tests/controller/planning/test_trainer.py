@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.planning.memory import architecture, rank_memory
+from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.model import architecture
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make, why
 

@@ -10,8 +10,9 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning import plan as planning
-from homelab.controller.planning import stored_base, verdict
+from homelab.controller.planning import verdict
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.model import stored_base
 from homelab.controller.planning.render.time_table import duration
 from tests import builders
 from tests.controller.checks import healthy

@@ -7,7 +7,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.planning import what_if
+from homelab.controller.planning.alternatives import what_if
 from homelab.controller.planning.render import time_table
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol import memory_items

@@ -10,7 +10,7 @@ from homelab.controller.config.cluster import Gpu, Node
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 from homelab.node.probes import gpu, nvidia
 from tests.controller.checks import fake_gpu, healthy
 from tests.controller.checks.fake_gpu import reply
@@ -138,7 +138,7 @@ def test_the_answer_itself_tells_it() -> None:
 
 
 def test_the_plan_counts_the_machine_s_memory_for_such_a_card() -> None:
-    from homelab.controller.planning.machines import RankSlot
+    from homelab.controller.planning.machines.machines import RankSlot
 
     facts = facts_of(reply("nvidia-smi-580-gb10.xml"), system={"memory_total_bytes": 128 << 30, "memory_available_bytes": 100 << 30})
     slot = RankSlot(0, healthy.gpu(names=("tower",)).cluster.nodes[0], 0, "cuda", facts)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.model import architecture
 from homelab.shared.law.stage import Stage
 from homelab.worker.errors import WorkerError
 from homelab.worker.pipeline import stage_model

@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import from_config
+from homelab.controller.planning.model.architecture import from_config
 from homelab.shared.protocol import memory_items
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_model

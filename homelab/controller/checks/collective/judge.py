@@ -16,7 +16,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.facts.collective_test import CollectiveResult, RankState, seconds_text, size_name
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import on_node, path_word
-from homelab.controller.planning.machines import card_count, device_of
+from homelab.controller.planning.machines.machines import card_count, device_of
 from homelab.shared.protocol.collective_stages import CONNECTING, IMPORTING, JOINING, STARTING
 
 SLOW_FACTOR = 3.0

@@ -15,7 +15,7 @@ from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.gpu import GpuFacts, GpuHolder
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import on_node, restart
-from homelab.controller.planning.cards import short
+from homelab.controller.planning.machines.cards import short
 
 FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
 DESKTOP_BYTES = GIB  # memory that a desktop session uses by itself

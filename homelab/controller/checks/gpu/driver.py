@@ -15,7 +15,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.facts import card_generation, nvidia_answer
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, restart
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 
 # How the driver is installed.
 _INSTALL = (

@@ -11,8 +11,8 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import on_node
-from homelab.controller.planning import cards
-from homelab.controller.planning.cards import same_card, short
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.cards import same_card, short
 
 VRAM_TOLERANCE = 0.10  # an "8 GB" card answers 8188 MiB, a "24 GB" L4 with ECC 23034 MiB
 
@@ -21,7 +21,7 @@ VRAM_TOLERANCE = 0.10  # an "8 GB" card answers 8188 MiB, a "24 GB" L4 with ECC 
 def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """Count, names and memory against cluster.toml: fail where the owner counts on more than is there, or points at a card that is not, else warn.
 
-    Cards beyond those that are named take no part (`homelab.controller.planning.cards`): that is a choice, and no fault.
+    Cards beyond those that are named take no part (`homelab.controller.planning.machines.cards`): that is a choice, and no fault.
     """
     if facts.gpu.nvidia_smi != "ok":
         return

@@ -13,10 +13,10 @@ from homelab.controller.checks.machine import runs as alive
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.job import shape_of
 from homelab.controller.planning.memory import recipe_edits, scenario
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
+from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.types import Plan, RankPlan
+from homelab.controller.planning.work.job import shape_of
 from homelab.shared.protocol.memory_items import HELD
 
 # Of the estimate. What it rests on least, CUDA's context and the allocator's gaps, is a few hundredths of a card.

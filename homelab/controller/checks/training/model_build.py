@@ -11,7 +11,7 @@ from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence, Level
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.model_build import BuildResult
-from homelab.controller.planning import excess
+from homelab.controller.planning.advice import excess
 
 
 @check(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.job import shape_of
 from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.work.job import shape_of
 
 
 @dataclass(frozen=True)

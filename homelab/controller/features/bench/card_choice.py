@@ -10,8 +10,8 @@ from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.features.bench import card_recipe
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
-from homelab.controller.planning import cards
-from homelab.controller.planning.machines import host_memory
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.machines import host_memory
 
 
 def refuse_unready(node: str, facts: Facts, kind: Kind) -> None:

@@ -26,7 +26,7 @@ from homelab.controller.facts.node import Facts
 from homelab.controller.features.bench import card_choice
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
 from homelab.controller.features.preflight import gather
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 from homelab.controller.planning.speed import measured_cards
 from homelab.controller.planning.speed.measured_cards import MeasuredCard, Table
 from homelab.controller.planning.speed.speed_profiles import cpu_name

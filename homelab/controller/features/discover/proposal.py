@@ -12,7 +12,7 @@ from homelab.controller.base.units import gibibytes, memory_gb
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 
 _VRAM_TOLERANCE = 0.10  # an "8 GB" card answers 8188 MiB
 

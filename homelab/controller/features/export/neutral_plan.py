@@ -12,7 +12,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.recipe import ScriptRecipe, TrainRecipe
-from homelab.controller.planning.advice import global_batch
+from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.types import Plan, RankPlan
 
 # The scheduler may give cards of another generation than those that the plan was made for.

@@ -16,7 +16,7 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.features.preflight import link_tests
 from homelab.controller.features.wake import sleepers
-from homelab.controller.planning import cards, lan_address
+from homelab.controller.planning.machines import cards, lan_address
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import hub_token, process_owner

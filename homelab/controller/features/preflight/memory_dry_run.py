@@ -10,10 +10,10 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.interpreter import uses_unsloth
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import stored_base
-from homelab.controller.planning.job import shape_of
 from homelab.controller.planning.memory import dry_run
+from homelab.controller.planning.model import stored_base
 from homelab.controller.planning.types import Plan
+from homelab.controller.planning.work.job import shape_of
 from homelab.controller.remote.fanout import Fleet
 
 TIME_LIMIT_S = 60.0

@@ -12,7 +12,8 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.memory import dry_run, known_models
+from homelab.controller.planning.memory import dry_run
+from homelab.controller.planning.model import known_models
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import hub_token

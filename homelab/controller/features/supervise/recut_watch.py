@@ -13,8 +13,8 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.preflight import gather
+from homelab.controller.planning.strategy.pipeline import recut
 from homelab.controller.planning.types import Plan
-from homelab.controller.planning.work.pipeline import recut
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run.fingerprint import as_begun
 from homelab.shared.protocol import phases

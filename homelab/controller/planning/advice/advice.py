@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from homelab.controller.base.units import gigabytes
-from homelab.controller.planning.job import TrainingJob
 from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.strategy.pipeline import one_card
+from homelab.controller.planning.strategy.ranks import memory_of
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import RankPlan, TimeEstimate
-from homelab.controller.planning.work.pipeline import one_card
-from homelab.controller.planning.work.ranks import memory_of
+from homelab.controller.planning.work.job import TrainingJob
 
 WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing something about
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from homelab.controller.facts.node import Facts
-from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.model.model_config import own_dtype
+from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.law import model_chance
 from homelab.shared.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
 
@@ -128,18 +128,6 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> 
             f"fp16 with {strategy} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet"
         )
     return warnings
-
-
-def own_dtype(facts: Mapping[str, Facts]) -> str | None:
-    """What the model was made in, by its config.json: `dtype`, or `torch_dtype` before transformers 5. None where that is not known."""
-    for node_facts in facts.values():
-        config = node_facts.model.config if node_facts.model and node_facts.model.config else {}
-        text = config.get("text_config")
-        for one in (config, text if isinstance(text, dict) else {}):
-            dtype = one.get("dtype") or one.get("torch_dtype")
-            if isinstance(dtype, str):
-                return dtype.removeprefix("torch.")
-    return None
 
 
 def _has_balancing_loss(config: Mapping[str, Any]) -> bool:

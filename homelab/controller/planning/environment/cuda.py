@@ -12,7 +12,7 @@ import re
 
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import cards
+from homelab.controller.planning.machines import cards
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the name before torch 2.10
 # As accelerate has it (utils/environment.py, check_cuda_p2p_ib_support: "RTX 40" takes the RTX 4000 Ada, too), and every other GeForce.

@@ -19,8 +19,8 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.network import Interface
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.inputs import Throughputs
-from homelab.controller.planning.lan_address import LanAddress
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.lan_address import LanAddress
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import Choice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homelab.controller.config.recipe import Method, Train
-from homelab.controller.planning.memory.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.architecture import Architecture, adapted_linears
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from homelab.controller.config.recipe import Method
 from homelab.controller.planning.memory.activations import width
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol.memory_items import (
     ACTIVATIONS,
     ADAPTERS,

@@ -10,10 +10,10 @@ from typing import Any
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import division, rank_memory
-from homelab.controller.planning.memory.architecture import Architecture
 from homelab.controller.planning.memory.attention import repeats_keys_of
-from homelab.controller.planning.memory.memory_estimate import DryRun, MemoryEstimate, MemoryItem
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.memory_estimate import DryRun, MemoryEstimate, MemoryItem
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol import memory_items
 

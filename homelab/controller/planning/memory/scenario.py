@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.environment.wsl import without_paging
 from homelab.controller.planning.memory import division, rank_memory
-from homelab.controller.planning.memory.architecture import Architecture
 from homelab.controller.planning.memory.attention import repeats_keys_of
 from homelab.controller.planning.memory.division import Division
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.memory.wsl import without_paging
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol.memory_items import HELD
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from homelab.controller.base.secrets import masked
 from homelab.controller.base.shell import quote_torchrun
 from homelab.controller.base.units import gigabytes, megabytes
-from homelab.controller.planning.cards import short
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
+from homelab.controller.planning.machines.cards import short
+from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.render import time_table
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol.memory_items import HELD

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from homelab.controller.planning.alternatives.scaling import ScalingCurve, ScalingPoint
 from homelab.controller.planning.render.time_table import duration, rate
-from homelab.controller.planning.scaling import ScalingCurve, ScalingPoint
 
 _LONGEST_BAR = 20  # cells, where the terminal has them
 

@@ -25,9 +25,9 @@ from homelab.controller.base.hardware import Card
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.base.units import binary_size
 from homelab.controller.config.recipe import Method, TrainRecipe, parse_recipe
-from homelab.controller.planning import power_limit
-from homelab.controller.planning.memory import architecture
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.speed import power_limit
 from homelab.controller.planning.speed.roofline import flops_per_token, roofline
 from homelab.shared.law.speed import Speed
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from homelab.controller.base.hardware import Card
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import card_classes
 from homelab.controller.planning.types import TimeEstimate
 from homelab.shared.law.speed import Speed

@@ -1,1 +1,1 @@
-"""How one training is spread over ranks."""
+"""How one training is divided over ranks: the strategies, the choice between them, and which rank computes how much."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.time import hidden_wire, network_cost
 from homelab.controller.planning.time.hidden_wire import LastPass
-from homelab.controller.planning.work import ranks
+from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.law.wire_bytes import BUCKET_MB
-
-TIMEOUT_S = 120  # for ranks to connect; in a step a slow peer is waited for longer (`homelab.worker.runtime.process_group`)
 
 
 class Ddp(Strategy):
@@ -61,7 +59,3 @@ class Ddp(Strategy):
         wire = network_cost.wire_between(job.machines.names, job.throughputs)
         size = network_cost.sent_bytes(job.shape, job.recipe.method, job.recipe.parallel.compress)
         return network_cost.all_reduce_text(size, count, wire) + " " + network_cost.price_of_sharding(job, job.shape)
-
-    def worker_settings(self, job: Job) -> Mapping[str, str]:
-        """How long ranks wait for each other to connect."""
-        return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import ClassVar
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.job import Job, TrainingJob
-from homelab.controller.planning.memory import division, host_load, rank_memory
+from homelab.controller.base.units import gigabytes
+from homelab.controller.planning.machines import machines
+from homelab.controller.planning.memory import division, rank_memory
 from homelab.controller.planning.memory.activations import width
+from homelab.controller.planning.model.model_config import own_dtype
+from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
-from homelab.controller.planning.strategy.ddp import TIMEOUT_S
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import Choice
-from homelab.controller.planning.work import ranks
+from homelab.controller.planning.work.job import Job, TrainingJob
 
 #: torch 2.11 has no `FSDPModule.reset_iter_state`, by which the ranks stay in step after an evaluation.
 _LEAST_TORCH = (2, 13)
+_STORED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CHECKPOINTS = "every node saves all of it, so that any strategy goes on from it and a dead node costs nothing"
 
 
@@ -25,7 +27,7 @@ class Sharded(Strategy):
     """What the three ways have in common."""
 
     checkpoint_layout = "replicated"
-    worker_variables: ClassVar[dict[str, str]] = {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
+    gathers_checkpoint = True
 
     def assign(self, job: Job) -> Assignment:
         """The shares of the batch. Raises InputError for a recipe whose curve would be another one, DoesNotFit where no rank has room."""
@@ -38,18 +40,11 @@ class Sharded(Strategy):
         if fault is not None:
             raise InputError(f'strategy = "{self.name}" {fault[0]}', where="recipe, [parallel] strategy", hint=fault[1])
         if self.name != "zero2":
-            host_load.refuse(job, self.name)
+            _refuse_host_load(job, self.name)
         nodes = [slot.node.name for slot in job.machines.slots]
         assignment = ranks.whole_models(dataclasses.replace(job, division=division.of(self.name, nodes)))
         saved = Choice(subject="checkpoints", value="whole", because=_CHECKPOINTS)
         return dataclasses.replace(assignment, choices=(*assignment.choices, saved))
-
-    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
-        """Weights and optimizer are gathered once."""
-        if job.shape is None:
-            return 0.0
-        size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
-        return network_cost.gather_s(size_bytes, ranks, bytes_per_s)
 
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """Gathers and scatters, each of which passes (W - 1) / W of its bytes through every link."""
@@ -71,10 +66,6 @@ class Sharded(Strategy):
         size_bytes = self.step_bytes(job, 1) or 0
         unit = "pass" if self.is_per_pass else "step"
         return f"{network_cost.bytes_text(size_bytes)} per {unit} at {wire}: {network_cost.seconds_text(self.wire_s(size_bytes, count, wire.bytes_per_s))}"
-
-    def worker_settings(self, job: Job) -> dict[str, str]:
-        """How long ranks wait for each other to connect."""
-        return dict(self.worker_variables)
 
 
 class Zero2(Sharded):
@@ -177,3 +168,34 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
         blocks = f'with optimizer = "{recipe.train.optimizer}" would be another training: it rounds in blocks of 256 weights, and shards cut them elsewhere'
         return blocks, '[train] optimizer = "adamw" (another training, too), or strategy = "ddp"'
     return None
+
+
+def _read_bytes(job: TrainingJob) -> int:
+    """Bytes of a machine's own memory that one rank makes while it reads the base; 0 where the model's shape is not known, and for a quantised base,
+    which goes to the card.
+
+    Files in the training's precision are mapped: all ranks of a machine share the pages, and the kernel may drop them (measured: 3 MB beside the pages
+    for a model of 269 MB). Other numbers are made while they are read, by each rank for itself: 4 bytes a weight for full training.
+    """
+    method = job.recipe.method
+    if job.shape is None or method.quantisation is not None:
+        return 0
+    if method.kind == "full":
+        return rank_memory.TRAINED_BYTES * job.shape.total
+    return 0 if own_dtype(job.machines.facts) == _STORED[job.precision] else width(job.precision) * job.shape.total
+
+
+def _refuse_host_load(job: TrainingJob, name: str) -> None:
+    """Raises InputError for a machine whose memory does not hold what its ranks make. `name`: of the strategy."""
+    made = _read_bytes(job)
+    for node in job.machines.nodes if made and job.machines.device == "cuda" else ():
+        facts, count = job.machines.facts.get(node.name), job.machines.ranks_on(node)
+        if facts is None:
+            continue
+        total, held = machines.host_memory(facts.system)
+        if total is not None and count * made > total - held:
+            raise InputError(
+                f'strategy = "{name}" reads the model into the memory of each machine before the cards get their parts: {node.name} needs '
+                f"{gigabytes(count * made)} GB for that, and {gigabytes(total - held)} GB are free",
+                where=f"node {node.name}, memory", hint='free memory there; or kind = "lora" on a model in 16 bits, whose files are mapped and need none',
+            )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.architecture import Architecture, adapted_linears
 from homelab.shared.law.wire_bytes import BUCKET_MB
 
 # Gloo's threads share the cores with the backward pass. Measured at 100 Mbit/s with buckets of 1, 3 and 5 MB on two practice nodes (0.65 core each,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from homelab.controller.base.units import megabytes
 from homelab.controller.config.recipe import Method
-from homelab.controller.planning.job import TrainingJob
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.controller.planning.time.hidden_wire import LastPass
+from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import wire_bytes
 from homelab.shared.law.wire_bytes import powersgd_elements
 
@@ -26,6 +29,33 @@ class Wire:
 
     def __str__(self) -> str:
         return f"{_speed_text(self.bytes_per_s)} ({'measured' if self.is_measured else 'assumed: 1 Gbit/s'})"
+
+
+class NetworkCost(ABC):
+    """What a way to divide a training (`planning.strategy`) sends between its ranks, and how long that takes."""
+
+    name: ClassVar[str]
+    gathers_checkpoint: ClassVar[bool] = False
+    """Whether the ranks hold parts of the weights, which are gathered before a checkpoint can be written."""
+
+    @abstractmethod
+    def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
+        """Bytes of what the ranks exchange in an optimizer step of so many passes; None where the model's shape is not known."""
+
+    @abstractmethod
+    def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
+        """Seconds that these bytes take in one step, with so many ranks and this speed of the slowest wire."""
+
+    def exposed_s(self, job: TrainingJob, wire_s: float, passes: Sequence[LastPass]) -> float:
+        """Of the seconds on the wire, those in which no rank computes any more. `passes`: the last one of each rank."""
+        return wire_s
+
+    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
+        """Seconds on the wire before a checkpoint can be written: every rank sends its weights and optimizer to all others once."""
+        if job.shape is None or not self.gathers_checkpoint:
+            return 0.0
+        size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
+        return gather_s(size_bytes, ranks, bytes_per_s)
 
 
 def wire_between(names: Collection[str], throughputs: Mapping[tuple[str, str], float]) -> Wire:

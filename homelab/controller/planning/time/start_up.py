@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from homelab.controller.base.units import listed
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.job import TrainingJob
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.time.network_cost import bytes_text
 from homelab.controller.planning.types import Choice, RankPlan, StartPart, TimeEstimate
+from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.protocol.quantisation import INT8, NF4, NF4_BYTES
 
 

@@ -10,24 +10,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from homelab.controller.base.units import megabytes
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning.job import Job, TrainingJob
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.speed.speed_estimate import Speeds, is_measured
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.time.hidden_wire import LastPass
-from homelab.controller.planning.time.network_cost import Wire
+from homelab.controller.planning.time.network_cost import NetworkCost, Wire
 from homelab.controller.planning.types import Choice, NodeGain, RankPlan, RankTime, TimeEstimate
+from homelab.controller.planning.work.job import Job, TrainingJob
+from homelab.controller.planning.work.speed_estimate import Speeds, is_measured
 from homelab.shared.law import assignment, checkpoint_interval, order, packing
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.wire_bytes import BUCKET_MB
-
-if TYPE_CHECKING:
-    from homelab.controller.planning.strategy.base import Strategy
 
 # Assumed until a save was measured: an older disk, and the file is read again for its sha256; a large state is only copied.
 _DISK_BYTES_PER_S, _COPY_BYTES_PER_S = 200e6, 1e9
@@ -90,7 +86,7 @@ class Sync:
         return f"{megabytes(self.size_bytes, '.3g')} MB per step, {ranks} ranks, {wire}{hidden}"
 
 
-def estimate(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan]) -> TimeEstimate | None:
+def estimate(job: TrainingJob, strategy: NetworkCost, ranks: Sequence[RankPlan]) -> TimeEstimate | None:
     """The estimate, or None where no speed is known."""
     recipe, rows, speeds = job.recipe, job.workload.rows, job.workload.speeds
     if speeds.speeds is None:
@@ -214,7 +210,7 @@ def best_s(workers: Sequence[Worker], tokens: float, row_tokens: float) -> float
     return best
 
 
-def sync_of(job: TrainingJob, strategy: Strategy, ranks: int, *, passes: int) -> Sync:
+def sync_of(job: TrainingJob, strategy: NetworkCost, ranks: int, *, passes: int) -> Sync:
     """What is known of the wire: seconds of an earlier run on as many ranks or the next best number, else bytes and the slowest pair."""
     size, exposed_s = strategy.step_bytes(job, passes), functools.partial(strategy.exposed_s, job)
     bucket_mb = BUCKET_MB if job.recipe.parallel.bucket_mb == "auto" else job.recipe.parallel.bucket_mb

@@ -1,1 +1,1 @@
-"""Which rank computes how much."""
+"""What the work of an attempt is, before it is divided: the job, its rows and the speeds of the machines."""

@@ -12,7 +12,7 @@ pytest.importorskip("peft")
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.preflight import memory_dry_run
-from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.model import architecture
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol import memory_items

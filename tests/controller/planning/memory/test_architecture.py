@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.memory.architecture import Architecture, from_config, known, lora_parameters
+from homelab.controller.planning.model.architecture import Architecture, from_config, known, lora_parameters
 
 
 def shape(name: str) -> Architecture:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import Recipe, parse_recipe
 from homelab.controller.planning.memory import recipe_edits, scenario
-from homelab.controller.planning.memory.architecture import known
 from homelab.controller.planning.memory.recipe_edits import Edit
 from homelab.controller.planning.memory.scenario import MemoryScenario, RankMemory
+from homelab.controller.planning.model.architecture import known
 from tests import builders
 
 LLAMA_7B, SMOLLM3 = known("meta-llama/Llama-2-7b-hf"), known("HuggingFaceTB/SmolLM3-3B")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.planning import excess
-from homelab.controller.planning.memory import known_models
-from homelab.controller.planning.memory.architecture import from_config, known
+from homelab.controller.planning.advice import excess
+from homelab.controller.planning.model import known_models
+from homelab.controller.planning.model.architecture import from_config, known
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import Architecture, known
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.model.architecture import Architecture, known
 from homelab.shared.protocol import memory_items
 
 SMOL = known("HuggingFaceTB/SmolLM2-135M")

@@ -9,9 +9,9 @@ import pytest
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import dry_run, rank_memory, scenario
-from homelab.controller.planning.memory.architecture import known
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate, MemoryItem
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol import memory_items

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import from_config
 from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.model.architecture import from_config
 
 ROWS, LENGTH = 2, 256
 

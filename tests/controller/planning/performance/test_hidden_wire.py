@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.time import hidden_wire
 from homelab.controller.planning.time.hidden_wire import Bucket, LastPass
 from homelab.shared.law.wire_bytes import BUCKET_MB

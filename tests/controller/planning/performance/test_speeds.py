@@ -9,12 +9,12 @@ import pytest
 from homelab.controller.base.hardware import lookup
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.planning.machines import Machines
-from homelab.controller.planning.memory.architecture import Architecture, from_config, known
+from homelab.controller.planning.machines.machines import Machines
+from homelab.controller.planning.model.architecture import Architecture, from_config, known
 from homelab.controller.planning.speed import roofline, speed_profiles
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
-from homelab.controller.planning.speed.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
 from homelab.controller.planning.types import Plan
+from homelab.controller.planning.work.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
 from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.controller.checks import healthy

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from homelab.controller.planning.job import TrainingJob
 from homelab.controller.planning.plan import make
+from homelab.controller.planning.strategy.pipeline import one_card
 from homelab.controller.planning.types import Plan
-from homelab.controller.planning.work.pipeline import one_card
+from homelab.controller.planning.work.job import TrainingJob
 from tests import builders
 from tests.builders import NAMES
 from tests.controller.planning.strategy.test_pipeline import LLAMA_2_13B, job_of

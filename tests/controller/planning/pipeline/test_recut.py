@@ -8,8 +8,8 @@ import pytest
 
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.strategy.pipeline import recut
 from homelab.controller.planning.types import Plan
-from homelab.controller.planning.work.pipeline import recut
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.planning.performance.test_speeds import all_measured

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from homelab.controller.planning.work.pipeline import partition, stage_time
-from homelab.controller.planning.work.pipeline.stage_time import StageTimes
+from homelab.controller.planning.strategy.pipeline import partition, stage_time
+from homelab.controller.planning.strategy.pipeline.stage_time import StageTimes
 
 
 def every_cut(ranks: int, layers: int) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from homelab.controller.config.recipe import Recipe, parse_recipe
-from homelab.controller.planning.advice import global_batch
+from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.controller.checks import healthy

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning import job, machines
+from homelab.controller.planning.machines import machines
 from homelab.controller.planning.memory import recipe_edits
 from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.work import job
 from tests import builders
 from tests.builders import NAMES
 

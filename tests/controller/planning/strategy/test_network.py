@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from homelab.controller.config.recipe import Method
-from homelab.controller.planning import job, machines
-from homelab.controller.planning.job import Job
-from homelab.controller.planning.memory.architecture import known
+from homelab.controller.planning.machines import machines
+from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.ddp import Ddp
 from homelab.controller.planning.time import network_cost
+from homelab.controller.planning.work import job
+from homelab.controller.planning.work.job import Job
 from tests import builders
 from tests.builders import NAMES
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning import job, machines
-from homelab.controller.planning.job import Job
+from homelab.controller.planning.machines import machines
 from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.plan import make
 from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.work import job
+from homelab.controller.planning.work.job import Job
 from tests import builders
 from tests.builders import NAMES
 

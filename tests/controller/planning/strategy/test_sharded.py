@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning import job, machines
-from homelab.controller.planning.job import Job, TrainingJob
-from homelab.controller.planning.memory import architecture, division, rank_memory
+from homelab.controller.planning.machines import machines
+from homelab.controller.planning.memory import division, rank_memory
+from homelab.controller.planning.model import architecture
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.registry import STRATEGIES, Selection
 from homelab.controller.planning.types import StrategyPrice
+from homelab.controller.planning.work import job
+from homelab.controller.planning.work.job import Job, TrainingJob
 from tests import builders
 from tests.builders import NAMES
 from tests.controller.checks import healthy

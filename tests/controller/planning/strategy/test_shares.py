@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.speed.dataset_size import Rows
-from homelab.controller.planning.speed.speed_estimate import SpeedEstimate
-from homelab.controller.planning.speed.workload import Workload
+from homelab.controller.planning.strategy.shares import decide, node_shares, split
 from homelab.controller.planning.types import Choice
-from homelab.controller.planning.work.shares import decide, node_shares, split
+from homelab.controller.planning.work.speed_estimate import SpeedEstimate
+from homelab.controller.planning.work.workload import Workload
 from homelab.shared.law.speed import Speed
 from tests.controller.checks import healthy
 

@@ -11,12 +11,12 @@ import pytest
 from homelab.cli.main import run
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.config.recipe import parallel
-from homelab.controller.planning import job as jobs
-from homelab.controller.planning import machines
-from homelab.controller.planning.job import Job, TrainingJob
+from homelab.controller.planning.machines import machines
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.types import Choice, RankPlan
+from homelab.controller.planning.work import job as jobs
+from homelab.controller.planning.work.job import Job, TrainingJob
 from tests import builders
 
 RECIPE = """[model]

@@ -10,11 +10,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from homelab.controller.base.units import gigabytes
-from homelab.controller.planning.job import TrainingJob
-from homelab.controller.planning.machines import RankSlot
+from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.work import ranks
-from homelab.controller.planning.work.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.strategy import ranks
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.work.job import TrainingJob
 
 PCIE_BYTES_PER_S = 12e9  # pinned memory over PCIe 3.0 with 16 lanes: 15.75 GB/s by the standard, less its packets' headers; assumed
 _MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from homelab.controller.base.hardware import Card
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning import card_guess
-from homelab.controller.planning.machines import Machines
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.machines import card_guess
+from homelab.controller.planning.machines.machines import Machines
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import measured_cards, measured_speed
 from homelab.controller.planning.speed.measured_cards import MeasuredCard, Moved
 from homelab.controller.planning.speed.roofline import roofline

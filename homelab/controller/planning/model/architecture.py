@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from homelab.controller.base.errors import InputError, did_you_mean
-from homelab.controller.planning.memory import known_models
+from homelab.controller.planning.model import known_models
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.job import Job, TrainingJob
-from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.memory.architecture import ALL_LINEAR
+from homelab.controller.planning.model.architecture import ALL_LINEAR
+from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
-from homelab.controller.planning.strategy.ddp import TIMEOUT_S
-from homelab.controller.planning.time import network_cost, pipeline_time
+from homelab.controller.planning.strategy.pipeline import pipeline_plan, pipeline_time, stage_memory
+from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import Choice, RankPlan, TimeEstimate
-from homelab.controller.planning.work import ranks
-from homelab.controller.planning.work.pipeline import pipeline_plan, stage_memory
+from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
 
 _WHERE = "recipe, [parallel] strategy"
@@ -26,6 +24,7 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     checkpoint_layout = "replicated"
+    gathers_checkpoint = True
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if job.machines.world_size > 1 else "never"
@@ -72,19 +71,8 @@ class Pipeline(Strategy):
         text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
         return f"{text} at {wire}" if len(names) > 1 else text
 
-    def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
-        """Every stage sends its weights and optimizer to all others once."""
-        if job.shape is None:
-            return 0.0
-        size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
-        return network_cost.gather_s(size_bytes, ranks, bytes_per_s)
-
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
         return pipeline_time.estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
-
-    def worker_settings(self, job: Job) -> dict[str, str]:
-        """How long ranks wait for each other to connect."""
-        return {"HOMELAB_DDP_TIMEOUT_S": str(TIMEOUT_S)}
 
 
 def _fault(job: TrainingJob) -> tuple[str, str] | None:

@@ -16,9 +16,9 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import Value
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.speed.speed_estimate import MEASURED
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import Plan, TimeEstimate
+from homelab.controller.planning.work.speed_estimate import MEASURED
 
 MOST_MACHINES = 64
 LEAST_GAIN = 0.05  # of tokens per second, for each machine more: below it, it does not pay

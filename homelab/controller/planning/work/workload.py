@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.memory import attention
-from homelab.controller.planning.memory.architecture import Architecture
-from homelab.controller.planning.speed import dataset_size, speed_estimate, speed_profiles
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.speed import dataset_size, speed_profiles
 from homelab.controller.planning.speed.dataset_size import DataFile, Rows
-from homelab.controller.planning.speed.speed_estimate import Guessing, SpeedEstimate
+from homelab.controller.planning.work import speed_estimate
+from homelab.controller.planning.work.speed_estimate import Guessing, SpeedEstimate
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from typing import Any
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import stored_base
-from homelab.controller.planning.memory import architecture
+from homelab.controller.planning.model import architecture, stored_base
 
 
 def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import stored_base
+from homelab.controller.planning.model import stored_base
 from homelab.shared.law import usable
 
 

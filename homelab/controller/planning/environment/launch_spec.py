@@ -11,11 +11,11 @@ from typing import Literal
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe, ScriptRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import cards
 from homelab.controller.planning.environment import cuda, personal
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.lan_address import LanAddress
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.lan_address import LanAddress
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.types import LaunchSpec, NodePlan
 
 

@@ -6,8 +6,9 @@ from homelab.controller.base import hardware
 from homelab.controller.base.hardware import CARDS, Card
 from homelab.controller.base.units import binary_size, listed
 from homelab.controller.facts.card_generation import Capability
-from homelab.controller.planning import cards, power_limit
-from homelab.controller.planning.machines import Machines, RankSlot
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.machines import Machines, RankSlot
+from homelab.controller.planning.speed import power_limit
 from homelab.controller.planning.types import Choice, TimeEstimate
 
 _ALIKE = 0.9  # a card with so much of the memory of another is of the same class

@@ -10,7 +10,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.facts.network import Interface
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.types import Choice
 
 _TUNNELS = ("tailscale", "wg", "zt", "tun", "tap", "nebula")

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.planning import job, machines
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.speed.speed_estimate import MEASURED
+from homelab.controller.planning.machines import machines
+from homelab.controller.planning.strategy.pipeline import pipeline_plan, stage_time
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.types import Plan, RankPlan, StagePlan
-from homelab.controller.planning.work.pipeline import pipeline_plan, stage_time
-from homelab.controller.planning.work.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.work import job
+from homelab.controller.planning.work.speed_estimate import MEASURED
 from homelab.shared.protocol.memory_items import HELD
 
 LEAST_GAIN = 0.10  # of a step: below that the next measurement may say the opposite

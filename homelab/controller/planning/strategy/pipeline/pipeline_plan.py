@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning.job import TrainingJob
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
 from homelab.controller.planning.memory.scenario import DoesNotFit, MemoryScenario
+from homelab.controller.planning.memory_estimate import MemoryEstimate
+from homelab.controller.planning.strategy import ranks
+from homelab.controller.planning.strategy.pipeline import partition, stage_time
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.strategy.pipeline.partition import Cut
 from homelab.controller.planning.types import Choice, RankPlan, StagePlan
-from homelab.controller.planning.work import ranks
-from homelab.controller.planning.work.pipeline import partition, stage_time
-from homelab.controller.planning.work.pipeline.micro_batching import MicroBatching
-from homelab.controller.planning.work.pipeline.partition import Cut
+from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import pipeline_schedule
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from homelab.controller.planning.job import TrainingJob
-from homelab.controller.planning.machines import RankSlot
-from homelab.controller.planning.memory.architecture import Architecture
-from homelab.controller.planning.memory.memory_estimate import MemoryItem
+from homelab.controller.planning.machines.machines import RankSlot
+from homelab.controller.planning.memory_estimate import MemoryItem
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.strategy import ranks
+from homelab.controller.planning.strategy.pipeline import stage_memory, stage_time
+from homelab.controller.planning.strategy.pipeline.stage_memory import Part
+from homelab.controller.planning.strategy.pipeline.stage_time import Costs, StageTimes
 from homelab.controller.planning.time import network_cost, step_time
-from homelab.controller.planning.work import ranks
-from homelab.controller.planning.work.pipeline import stage_memory, stage_time
-from homelab.controller.planning.work.pipeline.stage_memory import Part
-from homelab.controller.planning.work.pipeline.stage_time import Costs, StageTimes
+from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed

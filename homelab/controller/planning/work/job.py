@@ -8,14 +8,14 @@ from typing import Any
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import model_config, stored_base
 from homelab.controller.planning.inputs import PlanInputs, Throughputs
-from homelab.controller.planning.machines import Machines
-from homelab.controller.planning.memory import architecture, division
-from homelab.controller.planning.memory.architecture import Architecture
+from homelab.controller.planning.machines.machines import Machines
+from homelab.controller.planning.memory import division
 from homelab.controller.planning.memory.division import Division
-from homelab.controller.planning.speed import workload
-from homelab.controller.planning.speed.workload import Workload
+from homelab.controller.planning.model import architecture, model_config, stored_base
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.work import workload
+from homelab.controller.planning.work.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
-from homelab.controller.planning.memory import architecture
+from homelab.controller.facts.node import Facts
+from homelab.controller.planning.model import architecture
 from homelab.shared.law import model_kinds, usable
 from homelab.shared.law.stage import has_experts
 from homelab.shared.protocol import model_forms
@@ -108,3 +109,15 @@ def _shown(value: object) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         return repr(value)[:60] if isinstance(value, (str, float, bool)) else f"a {type(value).__name__}"
     return str(value) if abs(value) < 10**30 else f"a number of {int(value.bit_length() * 0.30103) + 1} digits"
+
+
+def own_dtype(facts: Mapping[str, Facts]) -> str | None:
+    """What the model was made in, by its config.json: `dtype`, or `torch_dtype` before transformers 5. None where that is not known."""
+    for node_facts in facts.values():
+        config = node_facts.model.config if node_facts.model and node_facts.model.config else {}
+        text = config.get("text_config")
+        for one in (config, text if isinstance(text, dict) else {}):
+            dtype = one.get("dtype") or one.get("torch_dtype")
+            if isinstance(dtype, str):
+                return dtype.removeprefix("torch.")
+    return None

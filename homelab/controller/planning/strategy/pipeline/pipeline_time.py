@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from homelab.controller.planning.job import TrainingJob
-from homelab.controller.planning.speed.speed_estimate import is_measured
+from homelab.controller.planning.strategy.pipeline import stage_time
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.strategy.pipeline.stage_time import StageTimes
 from homelab.controller.planning.time import network_cost, step_time
+from homelab.controller.planning.time.network_cost import NetworkCost
 from homelab.controller.planning.types import RankPlan, RankTime, TimeEstimate
-from homelab.controller.planning.work.pipeline import stage_time
-from homelab.controller.planning.work.pipeline.micro_batching import MicroBatching
-from homelab.controller.planning.work.pipeline.stage_time import StageTimes
-
-if TYPE_CHECKING:
-    from homelab.controller.planning.strategy.base import Strategy
+from homelab.controller.planning.work.job import TrainingJob
+from homelab.controller.planning.work.speed_estimate import is_measured
 
 
-def estimate(job: TrainingJob, strategy: Strategy, planned: Sequence[RankPlan]) -> TimeEstimate | None:
+def estimate(job: TrainingJob, strategy: NetworkCost, planned: Sequence[RankPlan]) -> TimeEstimate | None:
     """The time of these stages; None where no speed is known."""
     if job.shape is None or job.workload.speeds.speeds is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.memory import known_models
+from homelab.controller.planning.model import known_models
 from homelab.shared.law import usable
 from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.quantisation import INT8, NF4

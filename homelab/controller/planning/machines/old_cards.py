@@ -14,9 +14,9 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.units import listed
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts import card_generation
-from homelab.controller.planning import cards
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.machines import Machines, RankSlot
+from homelab.controller.planning.machines import cards
+from homelab.controller.planning.machines.machines import Machines, RankSlot
 from homelab.controller.planning.types import Choice, Plan
 
 _WORTH_ITS_PRECISION = 0.15  # what old cards add of tokens per second, below which a person may want bf16 instead

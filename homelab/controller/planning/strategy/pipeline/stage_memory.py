@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.activations import width
-from homelab.controller.planning.memory.architecture import Architecture
-from homelab.controller.planning.memory.memory_estimate import MemoryItem
 from homelab.controller.planning.memory.rank_memory import ALLOCATOR, ALLOCATOR_FRACTION, COMMUNICATOR, COMMUNICATOR_BYTES, RankSetup
+from homelab.controller.planning.memory_estimate import MemoryItem
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol.memory_items import (
     ACTIVATIONS,
     BASE_WEIGHTS,

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning.environment.wsl import without_paging
-from homelab.controller.planning.job import Job, TrainingJob
-from homelab.controller.planning.machines import RankSlot
+from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory, recipe_edits, scenario
 from homelab.controller.planning.memory.attention import repeats_keys
-from homelab.controller.planning.memory.memory_estimate import MemoryEstimate
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.memory.scenario import MemoryScenario, RankMemory
+from homelab.controller.planning.memory.wsl import without_paging
+from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.speed.speed_profiles import SpeedProfile
+from homelab.controller.planning.strategy import shares
 from homelab.controller.planning.strategy.base import Assignment
+from homelab.controller.planning.strategy.shares import CPU_MICRO_BATCH
 from homelab.controller.planning.types import Choice, RankPlan
-from homelab.controller.planning.work import shares
-from homelab.controller.planning.work.shares import CPU_MICRO_BATCH
+from homelab.controller.planning.work.job import Job, TrainingJob
 
 
 def programs(job: Job) -> Assignment:

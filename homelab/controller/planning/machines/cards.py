@@ -18,7 +18,7 @@ from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import restart
-from homelab.controller.planning.machines import Machines
+from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.types import Choice, SpareCard
 
 

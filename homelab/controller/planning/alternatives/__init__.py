@@ -1,0 +1,1 @@
+"""The same training planned otherwise: with another batch, on other machines, on more of them."""

@@ -1,0 +1,1 @@
+"""The machines that take part, their cards and their addresses."""
