@@ -28,10 +28,7 @@ ON_NODES = ("node", "worker")
 PERMITTED = {
     "cli/demo.py": "it shows the commands of its walk, which clean what they print",
     "lab/model.py": "a program of the lab alone: it says a path of this machine",
-    "lab/misconfigurations/cables.py": "it starts a program of ours on a practice node",
     "lab/node_init.py": "it runs on a practice node",
-    "lab/misconfigurations/nvidia_smi.py": "it plays nvidia-smi on a practice node",
-    "lab/misconfigurations/holder.py": "it runs on a practice node",
 }
 CALLS = frozenset({"print", "input"})
 METHODS = frozenset({

@@ -100,17 +100,12 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
             ", ".join(node["runs"]) or "-",
         )
     CleanConsole(highlight=False).print(table)
-    if active_fault := lab_status["fault"]:
-        terminal.echo(f"{active_fault['node']} has {active_fault['name']}. Undo: {active_fault['undo']}")
     if lab_status["note"]:
         terminal.echo(f"not running: {lab_status['note']}. Take it down: homelab lab down {shlex.quote(lab_status['folder'])}")
 
 
 # The names of homelab.lab.faults.FAULTS, spelled out: importing the lab for its help would make every --help slow.
-_FAULT_HELP = (
-    "During a run: kill-worker, power-cut, power-on, pull-cable, plug-cable, freeze, thaw, throttle=0.3 (cores), throttle=off. "
-    "Before a run: a misconfiguration that preflight finds (homelab lab faults lists them)."
-)
+_FAULT_HELP = "kill-worker, power-cut, power-on, pull-cable, plug-cable, freeze, thaw, throttle=0.3 (cores), throttle=off."
 
 
 @app.command(epilog=examples.epilog("lab fault"))
@@ -121,39 +116,41 @@ def fault(
     undo: Annotated[bool, typer.Option("--undo", help="Take the fault back.")] = False,
 ) -> None:
     """Inject a fault into a node, or undo one."""
-    from homelab.lab import fault_injection
+    from homelab.controller.base.hint import homelab
+    from homelab.lab import faults
     from homelab.lab.lab import Lab
 
     lab = Lab.open(folder)
     if undo:
-        fault_injection.undo(lab, node, fault_name)
+        lab.fault(node, faults.undoing(fault_name, str(lab.folder)))
         terminal.echo(f"{node}: {fault_name} undone")
         return
-    next_lines = fault_injection.inject(lab, node, fault_name)
+    lab.fault(node, fault_name)
     terminal.echo(f"{node}: {fault_name} done")
-    for line in next_lines:
-        terminal.echo(line)
+    kind = fault_name.partition("=")[0]
+    if kind in faults.UNDONE_BY and fault_name != faults.UNDONE_BY[kind]:
+        terminal.echo(f"Undo: {homelab('lab fault', str(lab.folder), node, kind, '--undo')}")
 
 
 @app.command(epilog=examples.epilog("lab faults"))
 def faults(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """List every fault: what it does, and which check of preflight finds it."""
+    """List every fault: what it does, and whether --undo takes it back."""
 
     from rich import box
     from rich.table import Column, Table
 
     from homelab.cli.clean_console import CleanConsole
-    from homelab.lab import fault_injection
+    from homelab.lab import faults as known
 
-    entries = fault_injection.entries()
+    entries = known.entries()
     if as_json:
         terminal.document({"faults": entries})
         return
-    columns = Column("fault", no_wrap=True), Column("what happens", overflow="fold"), Column("found by", overflow="fold"), Column("needs")
+    columns = Column("fault", no_wrap=True), Column("what happens", overflow="fold"), Column("undo"), Column("needs")
     table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for entry in entries:
         needs = ", ".join("root" if need == "namespaces" else need for need in entry["needs"])
-        table.add_row(entry["name"], entry["title"], ", ".join(entry["found_by"]) or "-", needs or "-")
+        table.add_row(entry["name"], entry["title"], "yes" if entry["undo"] else "-", needs or "-")
     CleanConsole(highlight=False).print(table)
     terminal.echo("root: a lab that was started as root (backend namespaces)")
     terminal.echo("Next: homelab lab fault DIR NODE FAULT")

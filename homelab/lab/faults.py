@@ -1,10 +1,11 @@
-"""What can happen to a node during a run: the names of these faults, and how one is injected."""
+"""What can happen to a node during a run: the names of these faults, and how one is injected and undone."""
 
 from __future__ import annotations
 
 import os
 import signal
 from dataclasses import dataclass
+from typing import TypedDict
 
 from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
@@ -27,6 +28,33 @@ FAULTS = {
 UNDONE_BY = {"power-cut": "power-on", "pull-cable": "plug-cable", "freeze": "thaw", "throttle": "throttle=off"}
 # What only the namespaces backend can do.
 NEED_NAMESPACES = ("pull-cable", "plug-cable")
+
+
+class FaultEntry(TypedDict):
+    """One line of `homelab lab faults --json`. `undo`: whether `--undo` takes it back."""
+
+    name: str
+    title: str
+    needs: list[str]
+    undo: bool
+
+
+def entries() -> list[FaultEntry]:
+    """All of them."""
+    return [
+        FaultEntry(name=name, title=title, needs=["namespaces"] if name in NEED_NAMESPACES else [], undo=name in UNDONE_BY)
+        for name, title in FAULTS.items()
+    ]
+
+
+def undoing(text: str, lab: str) -> str:
+    """The fault that undoes this one. Raises InputError for one that cannot be undone, and for an unknown one."""
+    kind = text.partition("=")[0]
+    if kind not in UNDONE_BY:
+        parse(text)
+        hint = homelab("recover") if kind == "kill-worker" else homelab("lab status", lab)
+        raise InputError(f"{kind} cannot be undone", where="--undo", hint=hint)
+    return UNDONE_BY[kind]
 
 
 @dataclass(frozen=True)

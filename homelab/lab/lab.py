@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
-from homelab.lab import faults, held_fault, lab_files, lab_status, nodes, procfs, sshd
+from homelab.lab import faults, lab_files, lab_status, nodes, procfs, sshd
 from homelab.lab.lab_state import LOCK_FILE, LabNode, LabState, boot_id, is_lab, load, locked
 from homelab.lab.loopback import Loopback
 from homelab.lab.namespaces import Namespaces
@@ -60,8 +60,6 @@ class Lab:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"this folder cannot be made: {error.strerror}", where=str(path), hint="choose another folder") from None
-        if is_lab(path) and cls(load(path))._is_dead():
-            held_fault.end(path)  # before the lock, because undoing a fault may need it
         with locked(path):
             if is_lab(path):
                 cls._clean_dead(path, tell)
@@ -134,7 +132,6 @@ class Lab:
 
         `keep_files` keeps homes and logs (nodes/). Raises HomelabError that lists what could not be removed.
         """
-        held_fault.end(self.folder)  # before the lock, because undoing a fault may need it
         with locked(self.folder, OTHERS_TIMEOUT_S):
             self.state = load(self.folder)
             return self._remove(keep_files=keep_files)
@@ -207,7 +204,6 @@ class Lab:
                 hint=Hint("look at it: {}; end it: {}", homelab("lab status", str(path)), homelab("lab down", str(path))),
             )
         why = "the machine was restarted" if old.state.boot_id != boot_id() else "it was interrupted"
-        held_fault.end(path)  # its record; what held it ended before the lock
         tell(f"cleaning up lab {old.state.id} first: {why}")
         with contextlib.suppress(FileNotFoundError):
             old._remove_parts("an earlier lab could not be removed", homelab("lab down", str(path)), keep_files=False)

@@ -2,7 +2,6 @@
 
 The shape of `homelab lab status --json`:
 {"lab": id, "folder", "backend", "network", "rate": str|null, "running": bool, "note": str, "cluster_file",
- "fault": {"name", "node", "undo": command}|null,
  "nodes": [{"name", "host", "port", "power": "on"|"off", "ssh": bool, "frozen": bool, "cable": "plugged"|"pulled",
             "cpu_cores": number|null, "processes": count, "first_process": pid|null, "network_namespace",
             "runs": {run: count of processes}, "home", "log"}]}
@@ -14,7 +13,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from homelab.lab import cgroup, held_fault, lab_files, nodes, procfs, sshd
+from homelab.lab import cgroup, lab_files, nodes, procfs, sshd
 from homelab.lab.lab_state import LabNode, LabState, boot_id
 from homelab.lab.nodes import Backend
 
@@ -24,7 +23,6 @@ def collect(backend: Backend, state: LabState) -> dict[str, Any]:
     with ThreadPoolExecutor(len(state.nodes)) as pool:
         answers = list(pool.map(lambda node: sshd.banner(node.host, node.port), state.nodes))
     described = [_node(backend, state, node, answer is not None) for node, answer in zip(state.nodes, answers, strict=True)]
-    active = held_fault.read(state.path)
     note = ""
     if state.boot_id != boot_id():
         note = "the machine was restarted since"
@@ -39,7 +37,6 @@ def collect(backend: Backend, state: LabState) -> dict[str, Any]:
         "running": not note and any(node["power"] == "on" for node in described),
         "note": note,
         "cluster_file": str(state.path / lab_files.CLUSTER_FILE),
-        "fault": active and {"name": active.name, "node": active.node, "undo": held_fault.undo_command(state.path, active)},
         "nodes": described,
     }
 

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import report
 
 from homelab.lab import Lab
-from homelab.lab.misconfigurations import login
+from scripts.practice.misconfigurations import login
 
 _LIMIT_S = 900.0
 _PROMPT = "$ "

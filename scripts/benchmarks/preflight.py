@@ -33,8 +33,8 @@ from rich.table import Table
 
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import Lab
-from homelab.lab.misconfigurations import catalogue, network, training_files
-from homelab.lab.misconfigurations.misconfiguration import Misconfiguration, NotInjectable
+from scripts.practice.misconfigurations import catalogue, network, training_files
+from scripts.practice.misconfigurations.misconfiguration import Misconfiguration, NotInjectable
 
 Runs = list[dict[str, Any]]
 _RATE = "1gbit"

@@ -1,11 +1,10 @@
-"""`homelab lab fault` and `homelab preflight` as processes, on a real lab in which one thing is wrong: preflight names it, the node, and the fix.
+"""`homelab preflight` as a process, on a real lab in which one thing is wrong: preflight names it, the node, and the fix.
 
 A fast choice; `scripts/bench preflight` tries every misconfiguration.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 
 from homelab.controller.config.load import load_recipe
 from homelab.lab import Lab
-from homelab.lab.misconfigurations import catalogue, training_files
-from homelab.lab.misconfigurations.misconfiguration import node_for, peer_of
 from scripts.practice.desk import Desk
+from scripts.practice.misconfigurations import catalogue, training_files
+from scripts.practice.misconfigurations.misconfiguration import NotInjectable, node_for, peer_of
 from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
@@ -54,18 +53,14 @@ def test_nothing_is_found_where_nothing_is_wrong(desk: Desk) -> None:
 def test_it_is_found_and_undone(name: str, desk: Desk) -> None:
     misconfiguration = catalogue.find(name)
     node = node_for(misconfiguration, desk.lab)
-    target = str(desk.lab.folder), node, name
-    done = desk.homelab("lab", "fault", *target, code=None)
-    if done.returncode and ("not installed" in done.stderr or "not on this machine" in done.stderr):
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
+    recipe = [str(training_files.place(desk.lab))] if "recipe" in misconfiguration.needs else []
     try:
-        next_line = next(line for line in done.stdout.splitlines() if line.startswith("Next: homelab preflight"))
-        started = time.monotonic()
-        found = alarms(desk, *shlex.split(next_line.partition("preflight")[2].partition("  (")[0]))
-        seconds = time.monotonic() - started
-    finally:
-        desk.homelab("lab", "fault", *target, "--undo")
+        with catalogue.injected(desk.lab, node, misconfiguration):
+            started = time.monotonic()
+            found = alarms(desk, *recipe, *(["--deep"] if "deep" in misconfiguration.needs else []))
+            seconds = time.monotonic() - started
+    except NotInjectable as error:
+        pytest.skip(str(error))
     ours = [finding for finding in found if finding["check"] in misconfiguration.checks]
     assert ours, found
     assert all(finding["hint"] or finding["fix"] for finding in ours), ours

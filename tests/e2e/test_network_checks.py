@@ -15,7 +15,7 @@ from homelab.controller.config.load import load_cluster
 from homelab.controller.features.preflight import gather
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, network
-from homelab.lab.misconfigurations import cables
+from scripts.practice.misconfigurations import cables
 from tests.lab.conftest import namespaces_missing
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.namespaces]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from homelab.lab.misconfigurations.resources import free_memory
 from scripts.practice.desk import Desk, Run, left_on, wait_until
+from scripts.practice.misconfigurations.resources import free_memory
 from tests.e2e.conftest import recipe
 from tests.worker import harness
 

@@ -14,8 +14,8 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks import registry
 from homelab.lab import Lab, faults, procfs
-from homelab.lab.misconfigurations import cables, cards, catalogue, network, node_changes
-from homelab.lab.misconfigurations.misconfiguration import NotInjectable, add, node_for
+from scripts.practice.misconfigurations import cables, cards, catalogue, network, node_changes
+from scripts.practice.misconfigurations.misconfiguration import NotInjectable, add, node_for
 from tests.lab.conftest import needs_namespaces, output
 
 # One of each kind: what all others are made of. (`scripts/bench preflight` injects and undoes every one.)
@@ -105,7 +105,7 @@ def test_cluster_file_of_a_misconfiguration(lab: Lab) -> None:
 
 
 def test_unknown_misconfiguration() -> None:
-    with pytest.raises(InputError, match=r'no fault "batery"\. Did you mean "?battery'):
+    with pytest.raises(InputError, match=r'no misconfiguration "batery"\. Did you mean "?battery'):
         catalogue.find("batery")
 
 

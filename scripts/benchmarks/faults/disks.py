@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.faults.scene import Case, Scene
 
 from homelab.controller.run import store
-from homelab.lab.misconfigurations.node_changes import inside, mounted, view
+from scripts.practice.misconfigurations.node_changes import inside, mounted, view
 
 ROOM_BYTES = 48 << 10  # room for the metrics that the ranks write at every step; a checkpoint is larger
 

@@ -16,9 +16,9 @@ from typing import Any
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, procfs
-from homelab.lab.misconfigurations.node_changes import view
 from scripts.practice import tiny_model
 from scripts.practice.desk import Desk, Run
+from scripts.practice.misconfigurations.node_changes import view
 
 NODES = ("node1", "node2", "node3")
 ROWS = 240

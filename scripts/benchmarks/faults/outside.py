@@ -16,9 +16,9 @@ from benchmarks.faults.ground import left_on
 from benchmarks.faults.scene import Case, Scene
 
 from homelab.lab import Lab, network, procfs, sshd
-from homelab.lab.misconfigurations.network import firewall
-from homelab.lab.misconfigurations.node_changes import enter, needs, own_folder, running, sessions_have
 from homelab.lab.tools import call
+from scripts.practice.misconfigurations.network import firewall
+from scripts.practice.misconfigurations.node_changes import enter, needs, own_folder, running, sessions_have
 
 JUMP_S = 3600
 PORTS = tuple(range(29500, 29506))

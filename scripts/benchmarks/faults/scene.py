@@ -13,8 +13,8 @@ from benchmarks.faults.ground import LIMIT_S, ROWS, Ground, SeenRun, left_on
 
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
-from homelab.lab.misconfigurations.misconfiguration import NotInjectable
 from scripts.practice.desk import relative_error
+from scripts.practice.misconfigurations.misconfiguration import NotInjectable
 
 # death: the end of a process or machine is visible. cut: silence. quiet: nothing must happen. refused: the run must not continue.
 Kind = Literal["death", "cut", "quiet", "other", "refused"]

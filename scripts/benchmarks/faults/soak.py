@@ -27,8 +27,8 @@ from rich.table import Table
 
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
-from homelab.lab.misconfigurations.misconfiguration import NotInjectable
 from scripts.practice.desk import relative_error
+from scripts.practice.misconfigurations.misconfiguration import NotInjectable
 
 RANK = 64  # of the adapters: half a megabyte of gradient
 # Half an hour must not be many steps: undisturbed runs on one node and on three, whose sums are rounded in another order, were measured

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations import cards, catalogue, training_files
-from homelab.lab.misconfigurations.misconfiguration import Misconfiguration, NotInjectable, node_for, peer_of
+from scripts.practice.misconfigurations import cards, catalogue, training_files
+from scripts.practice.misconfigurations.misconfiguration import Misconfiguration, NotInjectable, node_for, peer_of
 
 LIMIT_S = 120.0
 Entry = dict[str, str]

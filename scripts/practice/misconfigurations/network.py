@@ -10,10 +10,21 @@ from contextlib import AbstractContextManager
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration, peer_of
-from homelab.lab.misconfigurations.node_changes import cluster_says, covered, edited, enter, inside, layered, needs, running, says, view
 from homelab.lab.network import INTERFACE
 from homelab.lab.tools import call
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration, peer_of
+from scripts.practice.misconfigurations.node_changes import (
+    cluster_says,
+    covered,
+    edited,
+    enter,
+    inside,
+    layered,
+    needs,
+    running,
+    says,
+    view,
+)
 
 PORT = 29500
 # What Linux hands out by default (net.ipv4.ip_local_port_range); gloo, NCCL and torchrun listen on such ports.

@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from homelab.controller.base.errors import InputError, did_you_mean
-from homelab.controller.base.hint import Hint, homelab
-from homelab.lab import faults
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations import cables, cards, clock, login, network, packages, power, resources, training_files
-from homelab.lab.misconfigurations.misconfiguration import REGISTERED, Misconfiguration
+from scripts.practice.misconfigurations import cables, cards, clock, login, network, packages, power, resources, training_files
+from scripts.practice.misconfigurations.misconfiguration import REGISTERED, Misconfiguration
 
 MODULES = (cables, cards, clock, login, network, packages, power, resources, training_files)  # importing them fills REGISTERED
 
@@ -24,9 +22,9 @@ def find(name: str) -> Misconfiguration:
     """The one of this name. Raises InputError with the nearest name."""
     if name not in REGISTERED:
         raise InputError(
-            f'no fault "{name}".{did_you_mean(name, [*faults.FAULTS, *REGISTERED])}',
-            where="the fault",
-            hint=Hint("{} lists all of them", homelab("lab faults")),
+            f'no misconfiguration "{name}".{did_you_mean(name, REGISTERED)}',
+            where="its name",
+            hint="python -m scripts.practice.misconfigurations --list",
         )
     return REGISTERED[name]
 

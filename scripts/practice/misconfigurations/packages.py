@@ -11,8 +11,8 @@ from pathlib import Path
 
 from homelab.controller.base.hint import Hint, homelab
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
-from homelab.lab.misconfigurations.node_changes import cluster_says, inside, layered, view
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
+from scripts.practice.misconfigurations.node_changes import cluster_says, inside, layered, view
 
 
 @contextlib.contextmanager

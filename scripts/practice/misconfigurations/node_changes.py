@@ -19,8 +19,8 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import nodes, procfs, sshd
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable
 from homelab.lab.tools import call, program
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable
 
 _number = itertools.count(1)
 

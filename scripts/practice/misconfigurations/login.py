@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from homelab.lab import faults, lab_files, sshd
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, add, misconfiguration
-from homelab.lab.misconfigurations.node_changes import cluster_says, edited, own_folder, restart_sshd, says
+from scripts.practice.misconfigurations.misconfiguration import Inject, add, misconfiguration
+from scripts.practice.misconfigurations.node_changes import cluster_says, edited, own_folder, restart_sshd, says
 
 
 def _fault(fault_name: str) -> Inject:

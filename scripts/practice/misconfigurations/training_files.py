@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
-from homelab.lab.misconfigurations.resources import free_memory
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
+from scripts.practice.misconfigurations.resources import free_memory
 
 MODEL_FOLDER, DATA_FILE = "practice/model", "practice/chats.jsonl"
 ROWS = 64

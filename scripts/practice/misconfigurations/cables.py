@@ -11,11 +11,11 @@ from pathlib import Path
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import network, sshd
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations import frame_relay
-from homelab.lab.misconfigurations.misconfiguration import NotInjectable, add, misconfiguration, peer_of
-from homelab.lab.misconfigurations.node_changes import cluster_says, inside, needs
 from homelab.lab.network import INTERFACE
 from homelab.lab.tools import call, program
+from scripts.practice.misconfigurations import frame_relay
+from scripts.practice.misconfigurations.misconfiguration import NotInjectable, add, misconfiguration, peer_of
+from scripts.practice.misconfigurations.node_changes import cluster_says, inside, needs
 
 SMALL_PACKET = 1400
 _TABLE = "homelab_fault"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add
-from homelab.lab.misconfigurations.node_changes import sessions_have
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add
+from scripts.practice.misconfigurations.node_changes import sessions_have
 
 _FOLDERS = (*Path("/usr/lib").glob("*-linux-gnu*/faketime"), Path("/usr/lib64/faketime"), Path("/usr/local/lib/faketime"))
 

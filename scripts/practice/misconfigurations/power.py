@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import add, misconfiguration
-from homelab.lab.misconfigurations.node_changes import covered, inside, layered, mounted, own_folder
+from scripts.practice.misconfigurations.misconfiguration import add, misconfiguration
+from scripts.practice.misconfigurations.node_changes import covered, inside, layered, mounted, own_folder
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations import nvidia_smi
-from homelab.lab.misconfigurations.misconfiguration import Inject, add, misconfiguration
-from homelab.lab.misconfigurations.network import STALE_RUN
-from homelab.lab.misconfigurations.node_changes import cluster_says, running, says
-from homelab.lab.misconfigurations.packages import cpu_build, cuda_build
+from scripts.practice.misconfigurations import nvidia_smi
+from scripts.practice.misconfigurations.misconfiguration import Inject, add, misconfiguration
+from scripts.practice.misconfigurations.network import STALE_RUN
+from scripts.practice.misconfigurations.node_changes import cluster_says, running, says
+from scripts.practice.misconfigurations.packages import cpu_build, cuda_build
 
 DRIVER, CUDA = "580.95.05", "13.0"
 BELIEVED = '[{ model = "RTX 3070 Ti", vram_gb = 8 }]'

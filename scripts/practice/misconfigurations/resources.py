@@ -10,8 +10,8 @@ from pathlib import Path
 
 from homelab.lab.cgroup import Hierarchy
 from homelab.lab.lab import Lab
-from homelab.lab.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
-from homelab.lab.misconfigurations.node_changes import covered, inside, mounted, needs, own_folder, sessions_have, sshd_process, view
+from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
+from scripts.practice.misconfigurations.node_changes import covered, inside, mounted, needs, own_folder, sessions_have, sshd_process, view
 
 MIB = 2**20
 
