@@ -15,11 +15,6 @@ save_overhead_percent  share of the undisturbed run's time that went into checkp
 `--case NAME` (repeatable): these alone. `--seed N`: other moments and other nodes. `--repeats N`: each case with N seeds.
 `--fast`: the most telling cases with a short training, in less than four minutes. `--soak MINUTES`: one long run instead, with a
 random fault about every minute (figures soak_*).
-`--torchrun`: some of the same faults once more under `torchrun --nnodes=2:3 --max-restarts=3 --rdzv-backend=c10d` with a plain DDP
-program of the same size, as it comes and tuned (benchmarks/elastic/settings.py says how); `--only-torchrun`: nothing but these.
-
-torchrun_default_median_s, torchrun_tuned_median_s  from the fault to the next training step; never counts as --torchrun-limit
-homelab_same_faults_median_s  the same of the supervised runs with the same faults; *_survived of *_played went on within the limit
 """
 
 from __future__ import annotations
@@ -35,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.elastic import compare
 from benchmarks.faults import catalogue, soak
 from benchmarks.faults.ground import LIMIT_S, Ground, SeenRun, ground
 from benchmarks.faults.scene import Case, Outcome, is_exactly_once, play
@@ -56,26 +50,17 @@ def main() -> int:
         return 0
     names = [*options.case, *(catalogue.FAST if options.fast else ())]
     cases = [_find(name) for name in dict.fromkeys(names)] or list(catalogue.ALL)
-    if options.only_torchrun and not any(case.name in compare.NAMES for case in cases):
-        raise SystemExit(f"error: no such case is played under torchrun\nfix:   choose of {', '.join(compare.NAMES)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
     if options.soak is not None:
         return soak.main(options.soak, options.seed, options.json, options.keep)
     outcomes: list[Outcome] = []
-    measured: list[compare.Measured] = []
     runs: list[dict[str, Any]] = []
     epochs, every_steps = catalogue.FAST_LENGTH if options.fast else (options.epochs, options.every_steps)
     with ground(epochs, every_steps, keep=options.keep, strategy=options.strategy) as place:
-        if not options.only_torchrun:
-            _say("the undisturbed run")
-            place.reference = _undisturbed(place, runs)
+        _say("the undisturbed run")
+        place.reference = _undisturbed(place, runs)
         for seed in range(options.seed, options.seed + options.repeats):
             for case in cases:
-                if options.torchrun or options.only_torchrun:
-                    measured += compare.beside(place, case, seed, options.torchrun_limit, runs, _say)
-                    _keep(runs, options.json)
-                if options.only_torchrun:
-                    continue
                 _say(f"seed {seed}, {case.name}: {case.title}")
                 outcome = play(place, case, seed)
                 outcomes.append(outcome)
@@ -90,13 +75,9 @@ def main() -> int:
 def _finish(options: argparse.Namespace, outcomes: list[Outcome], measured: list[compare.Measured], runs: list[dict[str, Any]]) -> int:
     """Print and write what was measured. Returns 0 when all cases ended as they should."""
     console = Console(width=None if sys.stdout.isatty() else 180)
-    figures = compare.figures(measured, outcomes, options.torchrun_limit)
-    if not options.only_torchrun:
-        console.print(_table(outcomes))
-        figures |= _figures(outcomes) | {"false_alarms": float(len(runs[0]["false_alarms"]))}
-        figures |= {"save_overhead_percent": runs[0]["save_overhead_percent"]}
-    if measured:
-        console.print(compare.table(measured, outcomes, options.torchrun_limit))
+    console.print(_table(outcomes))
+    figures = _figures(outcomes) | {"false_alarms": float(len(runs[0]["false_alarms"]))}
+    figures |= {"save_overhead_percent": runs[0]["save_overhead_percent"]}
     report.finish("chaos", figures, runs, _rows(outcomes), options.json)
     for outcome in outcomes:
         if outcome.missing:
@@ -113,11 +94,6 @@ def _arguments() -> argparse.Namespace:
         help="one run of about so many minutes, with a fault about every minute (30)",
     )  # fmt: skip
     parser.add_argument("--strategy", default="auto", metavar="NAME", help="the recipe's [parallel] strategy (auto)")
-    parser.add_argument("--torchrun", action="store_true", help="play the same faults under an elastic torchrun, too")
-    parser.add_argument("--only-torchrun", action="store_true", help="play the faults under an elastic torchrun alone")
-    parser.add_argument(
-        "--torchrun-limit", type=float, default=compare.LIMIT_S, metavar="S", help="a later next step counts as never (120)"
-    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses nodes and moments (1)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="every case with the seeds N, N + 1, ... (1)")

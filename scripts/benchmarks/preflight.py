@@ -1,11 +1,10 @@
 """Does preflight find what is wrong with a cluster, on the right node, and nothing where all is well; and how long does it take?
 
-faults_injected, faults_found, right_node   misconfigurations really injected into a lab of three nodes (homelab/lab/misconfigurations);
+faults_injected, faults_found, right_node   misconfigurations really injected into a lab of three nodes (scripts/practice/misconfigurations);
                                             how many of them preflight found, and for how many every finding named their node
 false_alarms          warnings and failures over three healthy clusters, each without and with a recipe
 seconds_three_nodes   `homelab preflight` of three healthy nodes, the whole process; _deep: with the collective test
 ratio_24_to_3         24 nodes over three, measured in turn
-facts_over_ansible    collecting the facts of three nodes over `ansible -m setup` on them (the faster of with and without pipelining)
 blocked_port_seconds  until preflight has reported a firewall that drops port 29500 on the head
 
 `--only NAME` (repeatable): these misconfigurations alone, and no other figures.
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.facts import against_ansible
 from benchmarks.misconfigurations.trials import Seen, Trial, Trials, preflight
 from rich.console import Console
 from rich.table import Table
@@ -108,7 +106,6 @@ def _times(lab: Lab, folder: Path, repeats: int, figures: dict[str, float], rows
         for _ in range(repeats):
             few.append(_timed(lab, "three nodes, in turn with 24", runs))
             many.append(_timed(crowd, "24 nodes", runs))
-    facts = against_ansible.compare(lab, repeats, runs)
     blocked = []
     blocked_port = catalogue.find("rendezvous-blocked")
     for _ in range(repeats):
@@ -123,10 +120,8 @@ def _times(lab: Lab, folder: Path, repeats: int, figures: dict[str, float], rows
         "ratio_24_to_3": statistics.median(many) / statistics.median(few),
         "blocked_port_seconds": statistics.median(blocked),
     }
-    if (ratio := against_ansible.ratio(facts)) is not None:
-        figures["facts_over_ansible"] = ratio
     measured = {"three nodes": plain, "three nodes, deep": deep, "three nodes, in turn with 24": few, "24 nodes": many}
-    measured |= {f"facts by {name}": values for name, values in facts.items()} | {"port 29500 blocked": blocked}
+    measured |= {"port 29500 blocked": blocked}
     rows += [(f"{name}, s", report.spread(values)) for name, values in measured.items()]
 
 

@@ -5,7 +5,7 @@
     per pass   every weight but quantised ones is divided, with gradient and optimizer; gathered are embeddings, head and norms, for the whole
                pass, and two blocks: the one that computes and the next
 
-Sources: torch/distributed/fsdp/_fully_shard (2.13); measured: live storages of three ranks (`scripts/bench sharding`).
+Sources: torch/distributed/fsdp/_fully_shard (2.13); measured: live storages of three ranks (homelab/docs/evidence.md).
 """
 
 from __future__ import annotations
