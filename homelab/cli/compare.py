@@ -34,7 +34,7 @@ def command(
     """Speed, efficiency, cost and loss of runs side by side, and whether they are one training: equal steps, equal losses."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
-    from homelab.controller.features.bench import side_by_side, side_by_side_table
+    from homelab.controller.features.bench import side_by_side
     from homelab.controller.remote.fanout import Fleet
 
     if len(runs) < 2:
@@ -51,8 +51,8 @@ def command(
         return 0
     from homelab.cli.clean_console import CleanConsole
 
-    CleanConsole().print(side_by_side_table.table(compared, loaded.energy), soft_wrap=True)
-    for line in side_by_side_table.sentences(compared):
+    CleanConsole().print(side_by_side.table(compared, loaded.energy), soft_wrap=True)
+    for line in side_by_side.sentences(compared):
         terminal.echo(f"- {line}")
     terminal.echo(f"Next: {homelab('report', sides[0].run)}")
     return 0

@@ -117,7 +117,7 @@ def _gathered(
     files cannot be read here."""
     from homelab.controller.attempt import data_files, inputs, planner
     from homelab.controller.base.errors import InputError
-    from homelab.controller.features.preflight import data_verdict, gather
+    from homelab.controller.features.preflight import data_sample, gather
     from homelab.controller.planning.model import stored_base
     from homelab.controller.remote.fanout import Fleet
 
@@ -131,7 +131,7 @@ def _gathered(
     items = inputs.of_recipe(training, recipe)
     with Fleet(cluster) as fleet, common.progress(as_json) as say:
         evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say)
-        blocked = data_files.fault(items) or data_verdict.fault(fleet, evidence, training, items, say)
+        blocked = data_files.fault(items) or data_sample.data_fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]

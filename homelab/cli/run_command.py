@@ -82,10 +82,10 @@ class RunCommand:
         """Show the dashboard until the run ends; its exit code."""
         from homelab.controller.base.errors import EXIT_FAILED
         from homelab.controller.features.status import monitor
-        from homelab.controller.features.stop import failed_attempt
+        from homelab.controller.features.stop import stop
 
         code = monitor.until_end(fleet, paths, console=self.console, options=self.command_options)
         if code == EXIT_FAILED:
-            for name in failed_attempt.end_rest(fleet, paths):
+            for name in stop.end_rest(fleet, paths):
                 self.line(f"{name}: something of this run may be left there. When it answers: homelab stop {paths.name}{self.options}")
         return code

@@ -69,7 +69,7 @@ def command(
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.interpreter import uses_unsloth, with_unsloth
     from homelab.controller.features.setup import hub_data, model_source, relay, send_model, setup_nodes, wanted
-    from homelab.controller.features.setup.how import How
+    from homelab.controller.features.setup.setup_plan import SetupOptions
     from homelab.controller.remote.fanout import Fleet
 
     training = _training_of(recipe) if recipe else None
@@ -86,7 +86,7 @@ def command(
     names = [node.name for node in common.load_cluster(cluster, ",".join(nodes or [])).nodes]
     brought: list[dict[str, ModelDone]] = []
     is_far = not check and relay.is_on_wifi(next((node.host for node in whole.nodes if node.host != "local"), ""))
-    how = How(check, upgrade, fetches_here=send, between_nodes=between or is_far)
+    how = SetupOptions(check, upgrade, fetches_here=send, between_nodes=between or is_far)
     with Fleet(whole) as fleet, common.progress(as_json) as say:
         what = wanted.of_file(requirements) if requirements else wanted.of_fleet(fleet, say, unsloth=unsloth)
         done, errors = setup_nodes.run(fleet, names, what, how, say)

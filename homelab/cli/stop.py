@@ -52,11 +52,11 @@ def command(
 
 def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> int:
     from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
-    from homelab.controller.features.stop import orphans
+    from homelab.controller.features.stop import stop
     from homelab.controller.remote.fanout import Fleet
 
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        ended, kept, unreachable, repaired = orphans.end(fleet, runs_dir, say)
+        ended, kept, unreachable, repaired = stop.end_orphans(fleet, runs_dir, say)
     if as_json:
         silent = {name: error.as_dict() for name, error in unreachable.items()}
         common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent, "mended": repaired})

@@ -21,7 +21,7 @@ from homelab.controller.base.node_words import advice
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.config.cluster import Cluster, Node
-from homelab.controller.config.write import cluster_text
+from homelab.controller.config.load import cluster_text
 from homelab.controller.facts.node_commands import create_environment, environment_of, on_node, pip_install
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import hostkeys, ship

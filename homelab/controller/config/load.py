@@ -215,3 +215,13 @@ def in_file(where: str, recipe: Path) -> str:
         text = ""
     number = line_of(key_lines(text), tuple(part for part in place.groups() if part))
     return f"{recipe}{f', line {number}' if number else ''}{where.removeprefix('recipe')}"
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """What `homelab.controller.config.load.load_cluster` reads as the same cluster."""
+    import tomlkit  # here: a supervisor on a head node does without it
+
+    content = cluster.model_dump(mode="json", exclude={"left_out"}, exclude_none=True)
+    nodes = content.pop("nodes")
+    sections = {name: content.pop(name) for name in ("energy", "notify")} | {"network": content.pop("wire")}
+    return tomlkit.dumps({"cluster": content, **sections, "nodes": nodes})

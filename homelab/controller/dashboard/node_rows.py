@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from homelab.controller.base.sanitize import plain_lines
-from homelab.controller.dashboard import step_parts, step_rate
+from homelab.controller.dashboard import step_rate
 from homelab.controller.dashboard.snapshot import GpuRow, LeftOut, NodeRow, RankRow
+from homelab.controller.dashboard.step_rate import WINDOW_STEPS
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import Heartbeat, Metric, RankReply, Reply
 from homelab.controller.run.state import node_part
@@ -77,7 +78,7 @@ def rank_rows(
     """One row for each rank that answers or is planned; `of_rank` are its lines of metrics."""
     answering = {number: (node, rank) for (node, number), rank in replies_of_ranks(replies, attempt).items()}
     planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
-    wire = step_parts.wire_s(of_rank)
+    wire = wire_seconds(of_rank)
     rows = []
     for number in sorted(set(answering) | set(planned)):
         node, reply = answering.get(number, (planned[number].node if number in planned else "", None))
@@ -86,7 +87,7 @@ def rank_rows(
         own = planned.get(number)
         # of the newest step the lines of others may be missing
         timed = next((entry for entry in reversed(rank_lines) if entry.step in wire), line)
-        wire_s, wait_s = step_parts.parts(timed, wire) if timed else (None, None)
+        wire_s, wait_s = wire_and_wait(timed, wire) if timed else (None, None)
         log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
         rows.append(
             RankRow(
@@ -117,3 +118,26 @@ def age_s(reply: Reply, moment: float) -> float | None:
 
 def _phase(beat: Heartbeat) -> str:
     return beat.phase if beat.done is None else f"{beat.phase} {beat.done:.0%}"
+
+
+def wire_seconds(of_rank: Mapping[int, Sequence[Metric]]) -> dict[int, float]:
+    """Step -> seconds that the data need on the wire: of the rank that communicated for the shortest time.
+
+    A rank's `communication_s` begins when it has its own gradients and ends with those of all. The slowest rank waits for nobody, so its time is
+    the wire's; what others have more, they wait. Steps of which a rank's line is missing are left out, and old ones. One rank alone has no wire.
+    """
+    ranks = [
+        {line.step: line.communication_s for line in lines[-WINDOW_STEPS:] if line.communication_s is not None}
+        for lines in of_rank.values()
+    ]
+    if len(ranks) < 2:
+        return {}
+    common = set.intersection(*(set(seconds) for seconds in ranks))
+    return {step: min(seconds[step] for seconds in ranks) for step in common}
+
+
+def wire_and_wait(line: Metric, wire: Mapping[int, float]) -> tuple[float | None, float | None]:
+    """(wire, wait) of one rank's step, in seconds; None where other ranks have not told of this step."""
+    if line.communication_s is None or line.step not in wire:
+        return None, None
+    return wire[line.step], max(0.0, line.communication_s - wire[line.step])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain_lines
-from homelab.controller.dashboard import eta, metric_lines, step_rate
+from homelab.controller.dashboard import eta, step_rate
 from homelab.controller.dashboard.event_rows import event_rows
 from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.node_rows import age_s, left_out, node_row, rank_rows, replies_of_ranks
-from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import Heartbeat, Metric, Reply
 from homelab.controller.run import ownership
@@ -59,7 +59,7 @@ def build(run: RunInfo, observed: Observation) -> Snapshot:
     attempt = max(newest_attempt(replies), plan.attempt if plan else 0)
     state = run_state(expected, replies, unreachable, intent=run.intent, kept=run.kept, is_script=run.is_script)
     state = ownership.told_state(state, run.owner, run.kept)
-    lines = metric_lines.merged([*observed.metrics, *(line for reply in replies.values() for line in metric_lines.of_reply(reply))])
+    lines = merged([*observed.metrics, *(line for reply in replies.values() for line in of_reply(reply))])
     notes = (line.message for line in lines if line.kind == "note" and line.message)
     return Snapshot(
         run=run.name,
@@ -94,10 +94,10 @@ def _training(
 ) -> dict[str, Any]:
     """How far the training is, how good, how fast, and each rank's part in it."""
     train = [line for line in lines if line.kind == "train"]
-    history = metric_lines.loss_history(train)
+    history = loss_history(train)
     beats = [rank.heartbeat for rank in replies_of_ranks(replies, attempt).values() if rank.heartbeat]
     total = max((beat.total_steps for beat in beats if beat.total_steps), default=None)
-    of_rank = metric_lines.by_rank(train, attempt)
+    of_rank = by_rank(train, attempt)
     step = _step(plan, of_rank, history[-1].step if history else None, beats, is_script=is_script)
     rates = [rate for rank_lines in of_rank.values() if (rate := step_rate.tokens_per_s(rank_lines)) is not None]
     reached, planned = step_rate.efficiency(plan, sum(rates) if rates else None)
@@ -105,7 +105,7 @@ def _training(
     return {
         "step": step, "total_steps": total, "step_s": step_rate.step_s(train, attempt),
         "epoch": max((line.epoch for rank_lines in of_rank.values() for line in rank_lines[-1:] if line.epoch is not None), default=None),
-        "loss": history[-1].loss if history else None, "loss_history": history, "eval_losses": metric_lines.eval_losses(lines),
+        "loss": history[-1].loss if history else None, "loss_history": history, "eval_losses": eval_losses(lines),
         "tokens_per_s": sum(rates) if rates else None, "efficiency": reached if is_running else None, "planned_efficiency": planned,
         "is_efficiency_measured": bool(plan and plan.time and plan.time.is_measured),
         "eta_s": eta.eta_s(lines, step, total, step_tokens) if is_running else None, "ranks": rank_rows(replies, plan, attempt, of_rank),
@@ -135,3 +135,48 @@ def _not_asked(state: State, run: str, unreachable: Mapping[str, str]) -> list[H
         return []
     after = Hint("what may be left of the run there ends with: {}, once it can be asked", homelab("stop", run))
     return [Hint("{} was not asked: {}; {}", name, plain_lines(why).split("\n", 1)[0], after) for name, why in unreachable.items()]
+
+
+def of_reply(reply: Reply) -> Iterable[Metric]:
+    """All lines that this node sent."""
+    if reply.run:
+        for rank in reply.run.ranks.values():
+            yield from rank.metrics
+
+
+def merged(lines: Iterable[Metric]) -> list[Metric]:
+    """Each line once, by attempt and step; what was done again in a later attempt replaces what came before."""
+    kept: dict[tuple[Any, ...], Metric] = {}
+    for line in lines:
+        key = (line.kind, line.attempt, line.rank, line.step, line.message)
+        kept[key] = line
+    return sorted(kept.values(), key=lambda line: (line.attempt, line.step, line.time))
+
+
+def loss_history(train: Sequence[Metric]) -> tuple[LossPoint, ...]:
+    """Steps in order, of the newest attempt that made each. All ranks write the same global loss."""
+    losses: dict[int, float] = {}
+    attempts: dict[int, int] = {}
+    for line in train:
+        if line.attempt > max(attempts.values(), default=line.attempt):
+            # A later attempt began before steps that an earlier one had reached: those were undone.
+            losses = {step: loss for step, loss in losses.items() if step < line.step}
+            attempts = {step: attempt for step, attempt in attempts.items() if step < line.step}
+        if line.loss is not None:
+            losses[line.step], attempts[line.step] = line.loss, line.attempt
+    return tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(losses.items()))
+
+
+def eval_losses(lines: Sequence[Metric]) -> tuple[LossPoint, ...]:
+    """The loss on the held-out rows, by step."""
+    by_step = {line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None}
+    return tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(by_step.items()))
+
+
+def by_rank(train: Iterable[Metric], attempt: int) -> dict[int, list[Metric]]:
+    """Rank -> its lines of this attempt."""
+    of_rank: dict[int, list[Metric]] = {}
+    for line in train:
+        if line.attempt == attempt:
+            of_rank.setdefault(line.rank, []).append(line)
+    return of_rank

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import shlex
+import socket
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import paramiko
 
@@ -15,8 +19,36 @@ from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.units import listed
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.facts.node_commands import known_hosts_option
-from homelab.controller.remote import hostkeys, login_errors, openssh, openssh_errors, own_programs, ssh_route, ssh_settings
+from homelab.controller.remote import hostkeys, login_errors, openssh, own_programs, ssh_route, ssh_settings
 from homelab.controller.remote.ssh_address import Address, address_of, as_login, refuse_missing_key
+
+UNKNOWN_KEY = re.compile(r"No (?:\S+ )+host key is known for (?P<name>\S+) and you have requested strict checking")
+CHANGED_KEY = re.compile(r"Host key for (?P<name>\S+) has changed and you have requested strict checking")
+FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]+")
+
+
+class _Row(NamedTuple):
+    words: re.Pattern[str]
+    error: Callable[[str], BaseException]
+
+
+def _of_kernel(number: int) -> Callable[[str], BaseException]:
+    return lambda line: OSError(number, line.rpartition(": ")[2])
+
+
+# The first row that is found anywhere counts: what a hop says comes before what follows from it ("Connection closed by UNKNOWN port 65535").
+_TABLE = (
+    _Row(UNKNOWN_KEY, lambda line: paramiko.SSHException(f"not found in known_hosts: {line}")),
+    _Row(re.compile(r"Permission denied \(|Too many authentication failures|No more authentication methods"), paramiko.AuthenticationException),
+    _Row(re.compile(r"Could not resolve hostname .*: (?:Temporary failure|Try again)"), lambda line: socket.gaierror(socket.EAI_AGAIN, line)),
+    _Row(re.compile(r"Could not resolve hostname"), lambda line: socket.gaierror(socket.EAI_NONAME, line)),
+    _Row(re.compile(r"Connection timed out during banner exchange"), lambda line: paramiko.SSHException(login_errors.HANGING)),
+    _Row(re.compile(r"[Cc]onnect(?:ion)?\b.*: Connection refused"), _of_kernel(errno.ECONNREFUSED)),
+    _Row(re.compile(r"[Cc]onnect\b.*: (?:Connection|Operation) timed out"), lambda line: TimeoutError(line)),
+    _Row(re.compile(r"[Cc]onnect\b.*: No route to host"), _of_kernel(errno.EHOSTUNREACH)),
+    _Row(re.compile(r"[Cc]onnect\b.*: Network is unreachable"), _of_kernel(errno.ENETUNREACH)),
+)  # fmt: skip
+_AFTERWARDS = ("Connection closed by UNKNOWN port", "kex_exchange_identification: Connection closed", "Warning: Permanently added")
 
 
 def connect(cluster: Cluster, node: Node, address: Address, where: str) -> openssh.Transport:
@@ -72,12 +104,12 @@ def explain(cluster: Cluster, node: Node, address: Address, where: str, refused:
         cause: BaseException = paramiko.SSHException(login_errors.HANGING)
         line = ""
     else:
-        cause, line = openssh_errors.error_of(refused.words)
-    found = openssh_errors.UNKNOWN_KEY.search(line) or openssh_errors.CHANGED_KEY.search(refused.words)
+        cause, line = error_of(refused.words)
+    found = UNKNOWN_KEY.search(line) or CHANGED_KEY.search(refused.words)
     if found and found["name"] != address.name_in_known_hosts:
-        error = _of_hop(cluster, address, where, found["name"], is_changed=found.re is openssh_errors.CHANGED_KEY)
-    elif found and found.re is openssh_errors.CHANGED_KEY:
-        shown = openssh_errors.FINGERPRINT.search(refused.words)
+        error = _of_hop(cluster, address, where, found["name"], is_changed=found.re is CHANGED_KEY)
+    elif found and found.re is CHANGED_KEY:
+        shown = FINGERPRINT.search(refused.words)
         error = login_errors.changed(login, f"got {shown[0] if shown else 'another one'}")
     else:
         error = login_errors.explain(login, cause)
@@ -115,3 +147,14 @@ def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_cha
 def _known_as(hop: ssh_route.Hop) -> str:
     node = hop.as_node()
     return address_of(node, ssh_settings.of(node)).name_in_known_hosts
+
+
+def error_of(words: str) -> tuple[BaseException, str]:
+    """(the error, the line that it was read from) of everything that OpenSSH printed."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    for row in _TABLE:
+        for line in lines:
+            if row.words.search(line):
+                return row.error(line), line
+    told = [line for line in lines if not line.startswith(_AFTERWARDS)] or lines or ["OpenSSH ended and said nothing"]
+    return paramiko.SSHException(told[-1]), told[-1]

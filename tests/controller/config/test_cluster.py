@@ -8,8 +8,7 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster
-from homelab.controller.config.load import load_cluster
-from homelab.controller.config.write import cluster_text
+from homelab.controller.config.load import cluster_text, load_cluster
 
 GOOD = """[cluster]
 name = "attic"

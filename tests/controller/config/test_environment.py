@@ -8,8 +8,7 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Notify, Price
-from homelab.controller.config.load import load_cluster, load_recipe
-from homelab.controller.config.write import cluster_text
+from homelab.controller.config.load import cluster_text, load_cluster, load_recipe
 from tests.controller.config.test_cluster import faults, load, node
 
 REFUSED = [

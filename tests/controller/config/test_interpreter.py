@@ -12,8 +12,8 @@ import pytest
 from homelab.controller.checks import registry
 from homelab.controller.config import interpreter
 from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.config.load import cluster_text
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.config.write import cluster_text
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet
 from tests.controller.checks import healthy

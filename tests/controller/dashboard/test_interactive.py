@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.dashboard import card_history, step_parts, view_state
-from homelab.controller.dashboard.keys import decoded
-from homelab.controller.dashboard.log_lines import folded
+from homelab.controller.dashboard import card_history, node_rows, view_state
+from homelab.controller.dashboard.keyboard import decoded_keys
+from homelab.controller.dashboard.log_section import folded
 from homelab.controller.dashboard.snapshot import GpuRow, NodeRow
 from homelab.controller.dashboard.view_state import ViewState
 from homelab.controller.remote.poll_reply import Metric
@@ -21,11 +21,11 @@ from tests.controller.dashboard import sample
     ],
 )  # fmt: skip
 def test_what_a_terminal_sends_are_keys(text: str, keys: list[str], left: str) -> None:
-    assert decoded(text) == (keys, left)
+    assert decoded_keys(text) == (keys, left)
 
 
 def test_an_escape_alone_is_a_key_when_nothing_follows() -> None:
-    assert decoded("\x1b", is_all=True) == (["escape"], "")
+    assert decoded_keys("\x1b", is_all=True) == (["escape"], "")
 
 
 def pressed(*keys: str, log_lines: int = 30) -> ViewState:
@@ -85,7 +85,10 @@ def metric(step: int, seconds: float | None) -> Metric:
 
 def test_the_slowest_rank_waits_for_nobody() -> None:
     of_rank = {0: [metric(1, 0.2), metric(2, 0.5)], 1: [metric(1, 0.9)]}
-    wire = step_parts.wire_s(of_rank)
+    wire = node_rows.wire_seconds(of_rank)
     assert wire == {1: 0.2}
-    assert step_parts.parts(of_rank[1][0], wire) == (0.2, pytest.approx(0.7)) and step_parts.parts(of_rank[0][1], wire) == (None, None)
-    assert step_parts.wire_s({0: of_rank[0]}) == {}
+    assert node_rows.wire_and_wait(of_rank[1][0], wire) == (0.2, pytest.approx(0.7)) and node_rows.wire_and_wait(of_rank[0][1], wire) == (
+        None,
+        None,
+    )
+    assert node_rows.wire_seconds({0: of_rank[0]}) == {}

@@ -15,8 +15,7 @@ from homelab.controller.attempt import remote_supervisor
 from homelab.controller.attempt.remote_supervisor import SupervisorRequest
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster, Node
-from homelab.controller.config.load import load_cluster
-from homelab.controller.config.write import cluster_text
+from homelab.controller.config.load import cluster_text, load_cluster
 from homelab.controller.remote import hostkeys
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab

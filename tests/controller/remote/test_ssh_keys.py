@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.config.cluster import Cluster, Node
-from homelab.controller.remote import openssh_errors, ssh_address, ssh_keys, ssh_route
+from homelab.controller.remote import openssh_login, ssh_address, ssh_keys, ssh_route
 from homelab.controller.remote.ssh_keys import USES, WHY, Use
 from homelab.controller.remote.ssh_route import Hop
 
@@ -168,5 +168,5 @@ ROWS = [
 
 @pytest.mark.parametrize(("words", "kind", "said"), ROWS)
 def test_what_openssh_says_becomes_an_error_that_has_words(words: str, kind: str, said: str) -> None:
-    error, _ = openssh_errors.error_of(words)
+    error, _ = openssh_login.error_of(words)
     assert type(error).__name__ == kind and said in str(error)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+
 from homelab.controller.base.models import Value
+from homelab.controller.base.units import gibibytes
+from homelab.controller.config.cluster import Price
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
 from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.planning.types import Plan
 
+_HEADINGS = ("run", "nodes", "strategy", "tokens/s", "speed-up", "efficiency", "step", "wire", "memory", "loss", "per 1M tokens")
+_MOST_SHOWN = 4
 # The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 _J_PER_KWH = 3.6e6
@@ -111,3 +117,47 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{before}{key}.")
         elif value is not None:
             yield f"{before}{key}", str(value)
+
+
+def table(compared: Sequence[Comparison], price: Price) -> Table:
+    """A row for each run; unknown figures are empty."""
+    drawn = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(_HEADINGS):
+        drawn.add_column(heading, justify="left" if number < 3 else "right", overflow="fold")
+    for one in compared:
+        drawn.add_row(*_row(one, price))
+    return drawn
+
+
+def sentences(compared: Sequence[Comparison]) -> list[str]:
+    """What each run is to the first one."""
+    return [_sentence(one, compared[0].side.run) for one in compared[1:]]
+
+
+def _row(one: Comparison, price: Price) -> tuple[str, ...]:
+    measured = one.side.measured
+    last = one.side.losses[max(one.side.losses)] if one.side.losses else None
+    figures = ("", "", "", "", "", "") if measured is None else (
+        f"{measured.tokens_per_s:.0f}", "" if one.speed_up is None else f"{one.speed_up:.2f}x", "" if one.efficiency is None else f"{one.efficiency:.0%}",
+        f"{measured.step_s:.3g} s", f"{measured.wire:.0%}", f"{gibibytes(max(measured.memory_bytes.values(), default=0)):.2f} GiB",
+    )  # fmt: skip
+    return (one.side.run, ", ".join(one.side.nodes), one.side.strategy, *figures, "" if last is None else f"{last:.4f}", _cost(one, price))
+
+
+def _cost(one: Comparison, price: Price) -> str:
+    used = one.side.kwh_per_million_tokens
+    if used is None:
+        return ""
+    return f"{used:.3g} kWh" + (f", {used * price.price_per_kwh:.3g} {price.currency}".rstrip() if price.price_per_kwh is not None else "")
+
+
+def _sentence(one: Comparison, first: str) -> str:
+    if one.differs:
+        more = f" and {len(one.differs) - _MOST_SHOWN} more" if len(one.differs) > _MOST_SHOWN else ""
+        return f"{one.side.run} is another training than {first}: {'; '.join(one.differs[:_MOST_SHOWN])}{more}"
+    if one.curve_difference is None:
+        return f"{one.side.run} and {first} have no step in common yet"
+    words = f"over {one.common_steps} common steps their losses differ by at most {one.curve_difference:.2g} of the loss"
+    if one.is_same:
+        return f"{one.side.run} is the same training as {first}: {words}, which is rounding"
+    return f"{one.side.run} HAS ANOTHER CURVE than {first}: {words}, and the recipe is the same; that is more than rounding"

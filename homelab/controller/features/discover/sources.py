@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +17,12 @@ import psutil
 
 from homelab.controller.base import own_machine, package
 from homelab.controller.base.say import Say
-from homelab.controller.features.discover import candidates, ssh_config
+from homelab.controller.features.discover import candidates
 from homelab.controller.features.discover.candidates import Candidate
 
+Include = Callable[[str], Iterable[str]]
+_MOST_DEPTH = 16  # OpenSSH's own (readconf.c, READCONF_MAX_DEPTH)
+_LINE = re.compile(r"^\s*([A-Za-z]+)(?:\s+|\s*=\s*)(.*)$")
 _TIMEOUT_S = 5.0
 _MDNS_S = 1.5  # answers of a LAN come within some milliseconds; a machine that sleeps answers by its switch or not at all
 _MDNS_ANSWER_MS = 1000  # all names are asked at once, so this is the limit of all of them
@@ -45,7 +50,7 @@ def from_ssh_config(folder: Path) -> list[Candidate]:
         # Relative names are looked up beside the user's own file (ssh_config(5)).
         return [_text(file) for file in sorted(glob.glob(os.path.join(folder, os.path.expanduser(pattern))))]
 
-    return [Candidate(name, candidates.SSH_CONFIG, name=name) for name in ssh_config.host_names(_text(folder / "config"), include)]
+    return [Candidate(name, candidates.SSH_CONFIG, name=name) for name in host_names(_text(folder / "config"), include)]
 
 
 def from_mdns(note: Say) -> list[Candidate]:
@@ -122,3 +127,31 @@ def _text(file: Path | str) -> str:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def host_names(text: str, include: Include) -> list[str]:
+    """Every literal word of the `Host` lines, in the order of the files, each once; patterns (`*`, `?`, `!`) are none.
+
+    Include lines are followed wherever they stand, inside Host and Match blocks too.
+    """
+    return list(dict.fromkeys(_names(text, include, 0)))
+
+
+def _names(text: str, include: Include, depth: int) -> Iterator[str]:
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        keyword = found[1].lower() if found else ""
+        if keyword == "host" and found:
+            yield from (word for word in _words(found[2]) if not set(word) & set("*?!"))
+        elif keyword == "include" and found and depth < _MOST_DEPTH:
+            for pattern in _words(found[2]):
+                for inner in include(pattern):
+                    yield from _names(inner, include, depth + 1)
+
+
+def _words(text: str) -> list[str]:
+    """The words of a line: quotes hold spaces together, and `#` begins a comment."""
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that does not end: ssh refuses the line, too
+        return []

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.say import Say
+from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.checks.machine.majority import majority
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.data_sample import SampleResult
+from homelab.controller.features.preflight import data_sample
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import hub_token
@@ -122,3 +126,13 @@ def _question(
         "recipe_environment": recipe.environment,
     }
     return request, body
+
+
+def data_fault(fleet: Fleet, evidence: Evidence, recipe: Recipe, items: Sequence[RecipeInput], say: Say) -> InputError | None:
+    """The first finding that fails; None where there is none, or nothing to look at."""
+    if recipe.data is None or not evidence.facts:
+        return None
+    say("looking into the data")
+    seen = replace(evidence, sample=data_sample.look(fleet, evidence, recipe, list(items)))
+    failed = [finding for finding in registry.judge_all(seen, registry.skipped(only=["data"], skip=[])) if finding.level == "fail"]
+    return InputError(failed[0].message, where=f"check {failed[0].check}", hint=failed[0].hint) if failed else None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
-from homelab.controller.features.results import base_name, fetch, receive, repository_name
+from homelab.controller.features.results import fetch, receive, repository_name
 from homelab.controller.features.results.hub import Hub
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
+
+_TEXT_FILES = (".json", ".md", ".jinja", ".txt")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: Wanted, say: Say) -
     model = run_folder.description_of(paths).recipe.model
     local_base = model.name if model is not None and model.is_folder else None
     if local_base and not wanted.base_model:
-        raise base_name.unnamed(local_base, paths.name, wanted.repository)
+        raise _unnamed_base(local_base, paths.name, wanted.repository)
     base = repository_name.checked(wanted.base_model) if wanted.base_model else None
     hub = Hub(repository_name.checked(wanted.repository))
     say(f"asking the hub for {wanted.repository}")
@@ -70,13 +75,13 @@ def _copy(place: Path, folder: Path, local_base: str | None, base: str | None) -
     )
     for name in names:
         source, target = place / name, folder / name
-        if base and source.suffix in base_name.TEXT:
+        if base and source.suffix in _TEXT_FILES:
             text = source.read_text(encoding="utf-8", errors="surrogateescape")
             old = {local_base} if local_base else set()
             if name == "adapter_config.json":
                 old.add(_base_of(text, source))
-            text = base_name.replaced(text, old, base)
-            target.write_text(base_name.in_card(text, base) if name == "README.md" else text, encoding="utf-8", errors="surrogateescape")
+            text = with_hub_name(text, old, base)
+            target.write_text(in_card(text, base) if name == "README.md" else text, encoding="utf-8", errors="surrogateescape")
             continue
         try:
             os.link(source, target)
@@ -92,3 +97,32 @@ def _base_of(text: str, path: Path) -> str:
         raise InputError(
             "this adapter does not name its base", where=str(path), hint="fetch it anew: move the folder away, then the same once more"
         ) from None
+
+
+def _unnamed_base(folder: str, run: str, repository: str) -> InputError:
+    """The refusal of a push where nobody could load the base."""
+    return InputError(
+        f"the recipe names a folder as the base model ({folder}), which nobody else has", where=f"{run}: [model] name",
+        hint=Hint("say what it is called on the hub: {}", homelab("push --base-model ORGANISATION/MODEL", run, repository)),
+    )  # fmt: skip
+
+
+def with_hub_name(text: str, folders: Collection[str], name: str) -> str:
+    """The text with the hub's name in place of the folders, also as they stand in JSON strings; the longest first, since one may begin as another."""
+    for folder in sorted({folder.rstrip("/") for folder in folders} - {"", name}, key=len, reverse=True):
+        for form in (folder, json.dumps(folder)[1:-1]):
+            text = text.replace(form, name)
+    return text
+
+
+def in_card(text: str, name: str) -> str:
+    """The model card with the hub's name: `homelab.worker.checkpoints.model_card` writes only the last part of a folder's."""
+    front = re.match(r"---\n(?:.*\n)*?base_model: (.*)\n", text)
+    if front is None:
+        return text
+    try:
+        shown = str(json.loads(front[1]))
+    except ValueError:
+        shown = front[1].strip()
+    text = text[: front.start(1)] + json.dumps(name) + text[front.end(1) :]
+    return text.replace(f"\n`{shown}` fine-tuned", f"\n`{name}` fine-tuned", 1)

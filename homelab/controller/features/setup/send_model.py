@@ -10,8 +10,8 @@ from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import decimal_size
 from homelab.controller.features.setup import model_files, relay, send
-from homelab.controller.features.setup.how import How
 from homelab.controller.features.setup.model_source import ModelSource
+from homelab.controller.features.setup.setup_plan import SetupOptions
 from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
@@ -38,7 +38,7 @@ class ModelDone(DisplayValue):
         return f"sent {amount}" if self.sent_bytes else f"to send: {amount}"
 
 
-def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: How, say: Say) -> Outcome[ModelDone]:
+def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptions, say: Say) -> Outcome[ModelDone]:
     """Bring what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
     target = send.Target("model-receive", {"model": source.place, "commit": source.commit})

@@ -14,9 +14,9 @@ from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.facts.node_commands import environment_of
 from homelab.controller.features.setup import python_archive, setup_plan, wheelhouse
-from homelab.controller.features.setup.how import How
 from homelab.controller.features.setup.platform import Platform, fleet_python, platform_of
 from homelab.controller.features.setup.requirements import Lock
+from homelab.controller.features.setup.setup_plan import SetupOptions
 from homelab.controller.features.setup.supply import Supply
 from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.features.setup.wanted import Wanted
@@ -44,7 +44,7 @@ class NodeDone(DisplayValue):
     is_somebodys: bool = False
 
 
-def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: How, say: Say) -> Outcome[NodeDone]:
+def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: SetupOptions, say: Say) -> Outcome[NodeDone]:
     """Bring these nodes to what is wanted. One node's error does not stop the others."""
     names = list(names)
     say(f"looking at the environment of {listed(names)}")

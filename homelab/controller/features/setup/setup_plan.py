@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
@@ -98,3 +99,16 @@ def check_room(node: str, state: NodeState, steps: SetupPlan) -> None:
             f"the disk has {decimal_size(state.disk_free)} free, and the environment needs {decimal_size(needed)}", where=f"node {node}",
             hint=Hint("make room there, or edit cluster.toml, node {}: python = a folder on another disk; then: {}", node, homelab("setup", node)),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SetupOptions:
+    """`check`: only compare. `upgrade`: the newest versions instead of those that were resolved first.
+
+    `fetches_here`: no node fetches a package from the index. `between_nodes`: what this machine has goes to one node, and from there to the others.
+    """
+
+    check: bool = False
+    upgrade: bool = False
+    fetches_here: bool = False
+    between_nodes: bool = False

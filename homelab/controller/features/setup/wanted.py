@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from homelab import __distribution__
@@ -12,7 +13,6 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.features.preflight import gather
-from homelab.controller.features.setup import unsloth_packages
 from homelab.controller.planning.environment.torch_choice import TorchChoice, fleet_build
 from homelab.controller.remote.fanout import Fleet
 
@@ -60,7 +60,7 @@ def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> Wanted:
         raise error
     torch = fleet_build(gathered.facts)
     if unsloth:
-        return Wanted((torch.requirement,), torch, unsloth_packages.without_torch())
+        return Wanted((torch.requirement,), torch, _unsloth_packages())
     return Wanted((torch.requirement, *_worker_packages()), torch)
 
 
@@ -77,3 +77,9 @@ def _worker_packages() -> list[str]:
             hint=Hint("install it with pip, or name the packages: {}", homelab("setup --requirements FILE")),
         )  # fmt: skip
     return [line for line in listed if re.split(r"[\s<>=!~\[;]", line)[0] != "torch"]
+
+
+def _unsloth_packages() -> tuple[str, ...]:
+    """Lines of requirements (name==version) for all but torch. Without what they name beside it: not all of that is needed here."""
+    lines = resources.files(__package__).joinpath("unsloth-packages.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith(("#", "torch==")))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+import urllib.request
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,13 +15,16 @@ from pydantic import ValidationError
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import decimal_size, listed
-from homelab.controller.features.setup import cache, wheel_size
+from homelab.controller.features.setup import cache
 from homelab.controller.features.setup.platform import Platform
 from homelab.controller.features.setup.requirements import Lock, Package, joined, key_of, lock_of_report
 from homelab.controller.features.setup.setup_plan import Part
 from homelab.controller.features.setup.wanted import Wanted
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
+
+_SIZE_TIMEOUT_S = 10.0
+_SIZES_AT_ONCE = 16
 
 
 def lock(wanted: Wanted, platform: Platform, *, anew: bool = False) -> Lock:
@@ -36,7 +41,7 @@ def lock(wanted: Wanted, platform: Platform, *, anew: bool = False) -> Lock:
     resolved = _resolve(wanted.lines, [*_for(platform), *_index(wanted.index)], constraints)
     if wanted.alone:
         resolved = joined(resolved, _resolve(wanted.alone, ["--no-deps", *_for(platform)], ()))
-    resolved = resolved.with_sizes(wheel_size.by_address(package.url for package in resolved.packages))
+    resolved = resolved.with_sizes(sizes_of(package.url for package in resolved.packages))
     files.write_json(place, resolved.model_dump())
     return resolved
 
@@ -116,3 +121,19 @@ def _for(platform: Platform) -> list[str]:
 
 def _index(index: str | None) -> list[str]:
     return ["--extra-index-url", index] if index else []
+
+
+def sizes_of(addresses: Iterable[str]) -> dict[str, int]:
+    """{address: bytes}, without those whose server does not say."""
+    addresses = list(addresses)
+    with ThreadPoolExecutor(max_workers=_SIZES_AT_ONCE, thread_name_prefix="size") as pool:
+        return {address: size for address, size in zip(addresses, pool.map(_size, addresses), strict=True) if size}
+
+
+def _size(address: str) -> int:
+    try:
+        # a file's address, too
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_SIZE_TIMEOUT_S) as answer:
+            return int(answer.headers.get("Content-Length") or 0)
+    except (OSError, ValueError):
+        return 0

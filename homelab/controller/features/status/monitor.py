@@ -19,7 +19,7 @@ from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import Observation, RunInfo, build
 from homelab.controller.diagnose import cause
 from homelab.controller.features.status import unsupervised
-from homelab.controller.features.status.unsupervised_stall import detect_stall
+from homelab.controller.features.status.unsupervised import detect_stall
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import poll_reply as replies
 from homelab.controller.remote.fanout import Fleet

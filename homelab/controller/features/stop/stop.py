@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from homelab.controller.attempt import remote_supervisor, start
-from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError
+from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, HomelabError, StoppedError, SupersededError, TakenError
 from homelab.controller.facts.node_commands import RESTART_IN_WORDS
+from homelab.controller.features.status import monitor
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, node_matching, run_folder, stopped_holder, store
+from homelab.controller.run import (
+    claims,
+    event_log,
+    leftovers,
+    node_matching,
+    ownership,
+    run_folder,
+    run_lookup,
+    stopped_holder,
+    store,
+    supervisor_lock,
+)
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 
@@ -107,3 +121,39 @@ def _plan_nodes(paths: RunPaths, number: int) -> list[Any]:
         return list(run_folder.plan_of(paths, number).nodes)
     except HomelabError:
         return []
+
+
+def end_rest(fleet: Fleet, paths: RunPaths) -> list[str]:
+    """Nothing is done where somebody else owns the run, or has gone on with it. The nodes on which something may be left."""
+    with suppress(TakenError, StoppedError, SupersededError), supervisor_lock.held(paths) as is_ours:
+        watcher = monitor.Watcher(fleet, paths, is_owner=True)
+        state, attempt = watcher.look().state, run_folder.plan_of(paths).attempt
+        if not is_ours or not ownership.may_end("starter", state, watcher.owner):
+            return []
+        names = [node.name for node in run_folder.plan_of(paths).nodes if node.name not in watcher.unreachable]
+        with claims.claimed(fleet, paths.name, names, "ended after its failure", after=attempt) as claim:
+            stopped, errors = start.stop_all(fleet, paths.name, names, claim.as_request(), grace_s=3.0)
+        return [*(name for name, answer in stopped.items() if answer["left"]), *errors]
+    return []
+
+
+def end_orphans(
+    fleet: Fleet, runs_dir: Path, say: Callable[[str], None]
+) -> tuple[list[Outcome], list[str], dict[str, HomelabError], list[str]]:
+    """End them on every node: (what was ended, the runs that live and were left alone, the nodes that could not be asked, what else was repaired).
+
+    A run that trains is left alone, and so is one that somebody owns: a supervisor, here or anywhere, or a command.
+    """
+    say("asking the nodes what runs there")
+    answers, unreachable = fleet.ask("runs")
+    repaired = leftovers.tell(runs_dir, answers)
+    ended, kept = [], []
+    for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
+        paths = run_lookup.run(fleet, runs_dir, name, say)
+        watcher = monitor.Watcher(fleet, paths)
+        snapshot = watcher.look()
+        if ownership.is_orphaned(snapshot.state, watcher.owner):
+            ended.append(stop(fleet, paths, say))
+        else:
+            kept.append(name)
+    return ended, kept, unreachable, repaired

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.sanitize import plain
 from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.features.recover import examine, halt, resume, stack_dumps
+from homelab.controller.features.recover import examine, halt, resume
 from homelab.controller.features.recover.examine import AttemptEnd, Examination
 from homelab.controller.features.recover.resume import NextAttempt
 from homelab.controller.features.supervise import acts, log_policies, observation
 from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, event_log, run_folder
+from homelab.controller.run import claims, event_log, run_folder, store
 from homelab.controller.run.events import note
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
 
+# Of a node: stacks within 1 s, nvidia-smi within 5 s, the flight recorder within 3 s.
+_DUMP_TIMEOUT_S = 12.0
 STOP_GRACE_S = 0.5  # these processes have failed or wait for a failed one; checkpoints are complete or absent
 
 
@@ -66,7 +70,7 @@ class RecoveryTry:
         fleet, paths, verdict = self._connected(), self.run.paths, incident.verdict
         if verdict is not None and verdict.kind in ("hang", "frozen-rank", "silent-node"):
             silent_nodes = verdict.nodes if verdict.kind == "silent-node" else ()
-            stack_dumps.keep(fleet, paths, self.plan, [node.name for node in self.plan.nodes if node.name not in silent_nodes])
+            _keep_stack_dumps(fleet, paths, self.plan, [node.name for node in self.plan.nodes if node.name not in silent_nodes])
         self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident))
         policies = self.run.recipe.recovery.log_policies if verdict is not None else ()
         met, slow = log_policies.met(self.examination.logs, policies)
@@ -118,3 +122,22 @@ def _end_of(plan: Plan, incident: acts.Incident) -> AttemptEnd:
         silent |= dict.fromkeys(verdict.nodes, verdict.because)
     # Ranks that were silent before the stop are the cause, even when other ranks blame their peers.
     return AttemptEnd(incident.because, True, silent, verdict.ranks if verdict.kind in ("frozen-rank", "hang") else ())
+
+
+def _keep_stack_dumps(fleet: Fleet, paths: RunPaths, plan: Plan, names: Collection[str]) -> None:
+    """Ask these nodes; a node that does not answer is left out."""
+    answers, _ = fleet.ask("stacks", {"run": paths.name}, names=names, timeout_s=_DUMP_TIMEOUT_S)
+    for name, answer in answers.items():
+        folder = paths.node(plan.attempt, name)
+        with store.told(folder):
+            store.write_text(folder / "stacks.txt", "\n".join(map(plain, _dumped_lines(answer))) + "\n")
+            if answer.get("cards"):
+                store.write_text(folder / "cards.txt", "\n".join(map(plain, answer["cards"])) + "\n")
+
+
+def _dumped_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    for rank, stack in answer["ranks"].items():
+        yield f"rank {rank}:"
+        yield from stack or ["  no answer"]
+    for path in answer.get("dumps", ()):
+        yield f"NCCL's flight recorder, on this node: {path}"

@@ -13,7 +13,7 @@ from homelab.controller.base import package, redact
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain_lines
-from homelab.controller.features.track import event_files, retry, sent
+from homelab.controller.features.track import event_files, sent
 from homelab.controller.features.track.event_files import EventFiles
 from homelab.controller.features.track.metrics_source import Look
 from homelab.controller.features.track.points import Key, Point
@@ -21,6 +21,9 @@ from homelab.controller.features.track.trackers import TRACKERS, Job, Sink, Trac
 from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
 
+_FIRST_S, _LONGEST_S = 2.0, 300.0
+TRIES_AFTER_END = 4
+DAY_S = 24 * 3600.0
 _BATCH = 200  # points between two writings of the state
 
 
@@ -151,10 +154,10 @@ class Forwarder:
         if sink is not None:
             with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
                 sink.close()
-        self._next_try = now_s + retry.wait_s(self._failures)
+        self._next_try = now_s + retry_wait_s(self._failures)
         since_end_s = None if self._over_since is None else now_s - self._over_since
         nothing_left = not sent.due(self._certain, self._sent)  # what was sent is not sent again
-        self.has_given_up = (since_end_s is not None and nothing_left) or retry.gives_up(self._failures, since_end_s, is_patient=is_patient)
+        self.has_given_up = (since_end_s is not None and nothing_left) or gives_up_after(self._failures, since_end_s, is_patient=is_patient)
 
     def _problem(self, error: Exception) -> HomelabError:
         tracker: Tracker = TRACKERS[self.tracker]
@@ -219,3 +222,15 @@ class EventFileForwarder:
 
 
 AnyForwarder = Forwarder | EventFileForwarder
+
+
+def retry_wait_s(failures: int) -> float:
+    """After so many failures in a row: twice as long each time, five minutes at most."""
+    return float(min(_LONGEST_S, _FIRST_S * 2 ** min(failures - 1, 20)))
+
+
+def gives_up_after(failures: int, since_end_s: float | None, *, is_patient: bool) -> bool:
+    """While the run lives (`since_end_s` is None) never; after its end with the fourth failure, or, of a patient one, after a day."""
+    if since_end_s is None:
+        return False
+    return since_end_s > DAY_S if is_patient else failures >= TRIES_AFTER_END

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from homelab.controller.base.errors import HomelabError, TakenError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
-from homelab.controller.features.track import forwarder_lock, retry
+from homelab.controller.features.track import forwarder as forwarder_module
+from homelab.controller.features.track import forwarder_lock
 from homelab.controller.features.track.forwarder import AnyForwarder, EventFileForwarder, Forwarder, Progress
 from homelab.controller.features.track.metrics_source import Look, MetricsSource
 from homelab.controller.remote.fanout import Fleet
@@ -44,7 +45,7 @@ def track(fleet: Fleet, paths: RunPaths, wanted: Wanted, say: Say) -> tuple[str,
         looked, told, trouble_since, line = time.monotonic(), set[str](), None, ""  # type: float, set[str], float | None, str
         while True:
             now = time.monotonic()
-            is_over = look.is_over or wanted.once or (trouble_since is not None and now - trouble_since > retry.DAY_S)
+            is_over = look.is_over or wanted.once or (trouble_since is not None and now - trouble_since > forwarder_module.DAY_S)
             for forwarder in forwarders:
                 forwarder.bring(look, is_over=is_over, is_patient=wanted.is_patient, now_s=now)
                 _tell(paths, forwarder, told, say)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from homelab.controller.config.cluster import Price
-from homelab.controller.features.bench import side_by_side, side_by_side_table
+from homelab.controller.features.bench import side_by_side
 from homelab.controller.features.bench.side_by_side import Comparison, Side
 from homelab.controller.features.report.report_builder import RunAbout, Sources
 from homelab.controller.remote.poll_reply import Metric
@@ -60,7 +60,7 @@ def test_rounding_is_one_training_and_more_is_said_loudly() -> None:
     other = second(first, side("c", {1: 3.0, 2: 2.01, 3: 1.0}))
     assert rounding.is_same is True and other.is_same is False and other.curve_difference == pytest.approx(5e-3)
     assert second(side("a", precision="bf16"), side("c", {2: 2.01}, precision="bf16")).is_same is True
-    said = side_by_side_table.sentences(side_by_side.compare([first, rounding.side, other.side]))
+    said = side_by_side.sentences(side_by_side.compare([first, rounding.side, other.side]))
     assert "is the same training as a" in said[0] and "c HAS ANOTHER CURVE than a" in said[1] and "over 3 common steps" in said[1]
 
 
@@ -73,14 +73,14 @@ def test_another_recipe_is_another_training_and_its_settings_are_named() -> None
 def test_runs_without_a_common_step_or_a_figure_have_empty_cells() -> None:
     compared = side_by_side.compare([side("a"), side("b", {9: 1.0})])
     assert compared[1].curve_difference is None and compared[1].speed_up is None
-    assert side_by_side_table.sentences(compared) == ["b and a have no step in common yet"]
+    assert side_by_side.sentences(compared) == ["b and a have no step in common yet"]
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side_table.table(compared, Price()))
+    console.print(side_by_side.table(compared, Price()))
     assert "b" in console.export_text()
 
 
 def test_the_cost_is_in_kwh_and_with_a_price_in_money() -> None:
     costly = side("a", kwh_per_million_tokens=0.5)
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side_table.table(side_by_side.compare([costly]), Price(price_per_kwh=0.3, currency="EUR")))
+    console.print(side_by_side.table(side_by_side.compare([costly]), Price(price_per_kwh=0.3, currency="EUR")))
     assert "0.5 kWh, 0.15 EUR" in console.export_text()

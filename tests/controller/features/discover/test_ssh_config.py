@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.features.discover import ssh_config
+from homelab.controller.features.discover import sources
 
 FILES = {
     "more/*": ["Host pi\n  User me\n", "host=nas\nInclude again\n"],
@@ -25,4 +25,4 @@ FILES = {
     ],
 )
 def test_names(text: str, names: list[str]) -> None:
-    assert ssh_config.host_names(text, lambda pattern: FILES.get(pattern, [])) == names
+    assert sources.host_names(text, lambda pattern: FILES.get(pattern, [])) == names

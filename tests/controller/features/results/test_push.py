@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.features.results import base_name, fetch, push, repository_name
+from homelab.controller.features.results import fetch, push, repository_name
 from homelab.controller.run import hub_token
 from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
@@ -191,7 +191,7 @@ def test_names_that_the_hub_does_not_take(name: str) -> None:
 
 def test_folders_are_replaced_the_longest_first() -> None:
     assert (
-        base_name.replaced('{"a": "/m/base-large", "b": "/m/base"}', ["/m/base", "/m/base-large"], "org/b")
+        push.with_hub_name('{"a": "/m/base-large", "b": "/m/base"}', ["/m/base", "/m/base-large"], "org/b")
         == '{"a": "org/b", "b": "org/b"}'
     )
-    assert base_name.in_card("no front matter", "org/b") == "no front matter"
+    assert push.in_card("no front matter", "org/b") == "no front matter"

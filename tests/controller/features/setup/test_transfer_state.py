@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homelab.controller.features.setup.transfer_state import TransferState, line_of
+from homelab.controller.features.setup.transfer_progress import TransferState, line_of
 
 
 def test_each_node_has_its_part_of_the_line() -> None:

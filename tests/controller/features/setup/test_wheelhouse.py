@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.features.setup import wheel_size, wheelhouse
+from homelab.controller.features.setup import wheelhouse
 from homelab.controller.features.setup.platform import Platform, platform_of
 from homelab.controller.features.setup.requirements import Lock, Package
 from homelab.controller.features.setup.wanted import Wanted
@@ -38,7 +38,7 @@ def test_the_size_is_asked_without_fetching(tmp_path: Path) -> None:
     base = f"http://127.0.0.1:{server.server_port}"
     file = (tmp_path / "b.whl").as_uri()
     try:
-        sizes = wheel_size.by_address([f"{base}/there", f"{base}/missing", file, (tmp_path / "none.whl").as_uri(), "not an address"])
+        sizes = wheelhouse.sizes_of([f"{base}/there", f"{base}/missing", file, (tmp_path / "none.whl").as_uri(), "not an address"])
     finally:
         server.shutdown()
         server.server_close()

@@ -18,7 +18,7 @@ from homelab.controller.dashboard import live
 from homelab.controller.dashboard.live import Watched
 from homelab.controller.features.recover import recover_run
 from homelab.controller.features.status import logs, monitor
-from homelab.controller.features.stop import failed_attempt, orphans
+from homelab.controller.features.stop import stop
 from homelab.controller.features.track.metrics_source import MetricsSource
 from homelab.controller.run import event_log, ownership, process_owner, run_lookup, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
@@ -215,7 +215,7 @@ def test_orphans_are_those_of_nobody(
         if own is not None:
             own(paths, nodes, stack)
         nodes.end(stopped=False)
-        ended, kept, _, _ = orphans.end(fleet, paths.root.parent, lambda text: None)
+        ended, kept, _, _ = stop.end_orphans(fleet, paths.root.parent, lambda text: None)
     assert (kept, len(ended)) == (([paths.name], 0) if own else ([], 1))
 
 
@@ -235,7 +235,7 @@ def test_who_waits_ends_the_rest_of_a_failed_attempt_only_where_no_supervisor_wa
     store.write_json(paths.supervisor_json, {"doing": "launching", "wanted": wanted, "pid": 1})
     over = {"agent_alive": False, "torchrun_alive": False, "exit": {"returncode": 1, "ended_at": 990.0}}
     nodes.say(tower=over, laptop={})
-    assert failed_attempt.end_rest(fleet, paths) == []
+    assert stop.end_rest(fleet, paths) == []
     assert sorted({verb for _, verb in fleet.asked if verb in ("claim", "stop")}) == verbs
     assert not [line for line in event_log.lines(paths) if line["event"] == "stopped"], "nobody has stopped it by hand"
 

@@ -72,8 +72,7 @@ def test_who_looks_may_end_nothing() -> None:
 
 # Who ends ranks on the nodes: a stop by hand, who holds the run, and a start that takes back what it has begun.
 ENDS = {
-    "controller/attempt/start.py", "controller/features/recover/halt.py", "controller/features/stop/stop.py", "controller/features/stop/orphans.py",
-    "controller/features/stop/failed_attempt.py",
+    "controller/attempt/start.py", "controller/features/recover/halt.py", "controller/features/stop/stop.py",
     "controller/features/supervise/supervisor.py", "controller/features/bench/cell_run.py", "controller/features/bench/suite_run.py", "cli/stop.py",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.features.status.unsupervised_stall import detect_stall
+from homelab.controller.features.status.unsupervised import detect_stall
 from homelab.controller.remote.poll_reply import Heartbeat, RankReply, Reply, RunReply
 
 pytestmark = pytest.mark.timeout(10)

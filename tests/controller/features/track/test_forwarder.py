@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.base.errors import TakenError
-from homelab.controller.features.track import forwarding, retry
+from homelab.controller.features.track import forwarder as forwarder_module
+from homelab.controller.features.track import forwarding
 from homelab.controller.features.track.forwarder import Forwarder
 from homelab.controller.features.track.forwarding import Wanted
 from homelab.controller.features.track.metrics_source import Look
@@ -165,7 +166,7 @@ def test_a_package_that_is_missing_is_told_and_not_tried_again(paths: RunPaths, 
 def test_an_outage_is_told_once_and_one_process_sends(paths: RunPaths, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     metric_lines.gather(paths, 0)
     paths.state_json.write_text('{"state": "done", "attempt": 1, "intent": "running"}')
-    monkeypatch.setattr(retry, "wait_s", lambda _failures: 0.0)
+    monkeypatch.setattr(forwarder_module, "retry_wait_s", lambda _failures: 0.0)
     monkeypatch.setattr(forwarding, "_TICK_S", 0.0)
     fake.refusals, said = 3, list[str]()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.features.track import retry, sent
+from homelab.controller.features.track import forwarder, sent
 from homelab.controller.features.track.points import Key, points_of
 from tests.controller.features.track.metric_lines import evaluation, train
 
@@ -58,8 +58,8 @@ def test_a_damaged_state_counts_as_nothing_sent(damaged: object) -> None:
 
 
 def test_a_tracker_that_is_down_is_tried_less_and_less_often() -> None:
-    waits = [retry.wait_s(failures) for failures in range(1, 12)]
+    waits = [forwarder.retry_wait_s(failures) for failures in range(1, 12)]
     assert waits[:3] == [2.0, 4.0, 8.0] and waits == sorted(waits) and waits[-1] == 300.0
-    assert not retry.gives_up(1000, None, is_patient=False), "never while the run lives"
-    assert [retry.gives_up(failures, 5.0, is_patient=False) for failures in (3, 4)] == [False, True]
-    assert [retry.gives_up(50, since_end_s, is_patient=True) for since_end_s in (3600.0, 25 * 3600.0)] == [False, True]
+    assert not forwarder.gives_up_after(1000, None, is_patient=False), "never while the run lives"
+    assert [forwarder.gives_up_after(failures, 5.0, is_patient=False) for failures in (3, 4)] == [False, True]
+    assert [forwarder.gives_up_after(50, since_end_s, is_patient=True) for since_end_s in (3600.0, 25 * 3600.0)] == [False, True]
