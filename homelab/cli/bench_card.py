@@ -11,7 +11,7 @@ import typer
 from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
-    from homelab.controller.features.bench.card_run import Measured
+    from homelab.controller.features.bench.card_run import MeasuredCardSpeed
 
 
 def command(
@@ -85,7 +85,7 @@ def command(
     return 0
 
 
-def _lines(found: Measured) -> list[str]:
+def _lines(found: MeasuredCardSpeed) -> list[str]:
     """The answer first."""
     from homelab.controller.base.units import gigabytes
     from homelab.controller.features.bench import card_recipe

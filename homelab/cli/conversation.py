@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from homelab.cli import terminal
 
 if TYPE_CHECKING:
-    from homelab.controller.features.chat.conversation import Conversation, Message
+    from homelab.controller.features.chat.conversation import Message, NodeConversation
 
 TITLES = {"base": "before: ", "trained": "after:  "}
 _HELP = "/new begins another conversation, /quit ends (Ctrl-D, too), Ctrl-C stops an answer"
 
 
-def hold(conversation: Conversation, models: list[str], max_new_tokens: int) -> None:
+def hold(conversation: NodeConversation, models: list[str], max_new_tokens: int) -> None:
     """Until the questions end. Each model has the conversation with its own answers."""
     is_terminal = sys.stdin.isatty()
     for note in conversation.notes:
@@ -51,7 +51,7 @@ def _questions(is_terminal: bool) -> Iterator[str]:
             yield line
 
 
-def _ask(conversation: Conversation, model: str, history: list[Message], question: str, max_new_tokens: int, *, title: str) -> None:
+def _ask(conversation: NodeConversation, model: str, history: list[Message], question: str, max_new_tokens: int, *, title: str) -> None:
     """Print the answer, and keep it in the history; a question without an answer is not kept."""
     from homelab.controller.base.errors import HomelabError, UnreachableError
 

@@ -14,7 +14,7 @@ from homelab.cli import common, completion, terminal
 
 if TYPE_CHECKING:
     from homelab.controller.config.recipe import TrainRecipe
-    from homelab.controller.features.export.neutral_plan import Machines
+    from homelab.controller.features.export.neutral_plan import RequestedMachines
     from homelab.controller.features.export.schedulers import Scheduler
     from homelab.controller.planning.types import Plan
 
@@ -65,7 +65,7 @@ def command(
     """Write a folder from which a scheduler runs this training: the same steps, and the same loss. Asks no node; starts nothing."""
     from homelab.controller.config.load import load_recipe
     from homelab.controller.features.export import job_folder, neutral_plan
-    from homelab.controller.features.export.scheduled_job import Job
+    from homelab.controller.features.export.scheduled_job import ScheduledJob
     from homelab.controller.features.export.schedulers import scheduler_named
     from homelab.controller.run import store
 
@@ -78,7 +78,7 @@ def command(
     job_folder.refuse_taken(folder)
     place = _place(at or scheduler.at or str(folder))
     settled, plan, items, notes = neutral_plan.make(training, recipe, asked, run)
-    job = Job(
+    job = ScheduledJob(
         name=_name(recipe.stem), run=run, nodes=asked.count, ranks_per_node=asked.ranks_each, vram_gb=asked.vram_gb, at=place,
         python=python or scheduler.python, image=image or None, environment=_environment(plan, settled, place), needs_token=_needs_token(plan),
         hours=hours or None, partition=partition or None, volume=volume, port=plan.master_port, notes=(*notes, *([note] if note else [])),
@@ -100,13 +100,13 @@ def command(
     return 0
 
 
-def _machines(count: int, gpus: int, vram: float, cluster: Path, nodes: str) -> tuple[Machines, str]:
+def _machines(count: int, gpus: int, vram: float, cluster: Path, nodes: str) -> tuple[RequestedMachines, str]:
     from homelab.controller.config.cluster import Gpu
     from homelab.controller.features.export import neutral_plan
 
     if not count:
         return neutral_plan.machines_of(common.described_cluster(cluster, nodes))
-    return neutral_plan.Machines(count, (Gpu(model="GPU", vram_gb=vram),) * gpus), ""
+    return neutral_plan.RequestedMachines(count, (Gpu(model="GPU", vram_gb=vram),) * gpus), ""
 
 
 def _refuse(scheduler: Scheduler, **words: str) -> None:

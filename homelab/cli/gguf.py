@@ -56,7 +56,7 @@ def command(
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         paths = run_lookup.run(fleet, runs_dir, run, say)
         place = folder or Path("models") / f"{paths.name}-{quantise}"
-        done = gguf.gguf(fleet, paths, gguf.Wanted(quantise, llama_cpp), place, say)
+        done = gguf.gguf(fleet, paths, gguf.GgufRequest(quantise, llama_cpp), place, say)
     if as_json:
         common.print_json(done.model_dump())
         return 0

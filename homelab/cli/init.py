@@ -12,7 +12,7 @@ from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from homelab.controller.features.discover.initialise import Outcome
+    from homelab.controller.features.discover.initialise import InitResult
 
 
 def command(
@@ -52,7 +52,7 @@ def command(
     return EXIT_UNREACHABLE if outcome.left_out else EXIT_DONE
 
 
-def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
+def _print(outcome: InitResult, cluster: Path, notes: list[str]) -> None:
     from homelab.controller.features.discover import proposal
     from homelab.controller.planning.machines import cards
 
@@ -78,7 +78,7 @@ def _print(outcome: Outcome, cluster: Path, notes: list[str]) -> None:
     terminal.echo(f"Next: homelab {'setup' if is_bare else 'preflight'}" + common.same_options(cluster))
 
 
-def _document(outcome: Outcome, cluster: Path, notes: list[str]) -> dict[str, Any]:
+def _document(outcome: InitResult, cluster: Path, notes: list[str]) -> dict[str, Any]:
     """{"file", "written", "nodes": [{"name", "host", "state", "keys", "gpus", ...}], "found": [...], "same": {...}, "left_out": {...}, "notes": [...]}."""
     nodes = []
     for node in outcome.cluster.nodes:

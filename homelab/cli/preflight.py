@@ -15,7 +15,7 @@ from homelab.controller.base.hint import with_options
 if TYPE_CHECKING:
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.config.recipe import Recipe
-    from homelab.controller.features.preflight.preflight import Look
+    from homelab.controller.features.preflight.preflight import PreflightResult
     from homelab.controller.remote.fanout import Fleet
 
 _AGAIN_S = 2.0  # between two looks of --watch
@@ -82,12 +82,12 @@ class _Preflight:
     as_json: bool
     console: CleanConsole
 
-    def once(self) -> Look:
+    def once(self) -> PreflightResult:
         """One look, with its progress on stderr."""
         with common.progress(self.as_json) as say:
             return self._look(say)
 
-    def until_nothing_fails(self) -> Look:
+    def until_nothing_fails(self) -> PreflightResult:
         """Looks until nothing fails; on a terminal the table is drawn anew each time. Ctrl-C ends it."""
         import time
 
@@ -107,7 +107,7 @@ class _Preflight:
                 self.console.print(f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this", style="dim", highlight=False)
             time.sleep(_AGAIN_S)
 
-    def _look(self, say: Callable[[str], None]) -> Look:
+    def _look(self, say: Callable[[str], None]) -> PreflightResult:
         from homelab.controller.attempt import inputs
         from homelab.controller.features.preflight import preflight
 
@@ -121,7 +121,7 @@ class _Preflight:
             look.refused.hint = with_options(look.refused.hint, common.options_of(self.cluster_file))
         return replace(look, refused=None) if "fit.memory" in self.skipped else look
 
-    def show(self, look: Look) -> None:
+    def show(self, look: PreflightResult) -> None:
         """Print the table. Its lines are not wrapped: each command can be pasted into another terminal."""
         from homelab.controller.checks import presentation
         from homelab.controller.checks.machine import version_drift
@@ -129,7 +129,7 @@ class _Preflight:
         names = [node.name for node in self.fleet.cluster.nodes]
         self.console.print(presentation.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
 
-    def document(self, look: Look) -> dict[str, object]:
+    def document(self, look: PreflightResult) -> dict[str, object]:
         """The answer of `--json`."""
         from homelab.controller.checks import presentation, registry
         from homelab.controller.checks.machine import version_drift
@@ -144,7 +144,7 @@ class _Preflight:
             **({"refused": look.refused.as_dict()} if look.refused is not None else {}),
         }
 
-    def next_command(self, look: Look, *, fix: bool) -> str:
+    def next_command(self, look: PreflightResult, *, fix: bool) -> str:
         """The verdict, and what to run next."""
         from homelab.controller.base.shell import file_word
         from homelab.controller.checks import fixes, presentation
@@ -196,7 +196,7 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
         raise InputError("--fix asks before each command, and nobody can answer here", where="stdin is no terminal", hint="add --yes")
 
 
-def _run_fixes(look: Look, cluster: Path, *, ask: bool) -> bool:
+def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
     """Run the fixes that the person agrees to; whether any was run. What no command can fix is named."""
     import os
     import sys
@@ -244,14 +244,14 @@ def _run(command: str, environment: dict[str, str], descriptors: tuple[int, ...]
     return process.returncode
 
 
-def _is_fit(look: Look) -> bool:
+def _is_fit(look: PreflightResult) -> bool:
     """Nothing fails, and the recipe can be shared out over these nodes."""
     from homelab.controller.checks import presentation
 
     return presentation.worst(look.findings) != "fail" and look.refused is None
 
 
-def _code(look: Look) -> int:
+def _code(look: PreflightResult) -> int:
     from homelab.controller.base.errors import EXIT_UNREACHABLE
 
     if any(error.exit_code == EXIT_UNREACHABLE for error in look.evidence.unreachable.values()):

@@ -41,7 +41,7 @@ def command(
 
     if len(words) > 2:
         raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))
-    wanted = push.Wanted(repository_name.checked(words[-1]), base_model, is_merged=merged, is_public=public)
+    wanted = push.PushRequest(repository_name.checked(words[-1]), base_model, is_merged=merged, is_public=public)
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         paths = run_lookup.run(fleet, runs_dir, words[0] if len(words) == 2 else None, say)

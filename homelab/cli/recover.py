@@ -15,8 +15,8 @@ from homelab.controller.base.hint import Hint, homelab
 
 if TYPE_CHECKING:
     from homelab.controller.features.recover.examine import Examination
-    from homelab.controller.features.recover.recover_run import Resumed
-    from homelab.controller.run.adoption import Program
+    from homelab.controller.features.recover.recover_run import Recovered
+    from homelab.controller.run.adoption import AdoptedProgram
 
 
 def command(
@@ -82,7 +82,7 @@ class _View(RunCommand):
         for note in notes:
             self.line(note.with_options(self.command_options))
 
-    def accepts(self, program: Program) -> bool:
+    def accepts(self, program: AdoptedProgram) -> bool:
         """The program is shown; `--yes` answers."""
         terminal.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
         for line in program.lines:
@@ -93,7 +93,7 @@ class _View(RunCommand):
         ask = "shall the nodes run it?"
         return self.yes or asked(lambda: terminal.confirm(ask, err=True), "whether the nodes shall run it", program.run, hint)
 
-    def resumed(self, resumed: Resumed) -> None:
+    def resumed(self, resumed: Recovered) -> None:
         """The new attempt, and the command that comes next."""
         from homelab.controller.run import events
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from homelab.controller.base.errors import HomelabError
     from homelab.controller.config.cluster import Cluster
-    from homelab.controller.run.pruning import Candidate
+    from homelab.controller.run.pruning import PrunableRun
 
 
 def command(
@@ -122,7 +122,7 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
     return 0
 
 
-def _show(going: Sequence[Candidate], staying: dict[str, str], silent: dict[str, HomelabError]) -> None:
+def _show(going: Sequence[PrunableRun], staying: dict[str, str], silent: dict[str, HomelabError]) -> None:
     """What goes, with its sizes, and why each other run stays."""
     from homelab.controller.base.units import decimal_size
 

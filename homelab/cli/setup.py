@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from homelab.controller.config.recipe import Recipe
     from homelab.controller.features.setup.send_model import ModelDone
     from homelab.controller.features.setup.setup_nodes import NodeDone
-    from homelab.controller.features.setup.wanted import Wanted
+    from homelab.controller.features.setup.wanted import WantedPackages
 
 RecipeOption = Annotated[
     Path | None,
@@ -118,7 +118,7 @@ def command(
 
 
 def _print_json(
-    what: Wanted, done: dict[str, NodeDone], brought: list[dict[str, ModelDone]], errors: dict[str, HomelabError], *, differs: bool
+    what: WantedPackages, done: dict[str, NodeDone], brought: list[dict[str, ModelDone]], errors: dict[str, HomelabError], *, differs: bool
 ) -> int:
     torch = what.torch and {"requirement": what.torch.requirement, "index": what.torch.index, "because": what.torch.because}
     common.print_json({

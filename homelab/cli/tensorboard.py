@@ -9,7 +9,7 @@ import typer
 from homelab.cli import common, terminal
 
 if TYPE_CHECKING:
-    from homelab.controller.features.track.metrics_source import Look
+    from homelab.controller.features.track.metrics_source import KnownMetrics
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
         with common.progress() as say:
             paths = run_lookup.run(fleet, runs_dir, run, say)
 
-        def serving(address: str, look: Look) -> None:
+        def serving(address: str, look: KnownMetrics) -> None:
             steps = sum(1 for point in look.points if point.kind == "train")
             terminal.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
 

@@ -33,7 +33,7 @@ def command(
     import sys
 
     from homelab.controller.base.hint import homelab, with_options
-    from homelab.controller.features.track.forwarding import Wanted, track
+    from homelab.controller.features.track.forwarding import ForwardRequest, track
     from homelab.controller.features.track.trackers import TRACKERS
     from homelab.controller.remote.fanout import Fleet
     from homelab.controller.run import run_folder, run_lookup
@@ -46,7 +46,7 @@ def command(
         _refuse_none(trackers, paths.name)
         with open(os.devnull, encoding="utf-8") as nothing:
             sys.stdin = nothing  # a tracker that wants a key says so, and does not ask for it
-            state, progress = track(fleet, paths, Wanted(trackers, again, once, keep_trying), say)
+            state, progress = track(fleet, paths, ForwardRequest(trackers, again, once, keep_trying), say)
     if as_json:
         common.print_json({"run": paths.name, "state": state, "trackers": {name: entry.as_dict() for name, entry in progress.items()}})
         return 1 if any(entry.problem for entry in progress.values()) else 0

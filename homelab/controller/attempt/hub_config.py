@@ -19,22 +19,22 @@ _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedConfig:
     """`config`: the file; None where the hub did not give it, and then `note` is why, "" where it was not asked."""
 
     config: dict[str, Any] | None = None
     note: str = ""
 
 
-def fetch(model: Model) -> Fetched:
+def fetch(model: Model) -> FetchedConfig:
     """The config.json of a model of the hub. Raises nothing: a plan is made without it, too. HF_HUB_OFFLINE is obeyed."""
     if model.is_folder or any((os.environ.get(name) or "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        return Fetched()
+        return FetchedConfig()
     if importlib.util.find_spec("huggingface_hub") is None:
-        return Fetched(
+        return FetchedConfig(
             note=f"{model.name} was not looked for on the hub, whose library is not on this machine: {package.install('huggingface_hub')}"
         )
-    answers: list[Fetched] = []
+    answers: list[FetchedConfig] = []
     # A name lookup has no time limit of its own.
     asking = threading.Thread(target=lambda: answers.append(_asked(model)), daemon=True)
     asking.start()
@@ -42,7 +42,7 @@ def fetch(model: Model) -> Fetched:
     return answers[0] if answers else _without(model, f"no answer within {_LIMIT_S:.0f} s")
 
 
-def _asked(model: Model) -> Fetched:
+def _asked(model: Model) -> FetchedConfig:
     from huggingface_hub import errors, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -73,8 +73,8 @@ def _asked(model: Model) -> Fetched:
     except Exception as error:  # of the hub's library, or of what it speaks HTTP with: a plan does without
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return _without(model, (lines or [type(error).__name__])[0][:200])
-    return Fetched(config) if isinstance(config, dict) else _without(model, "it holds no JSON object")
+    return FetchedConfig(config) if isinstance(config, dict) else _without(model, "it holds no JSON object")
 
 
-def _without(model: Model, why: str) -> Fetched:
-    return Fetched(note=f"config.json of {model.name} was not fetched from the hub: {why}")
+def _without(model: Model, why: str) -> FetchedConfig:
+    return FetchedConfig(note=f"config.json of {model.name} was not fetched from the hub: {why}")

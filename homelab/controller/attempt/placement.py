@@ -44,7 +44,7 @@ class SupervisorPlacement:
 
     def __init__(self, where: Where) -> None:
         self._where = where
-        self._place: remote_supervisor.Place | None = None
+        self._place: remote_supervisor.SupervisorPlace | None = None
 
     @property
     def is_wanted(self) -> bool:

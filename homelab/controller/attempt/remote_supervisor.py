@@ -43,7 +43,7 @@ _KEY = "~/.ssh/id_ed25519"
 
 
 @dataclass(frozen=True)
-class Place:
+class SupervisorPlace:
     """A node on which a run's supervisor can be started: everything was tried."""
 
     node: str
@@ -74,11 +74,11 @@ class SupervisorRequest:
         return cls(plan.run, plan.head, list(addresses), addresses)
 
 
-def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> Place:
+def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> SupervisorPlace:
     """Make sure that a supervisor on the head can look after the nodes. Its program and what it must know of the others lie there afterwards;
     nothing runs. Raises HomelabError with the command that fixes what is in the way.
     """
-    place, node, agent = Place(request.head, request.run), fleet.cluster.node(request.head), fleet.agent(request.head)
+    place, node, agent = SupervisorPlace(request.head, request.run), fleet.cluster.node(request.head), fleet.agent(request.head)
     say(f"asking {request.head} whether the supervisor can run there")
     _refuse_lacking(node, agent.ask("supervisor-needs", {"packages": [package.split(">=")[0] for package in PACKAGES]}))
     remote_cluster = seen_from(fleet.cluster.only(tuple(request.nodes)), request.head, request.addresses)
@@ -96,12 +96,12 @@ def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> Place:
     return place
 
 
-def discard(fleet: Fleet, place: Place) -> None:
+def discard(fleet: Fleet, place: SupervisorPlace) -> None:
     """Take away what `prepare` has put there: the run did not start."""
     fleet.ask("supervisor-discard", place.request(fleet), names=[place.node])
 
 
-def start(fleet: Fleet, paths: RunPaths, place: Place, say: Say) -> str:
+def start(fleet: Fleet, paths: RunPaths, place: SupervisorPlace, say: Say) -> str:
     """Give it the run's folder, start it, and wait until it is at work; where its log lies. Raises HomelabError; the run goes on."""
     say(f"starting the supervisor on {place.node}")
     agent, request = fleet.agent(place.node), place.request(fleet)

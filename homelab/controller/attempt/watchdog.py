@@ -46,7 +46,7 @@ LOST_S = 20.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttemptVerdict:
     """What is the matter.
 
     `nodes` and `ranks` are who is blamed, `because` says why in words, `blind` are nodes that only we do not hear.
@@ -66,7 +66,7 @@ class Verdict:
 
 def judge(
     attempt: int, expected: Collection[str], signs: Mapping[str, NodeStatus], step_s: float | None, planned_s: float | None = None
-) -> Verdict:
+) -> AttemptVerdict:
     """The verdict on one attempt.
 
     `expected`: the nodes of its plan. `signs`: each node's last line (none for a node that never spoke). `step_s`: how long the
@@ -76,7 +76,7 @@ def judge(
     unheard = tuple(name for name in expected if name not in fresh)
     statuses = {name: sign for name, sign in signs.items() if name in expected}
     if any(sign.newest > attempt for sign in statuses.values()):
-        return Verdict("superseded", because="a node knows a newer attempt: somebody else has recovered this run")
+        return AttemptVerdict("superseded", because="a node knows a newer attempt: somebody else has recovered this run")
     ended = _ended(statuses, expected, fresh)
     if ended is not None:
         return ended
@@ -91,7 +91,7 @@ def judge(
     return _still(fresh, unheard, lost, step_s, planned_s)
 
 
-def confirmed(first: Verdict, again: Verdict, signs: Mapping[str, NodeStatus]) -> Verdict:
+def confirmed(first: AttemptVerdict, again: AttemptVerdict, signs: Mapping[str, NodeStatus]) -> AttemptVerdict:
     """What holds of an end that was seen: `first`, or `again`, judged when torchrun has had the time to say its own word (`signs`).
 
     A run that is done is not started again, whatever was seen in between. Of what is trouble the first word tells most.
@@ -100,14 +100,14 @@ def confirmed(first: Verdict, again: Verdict, signs: Mapping[str, NodeStatus]) -
     return first if again.is_trouble or (again.kind == "well" and not ended_well) else again
 
 
-def _ended(statuses: Mapping[str, NodeStatus], expected: Collection[str], fresh: Mapping[str, NodeStatus]) -> Verdict | None:
+def _ended(statuses: Mapping[str, NodeStatus], expected: Collection[str], fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
     # From another controller, too: the ranks die next, one after another.
     if any(sign.stopping or (sign.exit is not None and sign.exit.stopped) for sign in statuses.values()):
-        return Verdict("stopped", because="it was stopped by hand")
+        return AttemptVerdict("stopped", because="it was stopped by hand")
     done_nodes = {name for name, sign in statuses.items() if _is_done(sign)}
     # The ranks leave together: who ended well has seen all others end. A node that is not heard any more changes nothing.
     if done_nodes and all(name in done_nodes or name not in fresh for name in expected):
-        return Verdict("done")
+        return AttemptVerdict("done")
     return None
 
 
@@ -126,34 +126,34 @@ def _is_unfinished(sign: NodeStatus) -> bool:
     return any(rank.has_begun and rank.phase != "done" for rank in sign.ranks.values())
 
 
-def _failed(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
+def _failed(fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
     bad = {name: sign.exit for name, sign in fresh.items() if sign.exit is not None and not sign.exit.is_success}
     if not bad:
         return None
-    return Verdict("exit", tuple(bad), because="; ".join(f"torchrun on {name} ended with {exit}" for name, exit in bad.items()))
+    return AttemptVerdict("exit", tuple(bad), because="; ".join(f"torchrun on {name} ended with {exit}" for name, exit in bad.items()))
 
 
-def _dead(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
+def _dead(fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
     dead = [(name, number) for name, number, rank in _ranks(fresh) if rank.is_dead and fresh[name].exit is None]
     if dead:
         names = ", ".join(f"rank {number} on {name}" for name, number in dead)
-        return Verdict(
+        return AttemptVerdict(
             "dead-rank", tuple(dict.fromkeys(name for name, _ in dead)), tuple(rank for _, rank in dead), f"the process of {names} is gone"
         )
     vanished = tuple(
         name for name, sign in fresh.items() if sign.started and sign.exit is None and sign.torchrun in DEAD and _is_unfinished(sign)
     )
     if vanished:
-        return Verdict("exit", vanished, because=f"torchrun on {', '.join(vanished)} is gone, and its end was not written down")
+        return AttemptVerdict("exit", vanished, because=f"torchrun on {', '.join(vanished)} is gone, and its end was not written down")
     return None
 
 
-def _frozen(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
+def _frozen(fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
     frozen = [(name, number) for name, number, rank in _ranks(fresh) if rank.state in STOPPED and rank.still_s >= FROZEN_S]
     if not frozen:
         return None
     names = ", ".join(f"rank {number} on {name}" for name, number in frozen)
-    return Verdict(
+    return AttemptVerdict(
         "frozen-rank",
         tuple(dict.fromkeys(name for name, _ in frozen)),
         tuple(rank for _, rank in frozen),
@@ -161,7 +161,7 @@ def _frozen(fresh: Mapping[str, NodeStatus]) -> Verdict | None:
     )
 
 
-def _gone(fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...]) -> Verdict | None:
+def _gone(fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...]) -> AttemptVerdict | None:
     # the next attempt may begin with the checkpoint that is being written
     if any(rank.phase == "saving" for _, _, rank in _ranks(fresh)):
         return None
@@ -170,15 +170,15 @@ def _gone(fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...]) -> Verdict 
     if not silent:
         return None
     because = "; ".join(f"nothing is heard of {name}, and {', '.join(by)} cannot reach it any more" for name, by in silent.items())
-    return Verdict("silent-node", tuple(silent), because=because)
+    return AttemptVerdict("silent-node", tuple(silent), because=because)
 
 
 def _still(
     fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...], lost: tuple[str, ...], step_s: float | None, planned_s: float | None
-) -> Verdict:
+) -> AttemptVerdict:
     """A rank has to make progress. A rank that is heard and does proves that the ranks that are not heard do, too."""
     if not fresh:
-        return Verdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
+        return AttemptVerdict("well", because="no node can be heard: is this machine cut off?", blind=unheard)
     is_cut = any(missed_s >= MISSING_S for sign in fresh.values() for missed_s in sign.missing_s.values())
     later: Company = "cut" if is_cut else "unheard" if unheard else "whole"
     before: Company = later if lost else "whole"  # while ranks load, a node that is not heard for a moment is none that is missing
@@ -191,10 +191,10 @@ def _still(
     waiting = [rank for _, _, rank in _ranks(fresh) if rank.phase != "done"]
     if not late or len(late) < len(waiting):
         # A rank that computes, saves or loads while the others wait for it: its own limit counts, and theirs has to wait.
-        return Verdict("well", because=f"nothing is heard of {', '.join(unheard)}" if unheard else "", blind=unheard)
+        return AttemptVerdict("well", because=f"nothing is heard of {', '.join(unheard)}" if unheard else "", blind=unheard)
     longest_s = max(rank.still_s for _, _, rank in late)
     if unheard:
-        return Verdict(
+        return AttemptVerdict(
             "silent-node",
             unheard,
             because=f"nothing is heard of {', '.join(unheard)}, and all others have stood still for {longest_s:.0f} s",
@@ -202,7 +202,7 @@ def _still(
     behind = min(rank.step for _, _, rank in late)
     ranks = tuple(number for _, number, rank in late if rank.step == behind)
     at = sorted({f"{rank.phase} at step {rank.step}" for _, _, rank in late})
-    return Verdict(
+    return AttemptVerdict(
         "hang", (), ranks if len(ranks) < len(late) else (), f"all ranks have stood still for {longest_s:.0f} s ({', '.join(at)})"
     )
 

@@ -183,7 +183,7 @@ NetworkProfileName = Literal["wifi", "1gbe", "2.5gbe", "10gbe", "thunderbolt"]
 """The kinds of wire between nodes that NCCL is told something of (`homelab.controller.planning.environment.network_profile`)."""
 
 
-class Wire(ConfigModel):
+class NetworkSettings(ConfigModel):
     """The section [network]: which kind of wire lies between the nodes. "auto": as it is measured."""
 
     profile: Literal["auto", NetworkProfileName] = "auto"
@@ -197,7 +197,7 @@ class Cluster(ConfigModel):
     known_hosts: str | None = None
     energy: Price = Price()
     notify: Notify = Notify()
-    wire: Wire = Wire()
+    wire: NetworkSettings = NetworkSettings()
     nodes: tuple[Node, ...]
     left_out: tuple[str, ...] = ()
     """Nodes of the file that do not take part now (--nodes, or not reachable); never written by a person."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config import near_files, typed_secrets
-from homelab.controller.config.cluster import Cluster, Node, Notify, Price, Wire
+from homelab.controller.config.cluster import Cluster, NetworkSettings, Node, Notify, Price
 from homelab.controller.config.file_faults import Fault, faults_of, raise_faults
 from homelab.controller.config.lines import key_lines, line_of, not_deep
 from homelab.controller.config.recipe import Recipe, RecipeFile, parse_recipe
@@ -55,7 +55,7 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     try:
         energy = _section(data, "energy", Price, faults)
         notify = _section(data, "notify", Notify, faults)
-        wire = _section(data, "network", Wire, faults)
+        wire = _section(data, "network", NetworkSettings, faults)
         cluster = Cluster(nodes=tuple(nodes), energy=energy, notify=notify, wire=wire, **settings)
     except ValidationError as error:
         faults += [(("cluster", *location), message) for location, message in faults_of(error, Cluster)]

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config import file_faults, load
-from homelab.controller.config.cluster import Cluster, NetworkProfileName, Wire
+from homelab.controller.config.cluster import Cluster, NetworkProfileName, NetworkSettings
 from homelab.controller.config.recipe import RecipeFile, parallel, parse_recipe
 
 SAME = {"fsdp": "zero3"}  # two names of one strategy
@@ -93,7 +93,7 @@ class Suite(ConfigModel):
     def cluster_of(self, variation: str, cluster: Cluster) -> Cluster:
         """The cluster that the cells of a variation run on: with its network profile, where it has one."""
         profile = next((one.network for one in self.variations if one.name == variation), None)
-        return cluster if profile is None else cluster.model_copy(update={"wire": Wire(profile=profile)})
+        return cluster if profile is None else cluster.model_copy(update={"wire": NetworkSettings(profile=profile)})
 
 
 def load_suite(path: Path) -> tuple[Suite, Mapping[str, Content]]:

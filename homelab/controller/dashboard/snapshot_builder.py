@@ -37,7 +37,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
-class Observation:
+class NodeAnswers:
     """What the nodes answered at `now`, and what was gathered before.
 
     `metrics` are the lines gathered before (the answers may carry only newer ones, of the newest attempt); `events` are the lines of
@@ -51,7 +51,7 @@ class Observation:
     events: Sequence[Mapping[str, Any]] = ()
 
 
-def build(run: RunInfo, observed: Observation) -> Snapshot:
+def build(run: RunInfo, observed: NodeAnswers) -> Snapshot:
     """The Snapshot of a run from the nodes' answers, without a diagnosis."""
     plan, replies, unreachable = run.plan, observed.replies, observed.unreachable
     expected = tuple(node.name for node in plan.nodes) if plan else ()

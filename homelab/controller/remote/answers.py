@@ -31,7 +31,7 @@ from homelab.controller.remote.bounds import (
 )
 from homelab.controller.remote.dial_answers import Dial as Dial
 from homelab.controller.remote.dial_answers import Dials as Dials
-from homelab.controller.remote.node_state import Made, ModelState, NodeState, Received, Removed, Shared
+from homelab.controller.remote.node_state import MadeEnvironment, ModelState, NodeState, Received, Removed, Shared
 from homelab.controller.remote.owner_reply import Owner
 from homelab.controller.remote.poll_reply import MOST_RANKS, Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply, Tail
 
@@ -258,7 +258,7 @@ SHAPES: dict[str, type[BaseModel]] = {
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
     "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-share": Shared,
-    "setup-make": Made, "setup-remove": Removed,
+    "setup-make": MadeEnvironment, "setup-remove": Removed,
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Shared(WireModel):
     token: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
 
 
-class Made(WireModel):
+class MadeEnvironment(WireModel):
     """`setup-make`."""
 
     packages: Table

@@ -43,7 +43,7 @@ _CLIENT = (
 _STAY = "exec cat > /dev/null"
 
 
-class RefusedError(Exception):
+class LoginRefusedError(Exception):
     """OpenSSH did not come as far as a session; its last words. `is_hanging`: it was ended because nothing happened any more."""
 
     def __init__(self, words: str, *, is_hanging: bool = False) -> None:
@@ -51,7 +51,7 @@ class RefusedError(Exception):
         self.words, self.is_hanging = words, is_hanging
 
 
-class Transport:
+class OpenSshTransport:
     """A control connection. `words`: `ssh` with its options (`homelab.controller.remote.ssh_route`)."""
 
     def __init__(self, words: Sequence[str], host: str, limit_s: float) -> None:
@@ -86,9 +86,9 @@ class Transport:
         deadline = time.monotonic() + limit_s
         while not os.path.exists(self._socket):
             if self._process.poll() is not None:
-                raise RefusedError(self._said())
+                raise LoginRefusedError(self._said())
             if time.monotonic() > deadline:
-                raise RefusedError(self._said(), is_hanging=True)
+                raise LoginRefusedError(self._said(), is_hanging=True)
             time.sleep(_POLL_S)
 
     def _said(self) -> str:
@@ -100,11 +100,11 @@ class Transport:
         """Whether the connection stands."""
         return self._process.poll() is None
 
-    def open_session(self, timeout: float) -> Channel:
+    def open_session(self, timeout: float) -> OpenSshChannel:
         """A channel for one command. Raises OSError where the connection is gone."""
         if not self.is_active():
             raise OSError(f"OpenSSH ended: {(self._said().strip().splitlines() or ['it said nothing'])[-1]}")
-        return Channel(self)
+        return OpenSshChannel(self)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """An `ssh` process over the connection."""
@@ -148,10 +148,10 @@ class Transport:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class Channel:
+class OpenSshChannel:
     """One command over a control connection, with what a session needs of paramiko.Channel."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: OpenSshTransport) -> None:
         self.transport = transport
         self.status_event = self
         self._process: subprocess.Popen[bytes] | None = None

@@ -51,13 +51,13 @@ _TABLE = (
 _AFTERWARDS = ("Connection closed by UNKNOWN port", "kex_exchange_identification: Connection closed", "Warning: Permanently added")
 
 
-def connect(cluster: Cluster, node: Node, address: Address, where: str) -> openssh.Transport:
+def connect(cluster: Cluster, node: Node, address: Address, where: str) -> openssh.OpenSshTransport:
     """A connection that OpenSSH opens. Raises UnreachableError."""
     refuse_missing_key(node, where)
     words = ssh_route.words(cluster, node, address.settings, where)
     try:
-        return openssh.Transport(words, node.host, ssh_route.limit_s(address.settings))
-    except openssh.RefusedError as error:
+        return openssh.OpenSshTransport(words, node.host, ssh_route.limit_s(address.settings))
+    except openssh.LoginRefusedError as error:
         raise explain(cluster, node, address, where, error) from error.__cause__
 
 
@@ -73,9 +73,9 @@ def offered_key(cluster: Cluster, node: Node, address: Address, known_kinds: Col
         )
         try:
             errors = process.communicate(timeout=ssh_route.limit_s(address.settings) + ssh_route.HOP_LIMIT_S)[1]
-            refused = openssh.RefusedError(errors.decode("utf-8", "replace"))
+            refused = openssh.LoginRefusedError(errors.decode("utf-8", "replace"))
         except subprocess.TimeoutExpired:
-            refused = openssh.RefusedError("", is_hanging=True)
+            refused = openssh.LoginRefusedError("", is_hanging=True)
         finally:
             own_programs.end_group(process)
         keys = hostkeys.keys_in(file)
@@ -97,7 +97,7 @@ def _showing(file: Path, settings: ssh_settings.Settings, known_kinds: Collectio
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
-def explain(cluster: Cluster, node: Node, address: Address, where: str, refused: openssh.RefusedError) -> UnreachableError:
+def explain(cluster: Cluster, node: Node, address: Address, where: str, refused: openssh.LoginRefusedError) -> UnreachableError:
     """The words of OpenSSH as an error with its three parts."""
     login = as_login(cluster, node, address, where)
     if refused.is_hanging:

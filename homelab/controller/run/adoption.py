@@ -23,7 +23,7 @@ RUN_DIGEST = "run_json"  # in preflight.json: what run.json was at the launch
 
 
 @dataclass(frozen=True)
-class Program:
+class AdoptedProgram:
     """What the nodes would run of an adopted run, in lines for a person; `nodes` have said so."""
 
     run: str
@@ -86,13 +86,13 @@ def take_plans(paths: RunPaths, plans: Mapping[Any, Any]) -> list[int]:
     return restored
 
 
-def to_ask(paths: RunPaths) -> Program | None:
+def to_ask(paths: RunPaths) -> AdoptedProgram | None:
     """What a person is shown and asked for before nodes run it; None for a run of this machine, and for one that was asked for already."""
     record, described = store.read_object(paths.adopted_json), store.read_object(paths.run_json)
     if not record.get("asks"):
         return None
     nodes = record.get("nodes")
-    return Program(paths.name, tuple(map(str, nodes)) if isinstance(nodes, list) else (), tuple(_lines(described)))
+    return AdoptedProgram(paths.name, tuple(map(str, nodes)) if isinstance(nodes, list) else (), tuple(_lines(described)))
 
 
 def accept(paths: RunPaths) -> None:

@@ -9,7 +9,7 @@ from homelab.controller.run.state import FINISHED
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PrunableRun:
     """A run and where it lies. `bytes_on`: place -> bytes. `busy`: who is at work on it, `unasked`: its nodes that did not answer,
     `model_on`: the node that has its trained model where that was not fetched; each empty where there is nothing of the kind."""
 
@@ -21,12 +21,12 @@ class Candidate:
     model_on: str = ""
 
 
-def choose(candidates: Sequence[Candidate], named: Collection[str], keep: int) -> tuple[list[Candidate], dict[str, str]]:
+def choose(candidates: Sequence[PrunableRun], named: Collection[str], keep: int) -> tuple[list[PrunableRun], dict[str, str]]:
     """(the runs that go, why each other one stays). `candidates`: the newest first; without names the newest `keep` stay.
 
     A run that goes on never goes, and one whose model is nowhere else goes only when it is named.
     """
-    going: list[Candidate] = []
+    going: list[PrunableRun] = []
     staying: dict[str, str] = {}
     for number, run in enumerate(candidates):
         if named and run.name not in named:
@@ -39,7 +39,7 @@ def choose(candidates: Sequence[Candidate], named: Collection[str], keep: int) -
     return going, staying
 
 
-def _why_not(run: Candidate) -> str:
+def _why_not(run: PrunableRun) -> str:
     if run.busy:
         return run.busy
     if run.unasked:
@@ -47,7 +47,7 @@ def _why_not(run: Candidate) -> str:
     return "" if run.state in FINISHED else f"it is {run.state or 'in an unknown state'}"
 
 
-def _why_unnamed(run: Candidate, is_newest: bool) -> str:
+def _why_unnamed(run: PrunableRun, is_newest: bool) -> str:
     if is_newest:
         return "it is the newest"
     return f"its trained model is only on {run.model_on}" if run.model_on else ""

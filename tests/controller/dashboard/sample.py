@@ -8,7 +8,7 @@ from typing import Any
 
 from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
-from homelab.controller.dashboard.snapshot_builder import Observation, RunInfo, build
+from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import Reply, parse_replies
 from homelab.controller.run.ownership import Ownership
@@ -96,11 +96,11 @@ def snapshot(**changes: Any) -> Snapshot:
     diagnosis = changes.pop("diagnosis", None)
     of_run["owner"] = Ownership(changes.pop("supervisor", ""))
     expected = changes.pop("expected_nodes", None)
-    fields = {field.name for field in dataclasses.fields(Observation)}
+    fields = {field.name for field in dataclasses.fields(NodeAnswers)}
     observed |= {name: value for name, value in changes.items() if name in fields}
     of_run |= {name: value for name, value in changes.items() if name not in fields}
     if expected and of_run["plan"]:
         of_run["plan"] = of_run["plan"].model_copy(update={"nodes": tuple(node for node in of_run["plan"].nodes if node.name in expected)})
-    made = build(RunInfo(**of_run), Observation(**observed))
+    made = build(RunInfo(**of_run), NodeAnswers(**observed))
     following = next_commands(made.state, made.run, diagnosis)
     return made.model_copy(update={"diagnosis": diagnosis, "next_commands": following})

@@ -457,7 +457,7 @@ def session(places: Places) -> Iterator[SshSession]:
     )
     cluster = places.cluster("behind")
     opened = SshSession(cluster, cluster.nodes[0])
-    assert isinstance(opened._connection, openssh.Transport)
+    assert isinstance(opened._connection, openssh.OpenSshTransport)
     yield opened
     opened.close()
     opened.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import run_owner
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.features.recover import examine
@@ -126,5 +126,5 @@ def test_a_recovery_begins_with_that(paths: RunPaths, monkeypatch: pytest.Monkey
     monkeypatch.setattr(recovery_try, "Fleet", Fleet)
     monkeypatch.setattr(examine, "examine_failure", examined)
     shutil.rmtree(paths.root)
-    ours.examine(Incident(Verdict("exit", because="a rank is gone"), 0.0, frozenset()))
+    ours.examine(Incident(AttemptVerdict("exit", because="a rank is gone"), 0.0, frozenset()))
     assert whole_when_asked == [True], "all nodes have it: it is no reason to wait"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, UnreachableError
-from homelab.controller.features.stop.stop import Outcome
+from homelab.controller.features.stop.stop import StopOutcome
 from homelab.controller.run import node_matching, run_lookup
 
 HOSTS = {"node1": "10.0.0.11", "node2": "10.0.0.12", "node3": "10.0.0.13"}
@@ -43,11 +43,11 @@ def test_verified_is_said_only_of_what_was_looked_at(
     found = node_matching.unseen(HOSTS, stopped, errors, hosts)
     assert found.keys() == unseen.keys()
     assert all(words in found[name].message for name, words in unseen.items())
-    assert Outcome("r", stopped, found).exit_code == (3 if unseen else 0)
+    assert StopOutcome("r", stopped, found).exit_code == (3 if unseen else 0)
 
 
 def test_a_person_is_told_who_it_was() -> None:
-    lines = Outcome("r", {"tower": answer("node2", asked=3), "node1": answer("node1")}, {}).lines()
+    lines = StopOutcome("r", {"tower": answer("node2", asked=3), "node1": answer("node1")}, {}).lines()
     assert lines == ["tower (node2 in this run): 3 processes ended; verified, nothing is left", "node1: nothing was running; verified"]
 
 

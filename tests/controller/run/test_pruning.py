@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.run.pruning import Candidate, choose
+from homelab.controller.run.pruning import PrunableRun, choose
 
 OVER = [
-    Candidate("r4", "done", {"here": 1}),
-    Candidate("r3", "failed"),
-    Candidate("r2", "stopped"),
-    Candidate("r1", "done", model_on="tower"),
+    PrunableRun("r4", "done", {"here": 1}),
+    PrunableRun("r3", "failed"),
+    PrunableRun("r2", "stopped"),
+    PrunableRun("r1", "done", model_on="tower"),
 ]
 
 
@@ -31,10 +31,10 @@ def test_a_named_one_goes_alone() -> None:
 @pytest.mark.parametrize("state", ["running", "starting", "shipping", "planned", "lost", "recovering", ""])
 @pytest.mark.parametrize("named", [[], ["r"]])
 def test_a_run_that_goes_on_never_goes(state: str, named: list[str]) -> None:
-    assert choose([Candidate("r", state)], named, 0)[0] == []
+    assert choose([PrunableRun("r", state)], named, 0)[0] == []
 
 
 def test_one_at_which_somebody_works_never_goes() -> None:
-    for run in (Candidate("r", "failed", busy="its supervisor is at work here"), Candidate("r", "done", unasked=["laptop"])):
+    for run in (PrunableRun("r", "failed", busy="its supervisor is at work here"), PrunableRun("r", "done", unasked=["laptop"])):
         going, staying = choose([run], ["r"], 0)
         assert going == [] and staying["r"]

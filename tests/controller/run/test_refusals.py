@@ -11,7 +11,7 @@ import pytest
 
 from homelab.controller.attempt import preconditions
 from homelab.controller.attempt.progress import ProgressTracker
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.config.recipe import Recovery, parse_recipe
 from homelab.controller.features.supervise import restart_policy
@@ -160,7 +160,7 @@ def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     known = manual_lock.valid_history(json.loads(paths.supervisor_json.read_text()))["restarts"]
     assert [(entry["cause"], entry["node"]) for entry in known] == [("killed", "a")], "what halves a batch stays"
     settings = Recovery(max_restarts=1)
-    failed = Verdict("exit", ("a",), because="killed")
+    failed = AttemptVerdict("exit", ("a",), because="killed")
     assert restart_policy.decide(Failure(failed), [Restart(**made)], settings, now=2.0, step=10, nodes=["a"]).kind == "give-up"
     assert (
         restart_policy.decide(Failure(failed), [Restart(**entry) for entry in known], settings, now=2.0e9, step=10, nodes=["a"]).kind

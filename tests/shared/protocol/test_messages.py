@@ -32,7 +32,7 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers_of_nodes.ResultFiles, result_messages.ResultFiles), (answers_of_nodes.SavedFiles, result_messages.ResultFiles),
     (answers.RunFolders, result_messages.RunFolders), (answers.RunFolder, result_messages.RunFolder),
     (poll_reply.Energies, messages.Energies), (poll_reply.CardJoules, messages.CardEnergy),
-    (node_state.Shared, machine_messages.SetupShared), (node_state.Made, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
+    (node_state.Shared, machine_messages.SetupShared), (node_state.MadeEnvironment, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
 ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data", "build-model"}  # its own programs answer; the node passes their words on
 OF_THE_CONTROLLER = {"heard_s"}  # set when the line arrives

@@ -48,14 +48,14 @@ _LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCardSpeed:
     """The row, and how many times as fast the card is as its data sheet lets expect; None where no data sheet says anything."""
 
     row: MeasuredCard
     of_guess: float | None
 
 
-def measure(fleet: Fleet, kind: Kind, index: int | None, say: Say) -> Measured:
+def measure(fleet: Fleet, kind: Kind, index: int | None, say: Say) -> MeasuredCardSpeed:
     """Measure a card of the one node of the fleet: the one with nvidia-smi's number `index`, by default the first that trains; without any, its CPU.
 
     Raises InputError for a card that is not there, HomelabError where it is in use or what is measured does not run, UnreachableError.
@@ -211,7 +211,7 @@ def _results(line: CollectiveLine) -> dict[str, Any]:
     }
 
 
-def _judged(row: dict[str, Any], has_card: bool, node: str) -> Measured:
+def _judged(row: dict[str, Any], has_card: bool, node: str) -> MeasuredCardSpeed:
     """The row, typed and bounded: what a node says is material. Raises HomelabError for what no card can have done."""
     hint = Hint("measure again; if it stays so, the card or its driver lies: {}", homelab("doctor", node))
     try:
@@ -222,8 +222,8 @@ def _judged(row: dict[str, Any], has_card: bool, node: str) -> Measured:
             f"the node's answer is no measurement: {message}", where=f"node {node}, {'.'.join(map(str, location))}", hint=hint
         ) from error
     if not has_card:
-        return Measured(found, None)
+        return MeasuredCardSpeed(found, None)
     fault = measured_cards.fault(found)
     if fault is not None and fault[0] != "card":
         raise HomelabError(f"what was measured cannot be: {fault[1]}", where=f"node {node}, {fault[0]}", hint=hint)
-    return Measured(found, None if fault else measured_cards.of_guess(found))
+    return MeasuredCardSpeed(found, None if fault else measured_cards.of_guess(found))

@@ -10,7 +10,7 @@ from homelab.controller.features.bench.cell import ALONE
 from homelab.controller.features.bench.result import Summary
 from homelab.controller.features.report import line_chart
 from homelab.controller.features.report.page_style import STYLE
-from homelab.controller.features.report.run_report import Curve, Point, Series
+from homelab.controller.features.report.run_report import Curve, CurvePoint, Series
 
 _OVER = "number of nodes"
 
@@ -67,7 +67,7 @@ def _curve(name: str, unit: str, cells: Sequence[Summary], value_of: Callable[[S
                 fits = cell.strategy in (strategy, ALONE) and cell.tokens_per_s is not None
                 if fits and (cell.tokens_per_s or 0) > (best[len(cell.nodes)].tokens_per_s or 0 if len(cell.nodes) in best else 0):
                     best[len(cell.nodes)] = cell
-            points = [Point(step=count, value=value) for count, cell in sorted(best.items()) if (value := value_of(cell)) is not None]
+            points = [CurvePoint(step=count, value=value) for count, cell in sorted(best.items()) if (value := value_of(cell)) is not None]
             if points:
                 series.append(Series(label=f"{strategy}, {variation}" if variation else strategy, points=tuple(points)))
     note = "" if series else "Nothing of this is known yet."

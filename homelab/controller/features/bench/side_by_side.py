@@ -42,7 +42,7 @@ class Side(Value):
     losses: dict[int, float]
 
 
-class Comparison(Value):
+class RunComparison(Value):
     """A run beside the first one. `speed_up`: tokens/s over the first one's; `efficiency`: over the sum of what its ranks do alone.
 
     `differs`: settings that decide the training and are others, with both values. `curve_difference`: largest relative difference of the losses
@@ -74,12 +74,12 @@ def side_of(sources: Sources, warmup: int) -> Side:
     )  # fmt: skip
 
 
-def compare(sides: Sequence[Side]) -> list[Comparison]:
+def compare(sides: Sequence[Side]) -> list[RunComparison]:
     """Every run beside the first."""
     return [_beside(side, sides[0]) for side in sides]
 
 
-def _beside(side: Side, first: Side) -> Comparison:
+def _beside(side: Side, first: Side) -> RunComparison:
     speed, reference = (one.measured.tokens_per_s if one.measured else None for one in (side, first))
     steps = sorted(side.losses.keys() & first.losses.keys())
     difference = max((abs(side.losses[step] - first.losses[step]) / max(abs(first.losses[step]), 1e-12) for step in steps), default=None)
@@ -91,7 +91,7 @@ def _beside(side: Side, first: Side) -> Comparison:
     if not differs and side.recipe_hash != first.recipe_hash:
         differs = ("the content of its data",)
     limit = max(TOLERANCE.get(one.precision, max(TOLERANCE.values())) for one in (side, first))
-    return Comparison(
+    return RunComparison(
         side=side, speed_up=speed / reference if speed and reference else None,
         efficiency=speed / side.alone_tokens_per_s if speed and side.alone_tokens_per_s else None, differs=differs, common_steps=len(steps),
         curve_difference=difference, is_same=None if difference is None or differs else difference <= limit,
@@ -119,7 +119,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield f"{before}{key}", str(value)
 
 
-def table(compared: Sequence[Comparison], price: Price) -> Table:
+def table(compared: Sequence[RunComparison], price: Price) -> Table:
     """A row for each run; unknown figures are empty."""
     drawn = Table(box=None, pad_edge=False)
     for number, heading in enumerate(_HEADINGS):
@@ -129,12 +129,12 @@ def table(compared: Sequence[Comparison], price: Price) -> Table:
     return drawn
 
 
-def sentences(compared: Sequence[Comparison]) -> list[str]:
+def sentences(compared: Sequence[RunComparison]) -> list[str]:
     """What each run is to the first one."""
     return [_sentence(one, compared[0].side.run) for one in compared[1:]]
 
 
-def _row(one: Comparison, price: Price) -> tuple[str, ...]:
+def _row(one: RunComparison, price: Price) -> tuple[str, ...]:
     measured = one.side.measured
     last = one.side.losses[max(one.side.losses)] if one.side.losses else None
     figures = ("", "", "", "", "", "") if measured is None else (
@@ -144,14 +144,14 @@ def _row(one: Comparison, price: Price) -> tuple[str, ...]:
     return (one.side.run, ", ".join(one.side.nodes), one.side.strategy, *figures, "" if last is None else f"{last:.4f}", _cost(one, price))
 
 
-def _cost(one: Comparison, price: Price) -> str:
+def _cost(one: RunComparison, price: Price) -> str:
     used = one.side.kwh_per_million_tokens
     if used is None:
         return ""
     return f"{used:.3g} kWh" + (f", {used * price.price_per_kwh:.3g} {price.currency}".rstrip() if price.price_per_kwh is not None else "")
 
 
-def _sentence(one: Comparison, first: str) -> str:
+def _sentence(one: RunComparison, first: str) -> str:
     if one.differs:
         more = f" and {len(one.differs) - _MOST_SHOWN} more" if len(one.differs) > _MOST_SHOWN else ""
         return f"{one.side.run} is another training than {first}: {'; '.join(one.differs[:_MOST_SHOWN])}{more}"

@@ -22,7 +22,7 @@ Message = dict[str, str]
 
 
 @dataclass
-class Conversation:
+class NodeConversation:
     """Questions to the models of a run on `node`. A context manager; `notes`: on what they were loaded."""
 
     node: str
@@ -30,7 +30,7 @@ class Conversation:
     notes: Sequence[str]
     stream: Stream
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> NodeConversation:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +63,7 @@ class Conversation:
             raise _gone(self.node) from error
 
 
-def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> Conversation:
+def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> NodeConversation:
     """On the head, or on another node that has a checkpoint. Raises the head's error when nobody can answer."""
     first: HomelabError | None = None
     for name in chat.nodes_to_ask(paths):
@@ -83,7 +83,7 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> Conversation:
     raise first or HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))
 
 
-def _open(fleet: Fleet, paths: RunPaths, name: str, models: Sequence[str]) -> Conversation:
+def _open(fleet: Fleet, paths: RunPaths, name: str, models: Sequence[str]) -> NodeConversation:
     agent = fleet.agent(name)
     agent.ask("result-look", {"run": paths.name})  # the code is shipped
     stream = agent.open("converse", {"run": paths.name, "models": list(models)})
@@ -94,7 +94,7 @@ def _open(fleet: Fleet, paths: RunPaths, name: str, models: Sequence[str]) -> Co
     except BaseException:
         stream.close()
         raise
-    return Conversation(name, paths.name, _notes(message["ready"]), stream)
+    return NodeConversation(name, paths.name, _notes(message["ready"]), stream)
 
 
 def _notes(ready: Any) -> list[str]:

@@ -52,7 +52,7 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class InitResult:
     """What came of it. `updated`: node -> keys; `left_out`: node -> why; `greetings`: every machine that was asked, once."""
 
     cluster: Cluster
@@ -76,7 +76,7 @@ class _Talk:
     same: dict[str, str] = field(default_factory=dict)
 
 
-def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: bool = False, say: Say, note: Say) -> Outcome:
+def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: bool = False, say: Say, note: Say) -> InitResult:
     """Find machines (those in `hosts`, else by all sources), gather their facts, and add them to the file of `path`.
 
     The file is replaced in one act at the end, and only where it changes. Raises InputError where nothing can be written or nobody be asked,
@@ -113,7 +113,7 @@ def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: 
     if is_written:
         cluster_file.replace(path, before, text)
     names = dict(zip(described.new, draft.new, strict=True))
-    return Outcome(
+    return InitResult(
         cluster, tuple(greetings), {node.name: facts[place] for node in cluster.nodes if (place := names.get(node.name, node.name)) in facts},
         tuple(described.new), {name: tuple(keys) for name, keys in changes.items()}, talk.left_out, talk.same, is_written,
     )  # fmt: skip

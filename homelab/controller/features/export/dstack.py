@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 
 from homelab.controller.features.export import yaml_text
-from homelab.controller.features.export.scheduled_job import MODULE, Job
+from homelab.controller.features.export.scheduled_job import MODULE, ScheduledJob
 from homelab.controller.planning.types import LaunchDocument
 
 FILE = "task.dstack.yml"
 START = f"dstack apply -f {FILE}"
 
 
-def document(job: Job) -> LaunchDocument:
+def document(job: ScheduledJob) -> LaunchDocument:
     """The task. Without an image dstack's own, with its Python, and the packages are installed at each start."""
     torchrun, worker = MODULE[:2], MODULE[2:]
     options = (

@@ -7,14 +7,14 @@ and pkg/controller.v1/pytorch/envvar.go (1.9). Both tell torchrun the machines b
 from __future__ import annotations
 
 from homelab.controller.features.export import yaml_text
-from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, SECRETS, Job
+from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, SECRETS, ScheduledJob
 from homelab.controller.planning.types import LaunchDocument
 
 TRAINJOB, PYTORCHJOB = "trainjob.yaml", "pytorchjob.yaml"
 _VOLUME = "job"
 
 
-def trainjob(job: Job) -> LaunchDocument:
+def trainjob(job: ScheduledJob) -> LaunchDocument:
     """A TrainJob on the runtime torch-distributed, which says how often a failed job starts again."""
     pod = {"containers": [{"name": "node", "volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}}
@@ -39,7 +39,7 @@ def trainjob(job: Job) -> LaunchDocument:
     return LaunchDocument(file_name=TRAINJOB, text=yaml_text.text(content, job.comments(f"kubectl apply -f {TRAINJOB}")))
 
 
-def pytorchjob(job: Job) -> LaunchDocument:
+def pytorchjob(job: ScheduledJob) -> LaunchDocument:
     """A PyTorchJob. The job needs an image (`Job.image`)."""
     container = {
         "name": "pytorch",  # the operator looks for this name
@@ -80,18 +80,18 @@ def _without_aliases(content: object) -> object:
     return [_without_aliases(value) for value in content] if isinstance(content, list) else copy.copy(content)
 
 
-def _environment(job: Job) -> list[dict[str, object]]:
+def _environment(job: ScheduledJob) -> list[dict[str, object]]:
     token: dict[str, object] = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRETS, "key": "HF_TOKEN", "optional": True}}}
     return [*yaml_text.named_values(job.variables), *([token] if job.needs_token else [])]
 
 
-def _resources(job: Job) -> dict[str, object]:
+def _resources(job: ScheduledJob) -> dict[str, object]:
     return {"limits": {"nvidia.com/gpu": str(job.ranks_per_node)}}
 
 
-def _mounts(job: Job) -> list[dict[str, object]]:
+def _mounts(job: ScheduledJob) -> list[dict[str, object]]:
     return [{"name": _VOLUME, "mountPath": job.at}]
 
 
-def _volumes(job: Job) -> list[dict[str, object]]:
+def _volumes(job: ScheduledJob) -> list[dict[str, object]]:
     return [{"name": _VOLUME, "persistentVolumeClaim": {"claimName": job.volume}}]

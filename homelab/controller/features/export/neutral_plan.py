@@ -23,7 +23,7 @@ _ON_OTHERS = {
 
 
 @dataclass(frozen=True)
-class Machines:
+class RequestedMachines:
     """What the scheduler is asked for: so many machines, each with these cards (none: CPUs)."""
 
     count: int
@@ -40,7 +40,7 @@ class Machines:
         return min((card.vram_gb for card in self.cards), default=None)
 
 
-def machines_of(cluster: Cluster) -> tuple[Machines, str]:
+def machines_of(cluster: Cluster) -> tuple[RequestedMachines, str]:
     """As many cards as cluster.toml has, in machines that are all alike, and what a person should know of it.
 
     Every scheduler here starts the same command on machines of one kind: where the nodes have different numbers of cards, each card is a machine.
@@ -48,7 +48,7 @@ def machines_of(cluster: Cluster) -> tuple[Machines, str]:
     counts = [len(node.gpus) for node in cluster.nodes]
     cards = [gpu for node in cluster.nodes for gpu in node.gpus]
     if not cards:
-        return Machines(len(counts), ()), ""
+        return RequestedMachines(len(counts), ()), ""
     if 0 in counts:
         without = [node.name for node in cluster.nodes if not node.gpus]
         raise InputError(
@@ -57,16 +57,16 @@ def machines_of(cluster: Cluster) -> tuple[Machines, str]:
         )  # fmt: skip
     smallest = min(cards, key=lambda card: card.vram_gb)
     if len(set(counts)) == 1:
-        return Machines(len(counts), (smallest,) * counts[0]), ""
+        return RequestedMachines(len(counts), (smallest,) * counts[0]), ""
     note = (
         f"the nodes of cluster.toml have {', '.join(map(str, counts))} cards, and a job has machines of one kind: each card is a machine of its own here, and"
         " cards of one computer speak over its network"
     )
-    return Machines(len(cards), (smallest,)), note
+    return RequestedMachines(len(cards), (smallest,)), note
 
 
 def make(
-    recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: Machines, run: str
+    recipe: TrainRecipe | ScriptRecipe, recipe_path: Path, machines: RequestedMachines, run: str
 ) -> tuple[TrainRecipe, Plan, list[RecipeInput], list[str]]:
     """The settled recipe, its plan, its files, and what of it does not travel. Raises InputError for what cannot be a job."""
     if not isinstance(recipe, TrainRecipe):

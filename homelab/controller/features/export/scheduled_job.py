@@ -9,7 +9,7 @@ MOST_RETRIES = 3
 SECRETS = "homelab-secrets"  # of Kubernetes, with the key HF_TOKEN
 
 
-class Job(Value):
+class ScheduledJob(Value):
     """What a scheduler has to know. Each of `nodes` machines starts `ranks_per_node` ranks; all see the job's folder at `at`."""
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.features.export import dstack, kubernetes, slurm
-from homelab.controller.features.export.scheduled_job import Job
+from homelab.controller.features.export.scheduled_job import ScheduledJob
 from homelab.controller.planning.types import LaunchDocument
 
 
@@ -16,7 +16,7 @@ class Scheduler:
     """One way to start an exported job. `at`: where its machines see the folder when nobody says; None: where it is written."""
 
     name: str
-    document: Callable[[Job], LaunchDocument]
+    document: Callable[[ScheduledJob], LaunchDocument]
     start: str
     python: str
     at: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, Job
+from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, ScheduledJob
 from homelab.controller.planning.types import LaunchDocument
 
 FILE = "job.sbatch"
@@ -27,7 +27,7 @@ exit "$code"
 """
 
 
-def document(job: Job) -> LaunchDocument:
+def document(job: ScheduledJob) -> LaunchDocument:
     """The script for sbatch."""
     lines = [
         "#!/bin/bash",
@@ -45,12 +45,12 @@ def document(job: Job) -> LaunchDocument:
     return LaunchDocument(file_name=FILE, text="\n".join(lines) + "\n" + _HEAD + _step(job) + _AGAIN)
 
 
-def _size(job: Job) -> list[str]:
+def _size(job: ScheduledJob) -> list[str]:
     cards = [f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.vram_gb else []
     return [f"#SBATCH --nodes={job.nodes}", "#SBATCH --ntasks-per-node=1", *cards]
 
 
-def _step(job: Job) -> str:
+def _step(job: ScheduledJob) -> str:
     options = (
         f"--nnodes={job.nodes} --nproc-per-node={job.ranks_per_node} --node-rank=$SLURM_PROCID --max-restarts=0"
         ' --master-addr="$HOMELAB_MASTER" --master-port="$HOMELAB_PORT"'

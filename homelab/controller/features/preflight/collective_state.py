@@ -23,7 +23,7 @@ _ECHO = re.compile(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CollectiveOutcome:
     """How it ended: "done", "failed" (`error` of `node`, "" when of nobody alone) or "stuck" (`missing` has who is waited for)."""
 
     kind: Literal["done", "failed", "stuck"]
@@ -98,26 +98,26 @@ class CollectiveTestState:
         """What a rank has written down of its sizes, as it is."""
         return self._results.get(rank, ())
 
-    def outcome(self, now: float) -> Outcome | None:
+    def outcome(self, now: float) -> CollectiveOutcome | None:
         """How the test ended, None while it goes on."""
         states = self.states(now)
         if all(state.stage == DONE for state in states):
-            return Outcome("done")
+            return CollectiveOutcome("done")
         silent = tuple(state for state in states if state.is_silent and state.node not in self.lost)
         if silent:
-            return Outcome("stuck", f"nothing was heard from {silent[0].node} for {SILENT_S:.0f} s", missing=silent)
+            return CollectiveOutcome("stuck", f"nothing was heard from {silent[0].node} for {SILENT_S:.0f} s", missing=silent)
         troubles = sorted(self._troubles.values(), key=lambda trouble: trouble.at)
         if troubles:
             own = [trouble for trouble in troubles if not trouble.is_echo]
             if own and now - troubles[0].at >= _SETTLE_S:
                 lost_ranks = tuple(state for state in states if state.node == own[0].node) if own[0].node in self.lost else ()
-                return Outcome("failed", own[0].text, own[0].node, missing=lost_ranks)
+                return CollectiveOutcome("failed", own[0].text, own[0].node, missing=lost_ranks)
             if now - troubles[0].at >= _ECHO_S:
-                return Outcome("failed", f"{troubles[0].text} (on {troubles[0].node})", missing=_behind(states))
+                return CollectiveOutcome("failed", f"{troubles[0].text} (on {troubles[0].node})", missing=_behind(states))
         if now >= self._deadline(now):
             behind = _behind(states)
             places = ", ".join(f"rank {state.rank} ({state.node}) at: {state.stage}" for state in behind or states)
-            return Outcome("stuck", f"it stood still after {now - self._started:.0f} s: {places}", missing=behind)
+            return CollectiveOutcome("stuck", f"it stood still after {now - self._started:.0f} s: {places}", missing=behind)
         return None
 
     def _deadline(self, now: float) -> float:

@@ -20,7 +20,7 @@ from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum
-from homelab.controller.features.preflight.collective_state import CollectiveTestState, Outcome
+from homelab.controller.features.preflight.collective_state import CollectiveOutcome, CollectiveTestState
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.answers import CollectiveLine, CollectiveLook
 from homelab.controller.remote.decoding import decoded
@@ -171,7 +171,7 @@ def _number(value: Any) -> float:
 
 
 def _given_up(
-    fleet: Fleet, stages: CollectiveTestState, outcome: Outcome, result: CollectiveResult, test: str, say: Say
+    fleet: Fleet, stages: CollectiveTestState, outcome: CollectiveOutcome, result: CollectiveResult, test: str, say: Say
 ) -> CollectiveResult:
     """The result of a test that was not to come to its end: who is missing, and what everybody is doing."""
     now = time.monotonic()

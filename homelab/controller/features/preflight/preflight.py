@@ -26,7 +26,7 @@ DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Look:
+class PreflightResult:
     """What was seen and what the checks make of it. `recipe` has its open batch settled; `refused` says why there is no plan."""
 
     evidence: Evidence
@@ -39,7 +39,7 @@ class Look:
 def look(
     fleet: Fleet, recipe: Recipe | None, items: list[RecipeInput], *, skip: Collection[str], test_collective: collective_checks.When,
     run_name: Callable[[Evidence], str], say: Say = lambda text: None,
-) -> Look:  # fmt: skip
+) -> PreflightResult:  # fmt: skip
     """Everything of one preflight. Raises nothing for a node that fails: that is a finding.
 
     `skip` holds ids of checks (`registry.skipped`): what only they would look at is not done either. `run_name` gives the run's name once the nodes have answered.
@@ -76,7 +76,7 @@ def look(
         else:
             evidence = replace(evidence, collective=result)
             collective_test.keep(fleet, evidence, result)
-    return Look(evidence, registry.judge_all(evidence, skip), recipe, plan, refused)
+    return PreflightResult(evidence, registry.judge_all(evidence, skip), recipe, plan, refused)
 
 
 def _with_free_port(fleet: Fleet, evidence: Evidence) -> Evidence:

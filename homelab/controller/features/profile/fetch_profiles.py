@@ -13,7 +13,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.features.profile.rank_profile import RankProfile, predicted_bytes
 from homelab.controller.features.results import fetch
-from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.track.metrics_source import MetricsSource
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, store
@@ -55,7 +55,7 @@ def bring(fleet: Fleet, paths: RunPaths, say: Say) -> Profiles:
     holders = {rank: node for node, result in sorted(results.items()) for rank in result.profiles}
     for rank, node in sorted(holders.items()):
         folder = profile_files.rank_folder(rank)
-        fetch.bring(fleet, paths, Holder(node=node, folder=folder), paths.root / folder, say)
+        fetch.bring(fleet, paths, ModelHolder(node=node, folder=folder), paths.root / folder, say)
     names = [path.name for path in paths.profiles.glob("rank-*")]
     ranks = sorted(number for name in names if (number := profile_files.rank_of(name)) is not None)
     wanted = [rank for rank in asked.get("ranks", ()) if isinstance(rank, int)]

@@ -23,7 +23,7 @@ class DearOperator(DisplayValue):
     place_share: float | None
 
 
-class Exchange(DisplayValue):
+class ExchangeOverRanks(DisplayValue):
     """One exchange, of a rank and a step on average. `overlap`: the part of its time in which the rank computes, None where it takes none."""
 
     name: str
@@ -34,7 +34,7 @@ class Exchange(DisplayValue):
     overlap: float | None
 
 
-class RankMemory(DisplayValue):
+class MemoryRow(DisplayValue):
     """The most that a rank held in the profiled steps, and what the plan says."""
 
     rank: int
@@ -83,7 +83,7 @@ def _place(rows: Sequence[OperatorRow], whole_s: float, *, is_on_card: bool) -> 
     return words, parts[words] / whole_s
 
 
-def exchanges(ranks: Sequence[RankProfile]) -> tuple[Exchange, ...]:
+def exchanges(ranks: Sequence[RankProfile]) -> tuple[ExchangeOverRanks, ...]:
     """All exchanges, in the order in which they happen."""
     by_name: dict[str, list[ExchangeRow]] = {}
     for rank in ranks:
@@ -91,7 +91,7 @@ def exchanges(ranks: Sequence[RankProfile]) -> tuple[Exchange, ...]:
             by_name.setdefault(row.name, []).append(row)
     steps = len(ranks[0].steps)
     return tuple(
-        Exchange(
+        ExchangeOverRanks(
             name=name, kind=rows[0].kind, calls=statistics.mean(row.calls for row in rows) / steps,
             sent_bytes=statistics.mean(row.sent_bytes for row in rows) / steps, seconds=statistics.mean(row.seconds for row in rows) / steps,
             overlap=sum(row.overlap_s for row in rows) / total if (total := sum(row.seconds for row in rows)) > 0 else None,
@@ -100,10 +100,10 @@ def exchanges(ranks: Sequence[RankProfile]) -> tuple[Exchange, ...]:
     )  # fmt: skip
 
 
-def memory(ranks: Sequence[RankProfile], predicted: Mapping[int, int | None]) -> tuple[RankMemory, ...]:
+def memory(ranks: Sequence[RankProfile], predicted: Mapping[int, int | None]) -> tuple[MemoryRow, ...]:
     """Each rank's peak beside the plan's."""
     return tuple(
-        RankMemory(
+        MemoryRow(
             rank=one.rank, node=one.node, peak_bytes=one.memory.peak_bytes, peak_phase=one.memory.peak_phase, predicted_bytes=predicted.get(one.rank),
         )
         for one in ranks

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homelab.controller.base.units import gibibytes
-from homelab.controller.features.profile.over_ranks import DearOperator, Exchange, RankMemory
+from homelab.controller.features.profile.over_ranks import DearOperator, ExchangeOverRanks, MemoryRow
 from homelab.controller.features.profile.rank_profile import RankProfile
 
 MOST_EXCHANGES = 16
@@ -34,7 +34,7 @@ def phases(ranks: Sequence[RankProfile]) -> Table:
     return drawn
 
 
-def exchanges(rows: Sequence[Exchange]) -> Table:
+def exchanges(rows: Sequence[ExchangeOverRanks]) -> Table:
     """The dearest exchanges in the order in which they happen, and the sum of all. Per rank and step."""
     shown = set(sorted(range(len(rows)), key=lambda number: -rows[number].sent_bytes)[:MOST_EXCHANGES])
     rest = [row for number, row in enumerate(rows) if number not in shown]
@@ -56,7 +56,7 @@ def exchanges(rows: Sequence[Exchange]) -> Table:
     return drawn
 
 
-def memory(rows: Sequence[RankMemory]) -> Table:
+def memory(rows: Sequence[MemoryRow]) -> Table:
     """The peak of each rank beside the plan's."""
     drawn = _table("rank", "most held", "planned", "plan over held", left=("at",))
     for row in rows:
@@ -66,7 +66,7 @@ def memory(rows: Sequence[RankMemory]) -> Table:
     return drawn
 
 
-def _megabytes(rows: Sequence[Exchange]) -> float:
+def _megabytes(rows: Sequence[ExchangeOverRanks]) -> float:
     return sum(row.sent_bytes for row in rows) / 1e6
 
 

@@ -21,7 +21,7 @@ Share = Annotated[float, Field(allow_inf_nan=False)]
 _HELD_BY_TORCH = (*rank_memory.SEEN_BY_A_DRY_RUN, GATHERED, EXCHANGED)
 
 
-class Place(WireModel):
+class CallPlace(WireModel):
     """From where an operator was called: a module's path, its class and "file.py:line" of its forward, or a phase of the step. `share` of its time."""
 
     module: Word
@@ -38,7 +38,7 @@ class OperatorRow(WireModel):
     self_s: Share
     device_s: Seconds
     share: Share
-    places: Annotated[tuple[Place, ...], Field(max_length=10)] = ()
+    places: Annotated[tuple[CallPlace, ...], Field(max_length=10)] = ()
 
 
 class ExchangeRow(WireModel):

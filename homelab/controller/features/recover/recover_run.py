@@ -41,7 +41,7 @@ class RecoverRequest:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Recovered:
     """The new attempt, why there is one, and what the person should know beside it. `is_program`: of a program of one's own."""
 
     paths: RunPaths
@@ -60,11 +60,11 @@ class RecoverView(RunView, TrackingView, Protocol):
         """What happened, before anything is stopped."""
         ...
 
-    def accepts(self, program: adoption.Program) -> bool:
+    def accepts(self, program: adoption.AdoptedProgram) -> bool:
         """Whether the nodes shall run what only they have said. Raises InputError where there is nobody to ask."""
         ...
 
-    def resumed(self, resumed: Resumed) -> None:
+    def resumed(self, resumed: Recovered) -> None:
         """The run trains again."""
         ...
 
@@ -101,7 +101,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             try:
                 progress.close()  # on a terminal it would take what is printed now for its own
                 said = strategy_change.sentence(last, plan) if request.strategy else ""
-                view.resumed(Resumed(paths, plan, examination, notes, is_program=described.recipe.script is not None, strategy=said))
+                view.resumed(Recovered(paths, plan, examination, notes, is_program=described.recipe.script is not None, strategy=said))
             finally:
                 exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
                 placement.leave(fleet, paths, request.cluster_file, request.nodes, view)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from homelab.controller.base.units import gibibytes
 from homelab.controller.features.report.downsampling import rows_of, thinned
-from homelab.controller.features.report.run_report import Curve, Point, Series, StepRow
+from homelab.controller.features.report.run_report import Curve, CurvePoint, Series, StepRow
 from homelab.controller.remote.poll_reply import Metric
 
 MOST_ROWS = 120
@@ -95,7 +95,7 @@ def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> C
     """What is not a number is in no picture; the note says how often, and from which step."""
     series, broken = [], []
     for label, value_of in values.items():
-        points = [Point(step=step, value=value) for step, value in sorted(value_of.items()) if math.isfinite(value)]
+        points = [CurvePoint(step=step, value=value) for step, value in sorted(value_of.items()) if math.isfinite(value)]
         broken += [step for step, value in value_of.items() if not math.isfinite(value)]
         if points:
             series.append(Series(label=label, points=thinned(points)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from homelab.controller.features.report.run_report import Point
+from homelab.controller.features.report.run_report import CurvePoint
 
 COLUMNS = 320
 """Columns of the picture; a series has at most two points of each, and its two ends."""
 
 
-def thinned(points: Sequence[Point], columns: int = COLUMNS) -> tuple[Point, ...]:
+def thinned(points: Sequence[CurvePoint], columns: int = COLUMNS) -> tuple[CurvePoint, ...]:
     """At most 2 x `columns` + 2 of the points, in their order. All of them where there are no more than that.
 
     A mean of each column would hide a single bad step, and every tenth step would miss it; the two extremes of a column draw the same
@@ -20,7 +20,7 @@ def thinned(points: Sequence[Point], columns: int = COLUMNS) -> tuple[Point, ...
     if len(points) <= 2 * columns:
         return tuple(points)
     first, last = points[0].step, points[-1].step
-    extremes: dict[int, tuple[Point, Point]] = {}
+    extremes: dict[int, tuple[CurvePoint, CurvePoint]] = {}
     for point in points:
         column = min(columns - 1, (point.step - first) * columns // max(1, last - first))
         low, high = extremes.get(column, (point, point))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homelab.controller.config.cluster import Price
-from homelab.controller.features.report.run_report import CardEnergy, Energy
+from homelab.controller.features.report.run_report import CardEnergyRow, Energy
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.controller.remote.poll_reply import CardJoules
 
@@ -90,14 +90,14 @@ def _add(card: _Card, told: CardJoules | None, attempt: int, tokens: int | None,
         card.measured_tokens += tokens or 0
 
 
-def _row(card: _Card) -> CardEnergy:
+def _row(card: _Card) -> CardEnergyRow:
     because = list(dict.fromkeys(card.because))
     if card.unmeasured_s >= max(1.0, 0.02 * card.measured_s) and card.is_told:
         because.append(f"{card.unmeasured_s:.0f} s without a sample are not in it")
     kwh = card.joules / JOULES_PER_KWH if card.is_told and card.measured_s > 0 else None
     if card.is_told and kwh is None:
         because.append("too short to be measured")
-    return CardEnergy(
+    return CardEnergyRow(
         node=card.node, card=card.name, kwh=kwh, measured_s=card.measured_s, unmeasured_s=card.unmeasured_s,
         tokens=card.tokens if card.has_tokens else None, tokens_per_kwh=card.measured_tokens / kwh if kwh and card.measured_tokens else None,
         because="; ".join(because),

@@ -7,7 +7,7 @@ from html import escape
 
 from homelab.controller.features.report.downsampling import scale
 from homelab.controller.features.report.number_text import figure, tick
-from homelab.controller.features.report.run_report import Curve, Point, Series
+from homelab.controller.features.report.run_report import Curve, CurvePoint, Series
 
 WIDTH, HEIGHT = 640.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 12.0, 40.0
@@ -64,7 +64,7 @@ class _Frame:
         return HEIGHT - BOTTOM - (value - self._low) * self._per_value
 
 
-def _steps(points: Sequence[Point]) -> list[float]:
+def _steps(points: Sequence[CurvePoint]) -> list[float]:
     """The numbers of the lower axis: whole steps, from the first to the last; round ones between them."""
     first, last = min(point.step for point in points), max(point.step for point in points)
     if first == last:

@@ -17,10 +17,10 @@ from homelab.controller.features.report import line_chart, page_tables, profile_
 from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report.attempt_chart import attempt_chart
 from homelab.controller.features.report.page_style import SCRIPT, STYLE
-from homelab.controller.features.report.run_report import Curve, Report
+from homelab.controller.features.report.run_report import Curve, RunReport
 
 
-def render(report: Report) -> str:
+def render(report: RunReport) -> str:
     """The whole file, UTF-8."""
     title = escape(f"{report.run} · homelab report")
     sections = [(name, heading, html) for name, heading, html in _sections(report) if html]
@@ -45,7 +45,7 @@ def _policy() -> str:
     return f"default-src 'none'; style-src 'sha256-{digest(STYLE)}'; script-src 'sha256-{digest(SCRIPT)}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def _head(report: Report) -> str:
+def _head(report: RunReport) -> str:
     began = f" · created {text.moment(report.created_at, report.utc_offset_s)}" if report.created_at is not None else ""
     living = " · the run goes on: this is how it was when the file was made" if report.state in ("starting", "running", "stopping") else ""
     state = escape(report.state)
@@ -55,7 +55,7 @@ def _head(report: Report) -> str:
     )
 
 
-def _figures(report: Report) -> str:
+def _figures(report: RunReport) -> str:
     """The figures that are looked for first."""
     happened = {row.what: row.happened for row in report.compared}
     losses = [
@@ -99,7 +99,7 @@ def _figures(report: Report) -> str:
     return f'<dl class="figures">{"".join(shown)}</dl>'
 
 
-def _missing(report: Report) -> str:
+def _missing(report: RunReport) -> str:
     if not report.missing:
         return ""
     return (
@@ -109,7 +109,7 @@ def _missing(report: Report) -> str:
     )
 
 
-def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
+def _sections(report: RunReport) -> Iterator[tuple[str, str, str]]:
     """(id, heading, HTML) of each section; empty HTML where the run has none of it."""
     charts = "".join(line_chart.chart(curve, number) for number, curve in enumerate(report.curves))
     yield "curves", "Curves", f'<div class="charts">{charts}</div>' if charts else ""
@@ -127,7 +127,7 @@ def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "steps", "Figures by step", page_tables.steps(report) if report.steps else ""
 
 
-def _energy(report: Report) -> str:
+def _energy(report: RunReport) -> str:
     if not report.energy.cards:
         return ""
     said = []
@@ -138,7 +138,7 @@ def _energy(report: Report) -> str:
     return page_tables.energy(report) + (f'<p class="note">{escape(" ".join(said))}</p>' if said else "")
 
 
-def _facts(report: Report) -> str:
+def _facts(report: RunReport) -> str:
     if not report.facts:
         return ""
     return "<p></p>" + page_tables.table("The training and its software", [("figure", ""), ("value", "text")], report.facts)

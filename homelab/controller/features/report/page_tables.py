@@ -9,7 +9,7 @@ from typing import Literal
 
 from homelab.controller.dashboard import words
 from homelab.controller.features.report import number_text as text
-from homelab.controller.features.report.run_report import Report
+from homelab.controller.features.report.run_report import RunReport
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _class(look: Look) -> str:
     return f' class="{look}"' if look else ""
 
 
-def attempts(report: Report) -> str:
+def attempts(report: RunReport) -> str:
     """Every start of the run."""
     rows = [
         (
@@ -65,7 +65,7 @@ def attempts(report: Report) -> str:
     return table("Attempts: each start of the training on all its nodes", heads, rows)
 
 
-def timeline(report: Report) -> str:
+def timeline(report: RunReport) -> str:
     """What happened, in order."""
     heads: list[tuple[str, Look]] = [("time", "t"), ("kind", "t"), ("what", "text")]
     rows: list[Sequence[Cell]] = [
@@ -77,7 +77,7 @@ def timeline(report: Report) -> str:
     return table("Faults, rebalances and other events", heads, rows, is_tall=True)
 
 
-def shares(report: Report) -> str:
+def shares(report: RunReport) -> str:
     """Each rank's part of the tokens."""
     heads: list[tuple[str, Look]] = [
         ("rank", "n"), ("node", ""), ("card or processor", ""), ("planned", "n"), ("done", "n"), ("planned above, done below", ""), ("tokens", "n"),
@@ -104,7 +104,7 @@ def _share(planned: float | None, done: float | None) -> Markup:
     return Markup(f'<svg class="share" viewBox="0 0 100 9" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>')
 
 
-def compared(report: Report) -> str:
+def compared(report: RunReport) -> str:
     """The plan beside what happened."""
     heads: list[tuple[str, Look]] = [("figure", ""), ("planned", "n"), ("happened", "n")]
     return table(
@@ -114,7 +114,7 @@ def compared(report: Report) -> str:
     )
 
 
-def energy(report: Report) -> str:
+def energy(report: RunReport) -> str:
     """What each card used."""
     heads: list[tuple[str, Look]] = [
         ("node", ""), ("card", ""), ("energy", "n"), ("cost", "n"), ("measured", "t"), ("tokens", "n"), ("tokens per kWh", "n"), ("note", "text"),
@@ -137,7 +137,7 @@ def cost(value: float | None, currency: str) -> str:
     return f"{value:.2f} {currency}".rstrip() if value >= 1 else f"{value:.2g} {currency}".rstrip()
 
 
-def answers(report: Report) -> str:
+def answers(report: RunReport) -> str:
     """Questions, and what the model said before and after its training."""
     heads: list[tuple[str, Look]] = [("question", "text"), ("before training", "text"), ("after training", "text")]
     return table(
@@ -147,7 +147,7 @@ def answers(report: Report) -> str:
     )
 
 
-def machines(report: Report) -> str:
+def machines(report: RunReport) -> str:
     """Nodes with their cards and packages."""
     heads: list[tuple[str, Look]] = [("node", ""), ("cards or processors", ""), ("versions", "text")]
     return table(
@@ -157,7 +157,7 @@ def machines(report: Report) -> str:
     )
 
 
-def steps(report: Report) -> str:
+def steps(report: RunReport) -> str:
     """The figures of the curves."""
     heads: list[tuple[str, Look]] = [
         ("step", "n"),

@@ -20,7 +20,7 @@ from homelab.controller.features.profile.rank_profile import RankProfile, predic
 from homelab.controller.features.report.comparison import compared, shares
 from homelab.controller.features.report.curves import by_step, curves, step_rows
 from homelab.controller.features.report.energy import Place, energy
-from homelab.controller.features.report.run_report import Answered, MachineRow, Profiled, Report
+from homelab.controller.features.report.run_report import Answered, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import CardJoules, LineOrEmpty, Metric, MomentOrNone, or_none
@@ -72,7 +72,7 @@ class Sources:
     utc_offset_s: int = 0
 
 
-def build(sources: Sources) -> Report:
+def build(sources: Sources) -> RunReport:
     """The report. A step that a later attempt has done again counts once, as that one did it."""
     lines = counted(sources.metrics, {number: plan.resume_step for number, plan in sources.plans.items()})
     plan = sources.plans[max(sources.plans)] if sources.plans else None
@@ -86,7 +86,7 @@ def build(sources: Sources) -> Report:
     trained_at = max((line.time for line in lines if line.kind in ("train", "save", "eval")), default=None)
     ended_at = max((row.ended_at for row in attempts if row.ended_at is not None), default=trained_at)
     node_of = {rank.rank: rank.node for rank in plan.ranks} if plan else {}
-    return Report(
+    return RunReport(
         run=sources.run, state=sources.state, recipe_file=sources.about.recipe_file, made_at=sources.now, utc_offset_s=sources.utc_offset_s,
         created_at=sources.about.created_at, homelab=sources.about.homelab, facts=_facts(sources, plan), missing=_missing(sources, lines),
         curves=curves(lines, node_of), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,

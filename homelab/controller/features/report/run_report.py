@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from homelab.controller.base.models import DisplayValue, Value
-from homelab.controller.features.profile.over_ranks import DearOperator, Exchange, RankMemory
+from homelab.controller.features.profile.over_ranks import DearOperator, ExchangeOverRanks, MemoryRow
 
 
-class Point(Value):
+class CurvePoint(Value):
     """A value at a step; always finite."""
 
     step: int
@@ -19,7 +19,7 @@ class Series(DisplayValue):
     """One line of a chart. `points` are thinned out by `homelab.controller.features.report.downsampling`, in the order of their steps."""
 
     label: str
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
 
 
 class Curve(DisplayValue):
@@ -92,7 +92,7 @@ class Compared(DisplayValue):
     happened: str
 
 
-class CardEnergy(DisplayValue):
+class CardEnergyRow(DisplayValue):
     """One card over all attempts. `kwh` is None where the card does not tell its power; `unmeasured_s` is time without samples.
 
     `tokens` are those of the steps that count; `tokens_per_kwh` only of attempts that were measured.
@@ -111,7 +111,7 @@ class CardEnergy(DisplayValue):
 class Energy(DisplayValue):
     """What the cards used. `kwh` is the sum of the cards that tell; `is_complete` is False where one does not tell, or not always."""
 
-    cards: tuple[CardEnergy, ...] = ()
+    cards: tuple[CardEnergyRow, ...] = ()
     kwh: float | None = None
     is_complete: bool = False
     price_per_kwh: float | None = None
@@ -134,8 +134,8 @@ class Profiled(Value):
     steps: tuple[int, int]
     ranks: tuple[int, ...]
     operators: tuple[DearOperator, ...]
-    exchanges: tuple[Exchange, ...]
-    memory: tuple[RankMemory, ...]
+    exchanges: tuple[ExchangeOverRanks, ...]
+    memory: tuple[MemoryRow, ...]
 
 
 class MachineRow(DisplayValue):
@@ -146,7 +146,7 @@ class MachineRow(DisplayValue):
     versions: tuple[str, ...]
 
 
-class Report(DisplayValue):
+class RunReport(DisplayValue):
     """One run. Times are seconds since 1970, `utc_offset_s` is the reader's clock at `made_at`. `missing` says what is not known, and why."""
 
     run: str

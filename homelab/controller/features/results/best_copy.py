@@ -12,7 +12,7 @@ from homelab.controller.remote.answers_of_nodes import Results
 from homelab.shared.protocol import layout, result_files
 
 
-class Holder(Value):
+class ModelHolder(Value):
     """A node and the folder there that holds the trained model. `step`: of the checkpoint, None for final/; `is_exported`: the folder is there already."""
 
     node: str
@@ -21,7 +21,7 @@ class Holder(Value):
     is_exported: bool = True
 
 
-def choose(run: str, results: Mapping[str, Results], errors: Mapping[str, HomelabError]) -> Holder:
+def choose(run: str, results: Mapping[str, Results], errors: Mapping[str, HomelabError]) -> ModelHolder:
     """Raises HomelabError where no node that answered holds a finished model or a complete checkpoint (`errors`: nodes that did not answer)."""
 
     def most_memory(names: list[str]) -> str:
@@ -29,13 +29,13 @@ def choose(run: str, results: Mapping[str, Results], errors: Mapping[str, Homela
 
     finals = [name for name, result in results.items() if result.final]
     if finals:
-        return Holder(node=most_memory(finals), folder=layout.FINAL)
+        return ModelHolder(node=most_memory(finals), folder=layout.FINAL)
     newest = max((step for result in results.values() for step in result.steps), default=None)
     if newest is None:
         raise _nothing(run, results, errors)
     holders = [name for name, result in results.items() if newest in result.steps]
     exported = [name for name in holders if newest in results[name].exported]
-    return Holder(node=most_memory(exported or holders), folder=result_files.exported(newest), step=newest, is_exported=bool(exported))
+    return ModelHolder(node=most_memory(exported or holders), folder=result_files.exported(newest), step=newest, is_exported=bool(exported))
 
 
 def merged(results: Mapping[str, Results], adapter: str) -> list[str]:

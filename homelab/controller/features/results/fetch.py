@@ -11,7 +11,7 @@ from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.features.results import best_copy, make, receive
-from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.results.missing import left_bytes
 from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.remote.answers_of_nodes import ResultFiles, Results, SavedFiles
@@ -87,7 +87,7 @@ def _saved(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
             "the program has saved nothing into $HOMELAB_CHECKPOINT_DIR", where=f"{paths.name}, on {listed(sorted(results))}{away}",
             hint=Hint("what it has printed: {}; what it is to keep, it saves there", homelab("logs", paths.name)),
         )  # fmt: skip
-    done = bring(fleet, paths, Holder(node=holders[0], folder=layout.SAVED), place, say)
+    done = bring(fleet, paths, ModelHolder(node=holders[0], folder=layout.SAVED), place, say)
     return done.model_copy(update={"is_program": True, "others": tuple(holders[1:])})
 
 
@@ -103,10 +103,10 @@ def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
             where=paths.name,
             hint=homelab("merge", paths.name),
         )
-    return bring(fleet, paths, Holder(node=names[0], folder=result_files.MERGED), place, say)
+    return bring(fleet, paths, ModelHolder(node=names[0], folder=result_files.MERGED), place, say)
 
 
-def bring(fleet: Fleet, paths: RunPaths, chosen: Holder, place: Path, say: Say) -> Fetched:
+def bring(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, place: Path, say: Say) -> Fetched:
     """Bring one folder of results from its node to `place`. What was cut off goes on at the next call; a second call changes nothing."""
     agent = fleet.agent(chosen.node)
     request = {"run": paths.name, "folder": chosen.folder}

@@ -9,7 +9,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.features.results import best_copy, fetch, llama_cpp, make, merge
-from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.results.fetch import Fetched
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
@@ -21,14 +21,14 @@ _BY_LIBRARY = "q4_k_m"  # llama.cpp's converter writes the other kinds without i
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GgufRequest:
     """`kind` of the quantisation; `checkout`: a folder with llama.cpp's sources, whose converter is taken; None: the one that was tested."""
 
     kind: str
     checkout: Path | None
 
 
-def gguf(fleet: Fleet, paths: RunPaths, wanted: Wanted, place: Path, say: Say) -> Fetched:
+def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: Say) -> Fetched:
     """Merge where no node has the newest adapter merged, convert there, and bring the file to `place`. Raises HomelabError, InputError."""
     if wanted.checkout is None:
         _refuse_unknown(paths)
@@ -48,7 +48,7 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: Wanted, place: Path, say: Say) -
         "own_converter": wanted.checkout is not None,
     }
     made = make.make(agent, "gguf", request, say)
-    return fetch.bring(fleet, paths, Holder(node=source.node, folder=made.folder), place, say)
+    return fetch.bring(fleet, paths, ModelHolder(node=source.node, folder=made.folder), place, say)
 
 
 def _refuse_unknown(paths: RunPaths) -> None:
@@ -63,7 +63,7 @@ def _refuse_unknown(paths: RunPaths) -> None:
         raise InputError(refusal.reason, where=f"{paths.name}: architectures in the model's config.json", hint=Hint("{}", refusal.edit))
 
 
-def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> Holder:
+def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> ModelHolder:
     """The newest merged model, made where it is not there yet; of a full fine-tuning the model itself."""
     results, errors = fetch.results_of(fleet, paths)
     newest = best_copy.choose(paths.name, results, errors)
@@ -75,4 +75,4 @@ def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> Holder:
         return newest
     names = best_copy.merged(results, newest.folder)
     node = names[0] if names else merge.merge(fleet, paths, "auto", say).node
-    return Holder(node=node, folder=result_files.MERGED, step=newest.step)
+    return ModelHolder(node=node, folder=result_files.MERGED, step=newest.step)

@@ -25,7 +25,7 @@ _TEXT_FILES = (".json", ".md", ".jinja", ".txt")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PushRequest:
     """`base_model`: the hub's name of the base, where the recipe names a folder. `is_merged`: what `homelab merge` has made."""
 
     repository: str
@@ -45,7 +45,7 @@ class Pushed(DisplayValue):
     folder: str
 
 
-def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: Wanted, say: Say) -> Pushed:
+def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: PushRequest, say: Say) -> Pushed:
     """Bring the model to `place` and upload it. Raises HomelabError, InputError; without the right nothing is fetched."""
     model = run_folder.description_of(paths).recipe.model
     local_base = model.name if model is not None and model.is_folder else None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import decimal_size, listed
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote.node_state import ModelState
 
 # What transformers reads (tokenizers, configuration, templates) and safetensors; no weights of other frameworks, and no pickles beside safetensors.
@@ -25,7 +25,7 @@ def needed(names: Iterable[str]) -> list[str]:
     return sorted(chosen, key=lambda name: (name == _LAST, name))
 
 
-def lacking(node: str, state: ModelState, parts: Sequence[Part]) -> list[Part]:
+def lacking(node: str, state: ModelState, parts: Sequence[NeededFile]) -> list[NeededFile]:
     """The files that this node needs. Raises HomelabError where other files have their names, or the disk has no room."""
     if state.others:
         raise HomelabError(

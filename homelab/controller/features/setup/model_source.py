@@ -12,7 +12,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.config.recipe import Model
 from homelab.controller.features.setup import model_files
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.run import hub_token
 from homelab.shared.protocol import hub_cache
 from homelab.shared.protocol.digest import file_sha256
@@ -27,7 +27,7 @@ class ModelSource:
 
     name: str
     commit: str
-    files: dict[Part, Path]
+    files: dict[NeededFile, Path]
     place: str
 
 
@@ -49,12 +49,12 @@ def of_recipe(model: Model, say: Say) -> ModelSource:
     return ModelSource(model.name, commit, {part_of(folder / name): folder / name for name in names}, model.name)
 
 
-def part_of(path: Path) -> Part:
+def part_of(path: Path) -> NeededFile:
     """A file as it is sent, by its own name."""
     real = path.resolve()
     # The hub's cache names large files by their sha256; small ones are named by git.
     digest = real.name if _BLOB.fullmatch(real.name) else file_sha256(real)
-    return Part(name=path.name, sha256=digest, size_bytes=real.stat().st_size)
+    return NeededFile(name=path.name, sha256=digest, size_bytes=real.stat().st_size)
 
 
 def _fetched(model: Model, say: Say) -> str:

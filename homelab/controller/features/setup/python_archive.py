@@ -11,13 +11,13 @@ from pathlib import Path
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.features.setup import cache, uv_program
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.shared.protocol.digest import file_sha256
 
 NAME = "python.tar.gz"  # its place in the node's folder of setup
 
 
-def fetch(machine: str, version: str) -> tuple[Part, Path]:
+def fetch(machine: str, version: str) -> tuple[NeededFile, Path]:
     """The archive for x86_64 or aarch64 and "3.12"; made once. Where uv fetches from is uv's own setting (UV_PYTHON_INSTALL_MIRROR). Raises HomelabError."""
     place = cache.folder() / f"python-{version}-{machine}.tar.gz"
     if not place.is_file():
@@ -27,7 +27,7 @@ def fetch(machine: str, version: str) -> tuple[Part, Path]:
             partial.replace(place)
     with tarfile.open(place) as archive:
         unpacked = sum(entry.size for entry in archive)
-    return Part(name=NAME, sha256=file_sha256(place), size_bytes=place.stat().st_size, unpacked_bytes=unpacked), place
+    return NeededFile(name=NAME, sha256=file_sha256(place), size_bytes=place.stat().st_size, unpacked_bytes=unpacked), place
 
 
 def _install(folder: Path, machine: str, version: str) -> Path:

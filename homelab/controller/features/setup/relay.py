@@ -15,7 +15,7 @@ from homelab.controller.base import own_machine
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.features.setup.send import Target
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote import answers
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.decoding import decoded
@@ -25,7 +25,7 @@ _OPEN_S = 20.0
 
 
 @contextlib.contextmanager
-def sharing(agent: Agent, target: Target, parts: Sequence[Part], say: Say) -> Iterator[dict[str, str]]:
+def sharing(agent: Agent, target: Target, parts: Sequence[NeededFile], say: Say) -> Iterator[dict[str, str]]:
     """{sha256: address} of these files, which the node serves to the others until the end of the block; nothing where it cannot."""
     files = {part.sha256: {"name": part.name, **target.request} for part in parts}
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.base.hint import homelab
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote.agent import Agent
 
 PIECE_BYTES = 32 << 20
@@ -25,7 +25,7 @@ class Target:
     request: Mapping[str, str]
 
 
-def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told: Callable[[int], None]) -> None:
+def file(agent: Agent, target: Target, part: NeededFile, source: Path, have: int, told: Callable[[int], None]) -> None:
     """Send a file of which the node has `have` bytes; `told` gets how many more it has after every piece.
 
     Raises HomelabError where it arrives damaged again and again, UnreachableError.
@@ -41,7 +41,7 @@ def file(agent: Agent, target: Target, part: Part, source: Path, have: int, told
         _until_whole(agent, part, str(source), have, told, step)
 
 
-def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, told: Callable[[int], None]) -> HomelabError | None:
+def fetched(agent: Agent, target: Target, part: NeededFile, address: str, have: int, told: Callable[[int], None]) -> HomelabError | None:
     """The same, but the node fetches it from this address. Why it could not, or None. Raises UnreachableError where the node itself is gone."""
     environment = agent.node.environment
     proxies = {
@@ -62,11 +62,11 @@ def fetched(agent: Agent, target: Target, part: Part, address: str, have: int, t
     return None
 
 
-def _request(target: Target, part: Part, offset: int) -> dict[str, str | int]:
+def _request(target: Target, part: NeededFile, offset: int) -> dict[str, str | int]:
     return {**target.request, "name": part.name, "sha256": part.sha256, "size": part.size_bytes, "offset": offset}
 
 
-def _until_whole(agent: Agent, part: Part, source: str, have: int, told: Callable[[int], None], step: Callable[[int], int]) -> None:
+def _until_whole(agent: Agent, part: NeededFile, source: str, have: int, told: Callable[[int], None], step: Callable[[int], int]) -> None:
     beginnings = 0
     while True:
         before, have = have, step(have)

@@ -19,7 +19,7 @@ from homelab.controller.features.setup.requirements import Lock
 from homelab.controller.features.setup.setup_plan import SetupOptions
 from homelab.controller.features.setup.supply import Supply
 from homelab.controller.features.setup.transfer_progress import TransferProgress
-from homelab.controller.features.setup.wanted import Wanted
+from homelab.controller.features.setup.wanted import WantedPackages
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
 from homelab.controller.remote.node_state import NodeState
@@ -44,7 +44,7 @@ class NodeDone(DisplayValue):
     is_somebodys: bool = False
 
 
-def run(fleet: Fleet, names: Iterable[str], wanted: Wanted, how: SetupOptions, say: Say) -> Outcome[NodeDone]:
+def run(fleet: Fleet, names: Iterable[str], wanted: WantedPackages, how: SetupOptions, say: Say) -> Outcome[NodeDone]:
     """Bring these nodes to what is wanted. One node's error does not stop the others."""
     names = list(names)
     say(f"looking at the environment of {listed(names)}")

@@ -16,7 +16,7 @@ _SPARE_BYTES = 200_000_000  # for what else writes to that disk meanwhile
 _MOST_NAMED = 6
 
 
-class Part(Value):
+class NeededFile(Value):
     """A file that a node needs. `name`: its place in the folder of setup there."""
 
     name: str
@@ -55,7 +55,7 @@ def _some(names: Sequence[str]) -> str:
 class SetupPlan(Value):
     """`parts`: the files to send. `send_bytes`: without what has come already; `disk_bytes`: what it takes on the node's disk."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[NeededFile, ...]
     send_bytes: int
     disk_bytes: int
 
@@ -84,7 +84,7 @@ def check_environment(node: str, environment: str, state: NodeState) -> None:
         )  # fmt: skip
 
 
-def plan(state: NodeState, parts: Sequence[Part]) -> SetupPlan:
+def plan(state: NodeState, parts: Sequence[NeededFile]) -> SetupPlan:
     """The files that the node lacks. Wheels are unpacked beside what is there: room is needed for all of them."""
     lacking = tuple(part for part in parts if part.name not in state.good)
     send_bytes = sum(part.size_bytes - min(state.partial.get(part.name, 0), part.size_bytes) for part in lacking)

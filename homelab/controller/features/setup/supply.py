@@ -12,7 +12,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.features.setup import cache, python_archive, relay, send, uv_program, wheelhouse
 from homelab.controller.features.setup.platform import Platform
 from homelab.controller.features.setup.requirements import Lock, Package
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote.agent import Agent
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
@@ -46,7 +46,7 @@ class Supply:
         self._shared: dict[str, str] = {}
         self.parts = [*self._here, *(lying.get(name) or _estimated(name, package) for name, package in self._wheels.items())]
 
-    def bring(self, agent: Agent, part: Part, have: int, told: Callable[[int], None], refused: set[str]) -> None:
+    def bring(self, agent: Agent, part: NeededFile, have: int, told: Callable[[int], None], refused: set[str]) -> None:
         """Have the node hold this file, of which it has `have` bytes. A node that could not fetch one is in `refused`, and gets all others sent.
 
         Raises HomelabError.
@@ -89,9 +89,9 @@ def is_public(url: str) -> bool:
     return parts.scheme in ("http", "https") and "@" not in parts.netloc
 
 
-def _part(name: str, path: Path) -> Part:
-    return Part(name=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+def _part(name: str, path: Path) -> NeededFile:
+    return NeededFile(name=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
 
 
-def _estimated(name: str, package: Package) -> Part:
-    return Part(name=name, sha256=package.sha256, size_bytes=package.size_bytes, unpacked_bytes=_UNPACKED_TIMES * package.size_bytes)
+def _estimated(name: str, package: Package) -> NeededFile:
+    return NeededFile(name=name, sha256=package.sha256, size_bytes=package.size_bytes, unpacked_bytes=_UNPACKED_TIMES * package.size_bytes)

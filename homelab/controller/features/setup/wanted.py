@@ -18,7 +18,7 @@ from homelab.controller.remote.fanout import Fleet
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPackages:
     """`lines` as in a requirements file, and `alone`, lines of packages that are installed without what they name; `torch` None where a file says everything."""
 
     lines: tuple[str, ...]
@@ -31,7 +31,7 @@ class Wanted:
         return self.torch.index if self.torch else None
 
 
-def of_file(path: Path) -> Wanted:
+def of_file(path: Path) -> WantedPackages:
     """The lines of a requirements file, each a name with or without a version. Raises InputError."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -47,10 +47,10 @@ def of_file(path: Path) -> Wanted:
                 where=str(path),
                 hint="one package a line, with or without a version: humanize==4.17.0",
             )
-    return Wanted(lines, None)
+    return WantedPackages(lines, None)
 
 
-def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> Wanted:
+def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> WantedPackages:
     """The worker's packages, or those that train with Unsloth, and the torch for all nodes of the cluster: that of a part would not suit the others.
 
     Raises HomelabError where no build suits all, and the error of a node that does not answer.
@@ -60,8 +60,8 @@ def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> Wanted:
         raise error
     torch = fleet_build(gathered.facts)
     if unsloth:
-        return Wanted((torch.requirement,), torch, _unsloth_packages())
-    return Wanted((torch.requirement, *_worker_packages()), torch)
+        return WantedPackages((torch.requirement,), torch, _unsloth_packages())
+    return WantedPackages((torch.requirement, *_worker_packages()), torch)
 
 
 def _worker_packages() -> list[str]:

@@ -18,8 +18,8 @@ from homelab.controller.base.units import decimal_size, listed
 from homelab.controller.features.setup import cache
 from homelab.controller.features.setup.platform import Platform
 from homelab.controller.features.setup.requirements import Lock, Package, joined, key_of, lock_of_report
-from homelab.controller.features.setup.setup_plan import Part
-from homelab.controller.features.setup.wanted import Wanted
+from homelab.controller.features.setup.setup_plan import NeededFile
+from homelab.controller.features.setup.wanted import WantedPackages
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 
@@ -27,7 +27,7 @@ _SIZE_TIMEOUT_S = 10.0
 _SIZES_AT_ONCE = 16
 
 
-def lock(wanted: Wanted, platform: Platform, *, anew: bool = False) -> Lock:
+def lock(wanted: WantedPackages, platform: Platform, *, anew: bool = False) -> Lock:
     """The lock of what is wanted, as it was resolved first; with `anew` with the versions of today. Raises HomelabError."""
     alone = ["alone:", *wanted.alone] if wanted.alone else []
     place = cache.folder() / "locks" / f"{key_of([*wanted.lines, wanted.index or '', *alone], platform.name)}.json"
@@ -96,16 +96,16 @@ def fetch(resolved: Lock, platform: Platform) -> None:
             Path(folder, package.wheel).replace(wheels / package.wheel)
 
 
-def parts(resolved: Lock) -> list[Part]:
+def parts(resolved: Lock) -> list[NeededFile]:
     """The wheels that lie here, as files to send."""
     wheels = cache.folder() / "wheels"
     return [_part(wheels / package.wheel, package) for package in resolved.packages if _is_good(wheels / package.wheel, package)]
 
 
-def _part(path: Path, package: Package) -> Part:
+def _part(path: Path, package: Package) -> NeededFile:
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
-    return Part(name=f"wheels/{package.wheel}", sha256=package.sha256, size_bytes=path.stat().st_size, unpacked_bytes=unpacked)
+    return NeededFile(name=f"wheels/{package.wheel}", sha256=package.sha256, size_bytes=path.stat().st_size, unpacked_bytes=unpacked)
 
 
 def _is_good(path: Path, package: Package) -> bool:

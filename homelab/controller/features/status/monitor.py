@@ -16,7 +16,7 @@ from homelab.controller.dashboard import card_history
 from homelab.controller.dashboard import live as live_dashboard
 from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
-from homelab.controller.dashboard.snapshot_builder import Observation, RunInfo, build
+from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
 from homelab.controller.diagnose import cause
 from homelab.controller.features.status import unsupervised
 from homelab.controller.features.status.unsupervised import detect_stall
@@ -92,7 +92,7 @@ class Watcher:
             owner=self.owner,
         )  # fmt: skip
         metrics = [replies.Metric.model_validate(line) for line in self._gathered.lines]
-        snapshot = build(run, Observation(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
+        snapshot = build(run, NodeAnswers(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
         snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
         following = next_commands(snapshot.state, snapshot.run, diagnosis, is_script=self._is_script)

@@ -7,7 +7,7 @@ from typing import Any
 
 from homelab.controller.attempt import watchdog
 from homelab.controller.attempt.node_status import NodeStatus, RankStatus
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.sanitize import plain
 from homelab.controller.remote.poll_reply import Reply, RunReply
@@ -32,7 +32,7 @@ def unsupervised_warnings(
     state: State,
     record: Mapping[str, Any],
     silent_place: str,
-    still: Verdict | None,
+    still: AttemptVerdict | None,
     *,
     recover: Command,
     supervise: Command,
@@ -70,7 +70,7 @@ def unsupervised_warnings(
 
 def detect_stall(
     attempt: int, expected: Collection[str], replies: Mapping[str, Reply], step_s: float | None, planned_s: float | None = None
-) -> watchdog.Verdict | None:
+) -> watchdog.AttemptVerdict | None:
     """The watchdog's verdict where everybody waits, None where somebody moves or nobody can tell.
 
     `expected`: the nodes of the plan; `step_s`: how long a step takes, if known; `planned_s`: how long the plan expects it to take. How

@@ -12,14 +12,14 @@ from homelab.controller.features.status import run_index
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
-from homelab.controller.run.pruning import Candidate
+from homelab.controller.run.pruning import PrunableRun
 
 HERE = "this machine"
 _WEIGH_S, _REMOVE_S = 120.0, 600.0
 _REMOVED = ".removed-"
 
 
-def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tuple[list[Candidate], dict[str, HomelabError]]:
+def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tuple[list[PrunableRun], dict[str, HomelabError]]:
     """Every known run, the newest first, and the nodes that could not be asked. `models_dir`: where fetched models are put."""
     index = run_index.all_runs(fleet, runs_dir, say)
     say("asking the nodes how large they are")
@@ -36,7 +36,7 @@ def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tupl
             places[HERE] = sum(path.lstat().st_size for path in paths.root.rglob("*"))
             busy = busy or ("its supervisor is at work here" if supervisor_lock.is_held(paths) else "")
         has_model = "" if (models_dir / row.name).exists() else next((node for node, entry in on_nodes.items() if entry["final"]), "")
-        found.append(Candidate(row.name, row.state, places, busy, _unasked(paths, silent), has_model))
+        found.append(PrunableRun(row.name, row.state, places, busy, _unasked(paths, silent), has_model))
     return found, silent
 
 
@@ -49,7 +49,7 @@ def _unasked(paths: RunPaths | None, silent: dict[str, HomelabError]) -> Sequenc
     return sorted(names & set(silent))
 
 
-def remove(fleet: Fleet, runs_dir: Path, run: Candidate, say: Say) -> None:
+def remove(fleet: Fleet, runs_dir: Path, run: PrunableRun, say: Say) -> None:
     """Remove it from the nodes, then from here. Raises the first node's error; then its folder here stays, and the next call goes on."""
     say(f"removing {run.name}")
     _, errors = fleet.ask("run-remove", {"run": run.name}, names=[place for place in run.bytes_on if place != HERE], timeout_s=_REMOVE_S)

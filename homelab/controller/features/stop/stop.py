@@ -30,7 +30,7 @@ from homelab.controller.run.paths import RunPaths
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StopOutcome:
     """What a stop did on each node."""
 
     run: str
@@ -81,7 +81,7 @@ class Outcome:
         }
 
 
-def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
+def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> StopOutcome:
     """End the run on all nodes of the cluster that its plans name (an earlier attempt may have left something elsewhere)."""
     attempt = run_folder.plan_of(paths).attempt
     before = store.read_object(paths.state_json).get("state")
@@ -102,7 +102,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> Outcome:
     }
     holder = stopped_holder.here(paths)
     held = f"{holder.is_stopped}, and sees none of this; it ends by itself after {holder.go_on}" if holder else ""
-    outcome = Outcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
+    outcome = StopOutcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
     if before not in ("done", "failed"):
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
     event_log.append(paths, event("stopped", attempt, clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended)))
@@ -139,7 +139,7 @@ def end_rest(fleet: Fleet, paths: RunPaths) -> list[str]:
 
 def end_orphans(
     fleet: Fleet, runs_dir: Path, say: Callable[[str], None]
-) -> tuple[list[Outcome], list[str], dict[str, HomelabError], list[str]]:
+) -> tuple[list[StopOutcome], list[str], dict[str, HomelabError], list[str]]:
     """End them on every node: (what was ended, the runs that live and were left alone, the nodes that could not be asked, what else was repaired).
 
     A run that trains is left alone, and so is one that somebody owns: a supervisor, here or anywhere, or a command.

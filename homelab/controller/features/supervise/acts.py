@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.features.supervise.observation import Failed
 
 
@@ -14,7 +14,7 @@ class Incident:
     """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `rejoining` are well again, or that another cut of the model trains faster
     (`recut` says it)."""
 
-    verdict: Verdict | None
+    verdict: AttemptVerdict | None
     noticed_at: float  # seconds since 1970
     left_out: frozenset[str]  # nodes that are not asked: they were left out before, and are not well yet
     rejoining: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Collect:
 
 
 @dataclass(frozen=True)
-class Report:
+class WriteProgress:
     """Write down what is being done."""
 
     doing: str
@@ -133,4 +133,4 @@ class End:
     records_stop: bool = False
 
 
-Act = Review | Follow | Wait | Collect | Report | Begin | Examine | Halt | Resume | WaitBeforeRetry | GiveUp | End
+Act = Review | Follow | Wait | Collect | WriteProgress | Begin | Examine | Halt | Resume | WaitBeforeRetry | GiveUp | End

@@ -71,7 +71,7 @@ class AttemptWatch:
         """Until a node says something, for a moment at most."""
         self.streams.wait(_LONGEST_WAIT_S)
 
-    def look(self) -> tuple[watchdog.Verdict, int]:
+    def look(self) -> tuple[watchdog.AttemptVerdict, int]:
         """The verdict, and the newest checkpoint that all nodes hold. Of an end the watchdog is asked again when torchrun has said its own word."""
         statuses = self._statuses()
         self._step_times.see(statuses, time.monotonic())
@@ -94,7 +94,7 @@ class AttemptWatch:
                 return
             self.streams.wait(0.1)
 
-    def _judge(self, statuses: dict[str, NodeStatus]) -> watchdog.Verdict:
+    def _judge(self, statuses: dict[str, NodeStatus]) -> watchdog.AttemptVerdict:
         return watchdog.judge(self._plan.attempt, self._names, statuses, self._step_times.step_s, self._plan.step_s)
 
     def _statuses(self) -> dict[str, NodeStatus]:

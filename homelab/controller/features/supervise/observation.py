@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.config.recipe import LogPolicy
 from homelab.controller.diagnose.cause import Diagnosis
 
@@ -31,7 +31,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Halted:
+class HaltResult:
     """`step`: from where the run can go on; `nodes`: that answer. `indispensable`: node -> shards of the checkpoint that it alone has."""
 
     step: int
@@ -40,7 +40,7 @@ class Halted:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumeResult:
     """The new attempt. `is_program`: of a program of one's own."""
 
     attempt: int
@@ -59,7 +59,7 @@ class Failed:
     text: str = ""
 
 
-Result = Followed | Examined | Halted | Resumed | Failed
+Result = Followed | Examined | HaltResult | ResumeResult | Failed
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Observation:
     time: float
     is_stopped: bool = False
     result: Result | None = None
-    verdict: Verdict | None = None
+    verdict: AttemptVerdict | None = None
     checkpoint: int = 0
     well: frozenset[str] = frozenset()
     recut: str = ""

@@ -78,7 +78,7 @@ class RecoveryTry:
             event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not met'))
         return observation.Examined(self.examination.diagnosis, self.examination.step, tuple(met))
 
-    def halt(self, act: acts.Halt) -> observation.Halted:
+    def halt(self, act: acts.Halt) -> observation.HaltResult:
         """Claim the run and stop what is left of it. Raises HomelabError."""
         assert self.examination is not None
         if act.asks_silent:
@@ -92,15 +92,15 @@ class RecoveryTry:
         from_scratch: halt.Scratch = "if-nothing-was-saved" if act.may_begin_again else "never"
         self._halted = halt.halt(self._claimed, self.examination, nodes=self.run.nodes, from_scratch=from_scratch, grace_s=STOP_GRACE_S)
         point, well = self._halted.resume_point, tuple(self._halted.names)
-        return observation.Halted(point.step, well, checkpoint_holders.indispensable(point.held, well))
+        return observation.HaltResult(point.step, well, checkpoint_holders.indispensable(point.held, well))
 
-    def resume(self, act: acts.Resume) -> observation.Resumed:
+    def resume(self, act: acts.Resume) -> observation.ResumeResult:
         """Start the next attempt. Raises HomelabError."""
         assert self._claimed is not None and self.examination is not None and self._halted is not None
         nodes = [name for name in self.run.nodes if name not in act.exclude]
         next_attempt = NextAttempt(nodes, self.run.skip, act.because, act.halvings)
         plan = resume.resume(self._claimed, self.examination, self._halted, next_attempt)
-        return observation.Resumed(
+        return observation.ResumeResult(
             plan.attempt, plan.resume_step, tuple(node.name for node in plan.nodes), is_program=self.run.recipe.script is not None
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.run.restart import Restart
@@ -31,7 +31,7 @@ OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-kill
 class Failure:
     """How an attempt failed. `met`: the recipe's own policies that the logs of a node meet."""
 
-    verdict: Verdict
+    verdict: AttemptVerdict
     diagnosis: Diagnosis | None = None
     met: Sequence[tuple[str, LogPolicy]] = ()
 
@@ -113,7 +113,7 @@ def may_begin_again(step: int, checkpoint: Checkpoint) -> bool:
 
 
 def rejoining(
-    well: Collection[str], first_seen: Mapping[str, int], checkpoint: int, verdict: Verdict
+    well: Collection[str], first_seen: Mapping[str, int], checkpoint: int, verdict: AttemptVerdict
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Which of the nodes that are `well` again are taken back now; and for each the newest checkpoint when it was first seen to be well.
 

@@ -17,18 +17,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.config.recipe import Checkpoint, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import acts, restart_policy
-from homelab.controller.features.supervise.observation import Examined, Failed, Followed, Halted, Observation, Resumed
+from homelab.controller.features.supervise.observation import Examined, Failed, Followed, HaltResult, Observation, ResumeResult
 from homelab.controller.run import events, restart
 
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
 COLLECT_S = 20.0
 REFUSED_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
-CUT_SHORT = Verdict("exit", because="the supervisor was ended while it recovered this run")
+CUT_SHORT = AttemptVerdict("exit", because="the supervisor was ended while it recovered this run")
 
 Phase = Literal["new", "reviewing", "watching", "recovering", "waiting", "resumed", "giving-up"]
 
@@ -117,7 +117,7 @@ def _watch(state: State, observation: Observation) -> Step:
         return _begin(state, observation, acts.Incident(None, observation.time, watch.absent, recut=observation.recut))
     watch = replace(watch, first_seen=first_seen)
     if verdict.because != watch.reported:
-        report = acts.Report("watching", verdict.because or f"attempt {state.attempt}")
+        report = acts.WriteProgress("watching", verdict.because or f"attempt {state.attempt}")
         return replace(state, watch=replace(watch, reported=verdict.because)), report
     if observation.now_s - watch.collected_s > COLLECT_S:
         return replace(state, watch=replace(watch, collected_s=observation.now_s)), acts.Collect()
@@ -136,9 +136,9 @@ def _recover(state: State, observation: Observation) -> Step:
             return _failed(state, recovering, observation, error)
         case Examined() as examined:
             return _try(state, replace(recovering, examined=examined))
-        case Halted() as halted:
+        case HaltResult() as halted:
             return _decide(state, recovering, observation, halted)
-        case Resumed() as resumed:
+        case ResumeResult() as resumed:
             return _resumed(state, recovering, observation, resumed)
         case _:
             return _try(state, recovering)
@@ -151,7 +151,7 @@ def _try(state: State, recovering: Recovering) -> Step:
     return state, acts.Halt(restart_policy.may_begin_again(recovering.examined.step, state.checkpoint), recovering.asks_silent)
 
 
-def _decide(state: State, recovering: Recovering, observation: Observation, halted: Halted) -> Step:
+def _decide(state: State, recovering: Recovering, observation: Observation, halted: HaltResult) -> Step:
     incident, examined = recovering.incident, recovering.examined
     assert examined is not None
     if incident.verdict is None:
@@ -170,7 +170,7 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
     return state, acts.Resume(decision.because, decision.exclude, restart_policy.lowered(state.restarts, decision))
 
 
-def _resumed(state: State, recovering: Recovering, observation: Observation, resumed: Resumed) -> Step:
+def _resumed(state: State, recovering: Recovering, observation: Observation, resumed: ResumeResult) -> Step:
     decision, refused, restarts = recovering.decision, dict(state.refused), state.restarts
     assert decision is not None
     refused |= {name: observation.now_s + REFUSED_S for name in recovering.incident.rejoining if name not in resumed.nodes}
@@ -178,7 +178,7 @@ def _resumed(state: State, recovering: Recovering, observation: Observation, res
         restarts = (*restarts, restart.Restart(observation.time, decision.cause, decision.node, resumed.step))
     state = replace(state, phase="resumed", attempt=resumed.attempt, restarts=restarts, refused=refused)
     words = events.resumed(resumed.attempt, resumed.step, is_program=resumed.is_program).sentence
-    return state, acts.Report("watching", f"{words}: {decision.because}")
+    return state, acts.WriteProgress("watching", f"{words}: {decision.because}")
 
 
 def _failed(state: State, recovering: Recovering, observation: Observation, error: Failed) -> Step:

@@ -104,7 +104,7 @@ class Supervisor:
                 self._watch.wait()
             case acts.Collect():
                 self._collect_aside()
-            case acts.Report(doing, why):
+            case acts.WriteProgress(doing, why):
                 self._write(doing, why)
             case acts.Begin():
                 self._begin(act)

@@ -10,14 +10,14 @@ from homelab.controller.base import package
 from homelab.controller.base.say import Say
 from homelab.controller.features.track import event_files, forwarder_lock
 from homelab.controller.features.track.event_files import EventFiles
-from homelab.controller.features.track.metrics_source import Look, MetricsSource
+from homelab.controller.features.track.metrics_source import KnownMetrics, MetricsSource
 from homelab.controller.features.track.tensorboard_server import TensorBoardServer
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 
 
-def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callable[[str, Look], None]) -> None:
+def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callable[[str, KnownMetrics], None]) -> None:
     """Until Ctrl-C. `serving` is told the address and the first look, once. Raises HomelabError; the run is never touched.
 
     A forwarder that writes the event files already goes on doing so.
@@ -46,7 +46,7 @@ def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callabl
                     trouble = look.trouble
 
 
-def _look(source: MetricsSource, files: EventFiles | None) -> Look:
+def _look(source: MetricsSource, files: EventFiles | None) -> KnownMetrics:
     look = source.look()
     if files is not None:
         with store.written(files.folder):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homelab.controller.features.track.points import Key, Point, first_changed
+from homelab.controller.features.track.points import Key, TrackedPoint, first_changed
 
 REQUIREMENT = "tensorboard>=2.18"
 
@@ -34,7 +34,7 @@ class EventFiles:
         self._sent: dict[Key, int] = {}
         self._start(0)  # for a TensorBoard that still has the values of the older files
 
-    def bring(self, points: Sequence[Point]) -> int:
+    def bring(self, points: Sequence[TrackedPoint]) -> int:
         """Write what is new or changed; the number of points."""
         changed = first_changed(points, self._sent)
         if changed is not None:

@@ -15,9 +15,9 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.features.track import event_files, sent
 from homelab.controller.features.track.event_files import EventFiles
-from homelab.controller.features.track.metrics_source import Look
-from homelab.controller.features.track.points import Key, Point
-from homelab.controller.features.track.trackers import TRACKERS, Job, Sink, Tracker
+from homelab.controller.features.track.metrics_source import KnownMetrics
+from homelab.controller.features.track.points import Key, TrackedPoint
+from homelab.controller.features.track.trackers import TRACKERS, Sink, TrackerJob, TrackerKind
 from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
 
@@ -73,8 +73,8 @@ class Forwarder:
         self.problem: HomelabError | None = None
         self.has_given_up = False
         self._sent_now = 0
-        self._points: Sequence[Point] = ()
-        self._certain: Sequence[Point] = ()
+        self._points: Sequence[TrackedPoint] = ()
+        self._certain: Sequence[TrackedPoint] = ()
 
     @property
     def progress(self) -> Progress:
@@ -88,7 +88,7 @@ class Forwarder:
         """Nothing is left to do for what it was brought."""
         return self.has_given_up or (self.problem is None and not sent.due(self._certain, self._sent))
 
-    def bring(self, look: Look, *, is_over: bool, is_patient: bool, now_s: float) -> None:
+    def bring(self, look: KnownMetrics, *, is_over: bool, is_patient: bool, now_s: float) -> None:
         """Send what is due, unless it waits before its next try. What the tracker raises becomes `problem`. Raises HomelabError where the disk refuses.
 
         A tracker keeps what it has got, so it gets a step of a run that lives only when no recovery computes it again.
@@ -119,7 +119,7 @@ class Forwarder:
             self.problem = self.problem or self._problem(error)
             self._write()
 
-    def _send(self, points: Sequence[Point]) -> None:
+    def _send(self, points: Sequence[TrackedPoint]) -> None:
         for first in range(0, len(points), _BATCH):
             batch = points[first : first + _BATCH]
             with contextlib.redirect_stdout(sys.stderr):  # trackers greet; --json is a document
@@ -137,7 +137,7 @@ class Forwarder:
         recipe = run_folder.description_of(self._paths).recipe
         settings = recipe.model_dump(mode="json", include={"model", "data", "method", "train"}, exclude_none=True)
         name = self._paths.name if self._number == 1 else f"{self._paths.name}-again-{self._number}"
-        sink = tracker.open(Job(name, self._known_as, settings))
+        sink = tracker.open(TrackerJob(name, self._known_as, settings))
         self._known_as = sink.known_as
         return sink
 
@@ -160,7 +160,7 @@ class Forwarder:
         self.has_given_up = (since_end_s is not None and nothing_left) or gives_up_after(self._failures, since_end_s, is_patient=is_patient)
 
     def _problem(self, error: Exception) -> HomelabError:
-        tracker: Tracker = TRACKERS[self.tracker]
+        tracker: TrackerKind = TRACKERS[self.tracker]
         said = redact.text(" ".join(plain_lines(str(error)).split()))[:300]
         return HomelabError(
             f"{self.tracker} does not take the run's metrics: {type(error).__name__}: {said}",
@@ -187,7 +187,7 @@ class EventFileForwarder:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._files: EventFiles | None = None
-        self._points: Sequence[Point] = ()
+        self._points: Sequence[TrackedPoint] = ()
         self.problem: HomelabError | None = None
         self.has_given_up = False
 
@@ -202,7 +202,7 @@ class EventFileForwarder:
         """Every look is written as a whole, or refused."""
         return True
 
-    def bring(self, look: Look, *, is_over: bool, is_patient: bool, now_s: float) -> None:
+    def bring(self, look: KnownMetrics, *, is_over: bool, is_patient: bool, now_s: float) -> None:
         """Write what is new or changed."""
         self._points = look.points
         if self.has_given_up:

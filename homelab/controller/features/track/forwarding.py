@@ -13,7 +13,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.features.track import forwarder as forwarder_module
 from homelab.controller.features.track import forwarder_lock
 from homelab.controller.features.track.forwarder import AnyForwarder, EventFileForwarder, Forwarder, Progress
-from homelab.controller.features.track.metrics_source import Look, MetricsSource
+from homelab.controller.features.track.metrics_source import KnownMetrics, MetricsSource
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log
 from homelab.controller.run.events import event
@@ -23,7 +23,7 @@ _TICK_S = 1.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ForwardRequest:
     """`once`: send what is there now, and follow no run. `is_patient`: go on trying for a day after the run's end."""
 
     trackers: Sequence[str]
@@ -32,7 +32,7 @@ class Wanted:
     is_patient: bool = False
 
 
-def track(fleet: Fleet, paths: RunPaths, wanted: Wanted, say: Say) -> tuple[str, Mapping[str, Progress]]:
+def track(fleet: Fleet, paths: RunPaths, wanted: ForwardRequest, say: Say) -> tuple[str, Mapping[str, Progress]]:
     """The run's state, and what each tracker has got. Until the run's end; the trackers are closed also after a Ctrl-C.
 
     Raises HomelabError where another process sends to one of them, or the disk refuses. What a tracker refuses is in its Progress.
@@ -60,7 +60,7 @@ def track(fleet: Fleet, paths: RunPaths, wanted: Wanted, say: Say) -> tuple[str,
     return look.state, {forwarder.tracker: forwarder.progress for forwarder in forwarders}
 
 
-def _take(stack: ExitStack, paths: RunPaths, tracker: str, wanted: Wanted) -> AnyForwarder:
+def _take(stack: ExitStack, paths: RunPaths, tracker: str, wanted: ForwardRequest) -> AnyForwarder:
     if not stack.enter_context(forwarder_lock.held(paths, tracker)):
         raise TakenError(
             f"another process sends this run to {tracker} already",
@@ -88,6 +88,6 @@ def _in_three_parts(problem: HomelabError) -> str:
     return f"{problem.message}\n  where: {problem.where}\n  fix:   {problem.hint}"
 
 
-def _line(forwarders: Sequence[AnyForwarder], look: Look) -> str:
+def _line(forwarders: Sequence[AnyForwarder], look: KnownMetrics) -> str:
     counts = ", ".join(f"{forwarder.tracker} {forwarder.progress.sent} of {forwarder.progress.total}" for forwarder in forwarders)
     return f"{look.state}: {counts} points{f'; {look.trouble}' if look.trouble else ''}"

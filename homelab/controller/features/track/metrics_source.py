@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from homelab.controller.attempt import remote_supervisor
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.status import monitor
-from homelab.controller.features.track.points import Point, points_of
+from homelab.controller.features.track.points import TrackedPoint, points_of
 from homelab.controller.features.track.sent import certain_step
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, supervisor_lock
@@ -20,14 +20,14 @@ _FILE_S, _NODES_S = 5.0, 20.0
 
 
 @dataclass(frozen=True)
-class Look:
+class KnownMetrics:
     """What is known now. `is_over`: nothing more will come. `trouble`: why the nodes could not be asked, empty where they were or need not be.
 
     `certain_step`: a recovery may compute the later ones again.
     `next_s`: after so many seconds it is worth looking again; a question to the nodes costs them something, a look into a file does not.
     """
 
-    points: Sequence[Point]
+    points: Sequence[TrackedPoint]
     state: str
     is_over: bool
     trouble: str = ""
@@ -43,7 +43,7 @@ class MetricsSource:
         self._gathered = Gathered(paths)
         self._watcher: monitor.Watcher | None = None
 
-    def look(self) -> Look:
+    def look(self) -> KnownMetrics:
         """Raises HomelabError where the run's folder is damaged."""
         state = run_folder.state_of(self._paths)  # before the metrics: they are gathered before the end is written down
         if supervisor_lock.is_held(self._paths):
@@ -63,7 +63,7 @@ class MetricsSource:
         """Whether the run has had its supervisor on this machine, so that nobody recovers it where none is here. Elsewhere one may be at work."""
         return self._paths.supervisor_json.is_file() and not remote_supervisor.recorded(self._paths)
 
-    def _kept(self, state: str, *, is_over: bool, trouble: str = "", next_s: float = _FILE_S) -> Look:
+    def _kept(self, state: str, *, is_over: bool, trouble: str = "", next_s: float = _FILE_S) -> KnownMetrics:
         self._gathered.refresh()
         lines = self._gathered.lines
-        return Look(points_of(lines), state, is_over, trouble, certain_step(lines), next_s)
+        return KnownMetrics(points_of(lines), state, is_over, trouble, certain_step(lines), next_s)

@@ -21,7 +21,7 @@ _TAGS: Mapping[Kind, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Point:
+class TrackedPoint:
     """The figures of one optimizer step, or of one evaluation after it. `time` in seconds since 1970; `attempt` computed it last."""
 
     kind: Kind
@@ -36,12 +36,12 @@ class Point:
         return (self.kind, self.step)
 
 
-def points_of(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+def points_of(lines: Iterable[Mapping[str, Any]]) -> list[TrackedPoint]:
     """By step, a step before the evaluation after it. `lines`: metrics.jsonl, as `homelab.controller.run.metrics` has it.
 
     Of a step that two attempts computed, the newest counts. A figure that is unknown or not finite is left out.
     """
-    newest: dict[Key, Point] = {}
+    newest: dict[Key, TrackedPoint] = {}
     for line in lines:
         kind = line.get("kind")
         if kind not in get_args(Kind) or line.get("rank", 0) != 0 or not isinstance(line.get("step"), int):
@@ -49,13 +49,13 @@ def points_of(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
         kind = cast("Kind", kind)
         figures = {tag: line.get(name) for tag, name in _TAGS[kind].items()}
         values = {tag: float(value) for tag, value in figures.items() if isinstance(value, int | float) and math.isfinite(value)}
-        point = Point(kind, line["step"], line.get("attempt") or 0, float(line.get("time") or 0.0), values)
+        point = TrackedPoint(kind, line["step"], line.get("attempt") or 0, float(line.get("time") or 0.0), values)
         if point.key not in newest or point.attempt >= newest[point.key].attempt:
             newest[point.key] = point
     return sorted(newest.values(), key=lambda point: (point.step, point.kind != "train"))
 
 
-def first_changed(points: Sequence[Point], sent: Mapping[Key, int]) -> int | None:
+def first_changed(points: Sequence[TrackedPoint], sent: Mapping[Key, int]) -> int | None:
     """The first step from which what was sent is not what is there now; None where the new points only follow. `sent`: key -> attempt.
 
     A recovery computes steps again, and drops those that it has not reached yet.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast, get_args
 
-from homelab.controller.features.track.points import Key, Kind, Point
+from homelab.controller.features.track.points import Key, Kind, TrackedPoint
 
 # (kind, first step, last step, every how many steps, the attempt that had computed them)
 Span = tuple[str, int, int, int, int]
@@ -25,12 +25,12 @@ def certain_step(lines: Iterable[Mapping[str, Any]]) -> int:
     return next((step for step in reversed(steps) if step != steps[-1] or not saves[step]), 0)
 
 
-def due(points: Sequence[Point], sent: Attempts) -> list[Point]:
+def due(points: Sequence[TrackedPoint], sent: Attempts) -> list[TrackedPoint]:
     """The points that were never sent, by step. One that was sent and that a recovery computed again is none."""
     return [point for point in points if point.key not in sent]
 
 
-def repeated(points: Iterable[Point], sent: Attempts) -> int:
+def repeated(points: Iterable[TrackedPoint], sent: Attempts) -> int:
     """How many points a recovery has computed again after they were sent: the tracker keeps their first values."""
     return sum(1 for point in points if sent.get(point.key, point.attempt) != point.attempt)
 

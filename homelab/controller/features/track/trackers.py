@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.controller.features.track.points import Point
+from homelab.controller.features.track.points import TrackedPoint
 
 PROJECT = "homelab"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrackerJob:
     """What is sent where. `known_as`: the tracker's own name of the run, as the first opening gave it; empty before."""
 
     name: str
@@ -29,18 +29,18 @@ class Job:
 class Sink:
     """An opened tracker. `send` and `close` raise whatever the tracker raises."""
 
-    send: Callable[[Point], object]
+    send: Callable[[TrackedPoint], object]
     close: Callable[[], object]
     known_as: str = ""
 
 
 @dataclass(frozen=True)
-class Tracker:
+class TrackerKind:
     """`requirement`: what pip is asked for. `login`: the command after which it takes the key. `look`: the command that shows its curves."""
 
     module: str
     requirement: str
-    open: Callable[[Job], Sink]
+    open: Callable[[TrackerJob], Sink]
     login: str
     look: str
 
@@ -50,7 +50,7 @@ class Tracker:
         return self.module, self.requirement
 
 
-def _trackio(job: Job) -> Sink:
+def _trackio(job: TrackerJob) -> Sink:
     import trackio
 
     run = trackio.init(
@@ -59,7 +59,7 @@ def _trackio(job: Job) -> Sink:
     return Sink(lambda point: run.log(dict(point.values), step=point.step), trackio.finish)
 
 
-def _wandb(job: Job) -> Sink:
+def _wandb(job: TrackerJob) -> Sink:
     import wandb
 
     settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True)
@@ -72,7 +72,7 @@ def _wandb(job: Job) -> Sink:
     return Sink(lambda point: run.log({"step": point.step, **point.values}), run.finish)
 
 
-def _mlflow(job: Job) -> Sink:
+def _mlflow(job: TrackerJob) -> Sink:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the forwarder itself tries again
     from mlflow import MlflowClient
     from mlflow.entities import Metric
@@ -87,13 +87,13 @@ def _mlflow(job: Job) -> Sink:
         for key, value in job.settings.items():
             client.set_tag(known_as, f"recipe.{key}", str(value)[:5000])
 
-    def send(point: Point) -> None:
+    def send(point: TrackedPoint) -> None:
         client.log_batch(known_as, [Metric(tag, value, int(point.time * 1000), point.step) for tag, value in point.values.items()])
 
     return Sink(send, lambda: client.set_terminated(known_as), known_as)
 
 
-def _aim(job: Job) -> Sink:
+def _aim(job: TrackerJob) -> Sink:
     from aim import Run
 
     run = Run(
@@ -105,14 +105,14 @@ def _aim(job: Job) -> Sink:
     )
     run.name, run["recipe"] = job.name, dict(job.settings)
 
-    def send(point: Point) -> None:
+    def send(point: TrackedPoint) -> None:
         for tag, value in point.values.items():
             run.track(value, name=tag, step=point.step)
 
     return Sink(send, run.close, str(run.hash))
 
 
-def _swanlab(job: Job) -> Sink:
+def _swanlab(job: TrackerJob) -> Sink:
     import swanlab
 
     known_as = job.known_as or hashlib.sha256(f"{job.name}{os.urandom(8).hex()}".encode()).hexdigest()[:21]
@@ -120,11 +120,11 @@ def _swanlab(job: Job) -> Sink:
     return Sink(lambda point: swanlab.log(dict(point.values), step=point.step), swanlab.finish, known_as)
 
 
-TRACKERS: Mapping[str, Tracker] = {
-    "trackio": Tracker("trackio", "trackio>=0.43", _trackio, "hf auth login", f"trackio show --project {PROJECT}"),
-    "wandb": Tracker("wandb", "wandb>=0.20", _wandb, "wandb login", "wandb sync --sync-all uploads what was written offline"),
-    "mlflow": Tracker("mlflow", "mlflow>=3", _mlflow, "export MLFLOW_TRACKING_URI=...", "mlflow ui"),
-    "aim": Tracker("aim", "aim>=3.29", _aim, "aim init", "aim up"),
-    "swanlab": Tracker("swanlab", "swanlab[dashboard]>=0.7", _swanlab, "swanlab login", "swanlab watch"),
+TRACKERS: Mapping[str, TrackerKind] = {
+    "trackio": TrackerKind("trackio", "trackio>=0.43", _trackio, "hf auth login", f"trackio show --project {PROJECT}"),
+    "wandb": TrackerKind("wandb", "wandb>=0.20", _wandb, "wandb login", "wandb sync --sync-all uploads what was written offline"),
+    "mlflow": TrackerKind("mlflow", "mlflow>=3", _mlflow, "export MLFLOW_TRACKING_URI=...", "mlflow ui"),
+    "aim": TrackerKind("aim", "aim>=3.29", _aim, "aim init", "aim up"),
+    "swanlab": TrackerKind("swanlab", "swanlab[dashboard]>=0.7", _swanlab, "swanlab login", "swanlab watch"),
 }
 """TensorBoard is none of them: its event files can be changed afterwards (`homelab.controller.features.track.event_files`)."""

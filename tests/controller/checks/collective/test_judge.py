@@ -44,7 +44,7 @@ class Play:
         for node, entry in self.lines.items():
             self.stages.hear(node, entry, self.now)
 
-    def run(self, seconds: float, mute: str = "") -> collective_state.Outcome | None:
+    def run(self, seconds: float, mute: str = "") -> collective_state.CollectiveOutcome | None:
         """Let so many seconds pass, or until it is over."""
         until = self.now + seconds
         while self.now < until:
@@ -67,7 +67,7 @@ def test_it_is_over_when_all_are_done() -> None:
     play.say(**all_at("64 MB"))
     assert play.stages.outcome(play.now) is None
     play.say(**all_at("done"))
-    assert play.stages.outcome(play.now) == collective_state.Outcome("done")
+    assert play.stages.outcome(play.now) == collective_state.CollectiveOutcome("done")
 
 
 def test_ranks_behind_the_others_are_missing_at_the_limit() -> None:
@@ -144,7 +144,7 @@ def test_an_import_error_ends_it_at_once() -> None:
     ended = {"returncode": 1, "log": ["Traceback (most recent call last):", "ImportError: libcudart.so.12: cannot open"], "errors": []}
     play.say(laptop=line("starting torchrun", ended=ended))
     outcome = play.run(5)
-    assert outcome == collective_state.Outcome("failed", "ImportError: libcudart.so.12: cannot open", "laptop")
+    assert outcome == collective_state.CollectiveOutcome("failed", "ImportError: libcudart.so.12: cannot open", "laptop")
     assert play.now <= 102
 
 

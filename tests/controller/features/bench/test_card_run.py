@@ -13,7 +13,7 @@ from homelab.controller.attempt import card_table
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.features.bench import card_recipe, card_run
-from homelab.controller.features.bench.card_run import Measured
+from homelab.controller.features.bench.card_run import MeasuredCardSpeed
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
 from homelab.shared.protocol.collective_stages import DONE, TRAINING
@@ -46,7 +46,9 @@ def fleet_of(tmp_path: Path, *lines: Any, seen: Evidence | None = None) -> FakeF
     return fleet
 
 
-def measured(fleet: FakeFleet, kind: card_recipe.Kind = "lora", index: int | None = None, said: list[str] | None = None) -> Measured:
+def measured(
+    fleet: FakeFleet, kind: card_recipe.Kind = "lora", index: int | None = None, said: list[str] | None = None
+) -> MeasuredCardSpeed:
     return card_run.measure(fleet, kind, index, (said if said is not None else []).append)
 
 

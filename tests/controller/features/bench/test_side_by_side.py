@@ -11,7 +11,7 @@ from rich.console import Console
 
 from homelab.controller.config.cluster import Price
 from homelab.controller.features.bench import side_by_side
-from homelab.controller.features.bench.side_by_side import Comparison, Side
+from homelab.controller.features.bench.side_by_side import RunComparison, Side
 from homelab.controller.features.report.report_builder import RunAbout, Sources
 from homelab.controller.remote.poll_reply import Metric
 from tests import builders
@@ -41,7 +41,7 @@ def sources(run: str, ranks: int, step_s: float, *, joules: float | None = None)
     )
 
 
-def second(first: Side, other: Side) -> Comparison:
+def second(first: Side, other: Side) -> RunComparison:
     return side_by_side.compare([first, other])[1]
 
 

@@ -62,7 +62,7 @@ def test_what_is_known_or_a_folder_is_not_asked_for(hub: Hub, name: str) -> None
 @pytest.mark.parametrize(("variable", "value"), [("HF_HUB_OFFLINE", "1"), ("HF_HUB_OFFLINE", "true"), ("TRANSFORMERS_OFFLINE", "yes")])
 def test_offline_is_obeyed(hub: Hub, monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
-    assert hub_config.fetch(Model(name="org/mine")) == hub_config.Fetched() and hub.asked == []
+    assert hub_config.fetch(Model(name="org/mine")) == hub_config.FetchedConfig() and hub.asked == []
 
 
 NOTES: dict[str, tuple[str | None, str]] = {

@@ -16,7 +16,7 @@ from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.report import page, report_builder
 from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
-from homelab.controller.features.report.run_report import Point
+from homelab.controller.features.report.run_report import CurvePoint
 from homelab.controller.remote.poll_reply import Metric
 from tests.controller.dashboard import sample
 
@@ -92,8 +92,8 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_thinning_keeps_the_extremes() -> None:
-    points = [Point(step=step, value=1.0) for step in range(100_000)]
-    high, low = Point(step=54_321, value=9.0), Point(step=777, value=-9.0)
+    points = [CurvePoint(step=step, value=1.0) for step in range(100_000)]
+    high, low = CurvePoint(step=54_321, value=9.0), CurvePoint(step=777, value=-9.0)
     points[54_321], points[777] = high, low
     few = thinned(points, 300)
     assert len(few) < 2000 and high in few and low in few and few[0].step == 0 and few[-1].step == 99_999

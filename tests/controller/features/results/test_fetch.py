@@ -17,7 +17,7 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.features.results import fetch, receive
-from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.run.paths import RunPaths
 from homelab.node.storage import results
 from tests.fakes import FakeFleet
@@ -197,7 +197,7 @@ def test_killed_with_9_in_the_middle(fleet: FakeFleet, tmp_path: Path) -> None:
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL and not place.exists()
-    done = fetch.bring(fleet, RunPaths(tmp_path / RUN), Holder(node="tower", folder="final"), place, lambda text: None)
+    done = fetch.bring(fleet, RunPaths(tmp_path / RUN), ModelHolder(node="tower", folder="final"), place, lambda text: None)
     assert (place / "adapter_model.safetensors").read_bytes() == WEIGHTS and done.fetched_bytes < done.total_bytes - 20_000
 
 

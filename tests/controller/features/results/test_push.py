@@ -116,7 +116,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
 
 
 def pushed(fleet: FakeFleet, tmp_path: Path, **changes: Any) -> push.Pushed:
-    wanted = push.Wanted(**{"repository": "me/x", "base_model": "org/smollm2-135m", **changes})
+    wanted = push.PushRequest(**{"repository": "me/x", "base_model": "org/smollm2-135m", **changes})
     return push.push(fleet, RunPaths(tmp_path / RUN), tmp_path / "models/x", wanted, lambda text: None)
 
 

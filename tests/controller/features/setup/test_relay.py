@@ -17,7 +17,7 @@ import pytest
 
 from homelab.controller.features.setup import relay
 from homelab.controller.features.setup.send import Target
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.node.setup import download, pieces, share
 from homelab.shared.protocol.errors import Refusal
 
@@ -118,7 +118,9 @@ class Agent:
 )
 def test_a_node_that_cannot_share_is_no_error(line: bytes) -> None:
     agent = Agent(line)
-    with relay.sharing(agent, Target("setup-receive", {}), [Part(name=NAME, sha256=SHA256, size_bytes=1)], lambda text: None) as addresses:  # type: ignore[arg-type]
+    with relay.sharing(
+        agent, Target("setup-receive", {}), [NeededFile(name=NAME, sha256=SHA256, size_bytes=1)], lambda text: None
+    ) as addresses:  # type: ignore[arg-type]
         assert addresses == {}
     assert agent.is_closed
 

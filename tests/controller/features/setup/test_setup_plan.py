@@ -10,7 +10,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.setup import setup_plan
 from homelab.controller.features.setup.platform import SENT_PYTHON, fleet_python, platform_of
 from homelab.controller.features.setup.requirements import Lock, Package, joined, lock_of_report
-from homelab.controller.features.setup.setup_plan import Part
+from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote.node_state import NodeState
 
 WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
@@ -20,8 +20,8 @@ LOCK = Lock(
     )
 )
 PARTS = [
-    Part(name="uv.whl", sha256="01" * 32, size_bytes=100),
-    Part(name="wheels/a.whl", sha256="02" * 32, size_bytes=50, unpacked_bytes=500),
+    NeededFile(name="uv.whl", sha256="01" * 32, size_bytes=100),
+    NeededFile(name="wheels/a.whl", sha256="02" * 32, size_bytes=50, unpacked_bytes=500),
 ]
 
 

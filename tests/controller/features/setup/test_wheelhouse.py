@@ -12,7 +12,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.setup import wheelhouse
 from homelab.controller.features.setup.platform import Platform, platform_of
 from homelab.controller.features.setup.requirements import Lock, Package
-from homelab.controller.features.setup.wanted import Wanted
+from homelab.controller.features.setup.wanted import WantedPackages
 from tests.controller.features.setup.test_setup_plan import state
 
 pytestmark = pytest.mark.timeout(120)
@@ -64,6 +64,6 @@ def test_the_first_lock_stays_until_an_upgrade_is_asked_for(tmp_path: Path, monk
         return Lock(packages=(Package(name="a", version=next(versions), sha256="ab" * 32, wheel=WHEEL, url="file:///a.whl", size_bytes=1),))
 
     monkeypatch.setattr(wheelhouse, "_resolve", resolve)
-    wanted, platform = Wanted(("a",), None), platform_of("n", state(), "3.11")
+    wanted, platform = WantedPackages(("a",), None), platform_of("n", state(), "3.11")
     said = [wheelhouse.lock(wanted, platform, anew=anew).versions["a"] for anew in (False, False, True, False)]
     assert said == ["1.0", "1.0", "2.0", "2.0"]

@@ -11,7 +11,7 @@ import pytest
 
 from homelab.controller.attempt import placement, remote_supervisor
 from homelab.controller.attempt.placement import SupervisorPlacement
-from homelab.controller.attempt.remote_supervisor import Place
+from homelab.controller.attempt.remote_supervisor import SupervisorPlace
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.run import store, supervisor_lock
@@ -82,7 +82,7 @@ class OnHead:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.acts: list[str] = []
         monkeypatch.setattr(
-            remote_supervisor, "prepare", lambda fleet, request, say: self._did("prepare", Place(request.head, builders.RUN))
+            remote_supervisor, "prepare", lambda fleet, request, say: self._did("prepare", SupervisorPlace(request.head, builders.RUN))
         )
         monkeypatch.setattr(remote_supervisor, "discard", lambda fleet, place: self._did("discard"))
         monkeypatch.setattr(remote_supervisor, "start", lambda fleet, paths, place, say: self._did("start", "~/homelab/log"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery, parse_recipe
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import log_policies, restart_policy
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(10)
 
 NOW = 1e9
 NODES = ("tower", "laptop", "oldtower")
-DEAD = Verdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
-SILENT = Verdict("silent-node", ("laptop",), (), "nothing is heard of laptop")
+DEAD = AttemptVerdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
+SILENT = AttemptVerdict("silent-node", ("laptop",), (), "nothing is heard of laptop")
 
 
 def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
@@ -27,7 +27,7 @@ def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
 
 
 def decide(
-    verdict: Verdict = DEAD,
+    verdict: AttemptVerdict = DEAD,
     found: Diagnosis | None = None,
     restarts: list[Restart] | None = None,
     step: int = 40,
@@ -149,13 +149,13 @@ def everywhere(*checkpoints: int) -> int:
 
 
 def test_a_node_is_taken_back_right_after_the_next_checkpoint_that_all_have() -> None:
-    well = Verdict("well")
+    well = AttemptVerdict("well")
     back, since = restart_policy.rejoining(["oldtower"], {}, everywhere(40, 40), well)
     assert (back, since) == ((), {"oldtower": 40})
     back, since = restart_policy.rejoining(["oldtower"], since, everywhere(50, 40), well)
     assert back == (), "one of them is still writing it"
     assert restart_policy.rejoining(["oldtower"], since, everywhere(50, 50), well)[0] == ("oldtower",)
-    assert restart_policy.rejoining(["oldtower"], since, everywhere(50, 50), Verdict("well", blind=("laptop",)))[0] == ()
+    assert restart_policy.rejoining(["oldtower"], since, everywhere(50, 50), AttemptVerdict("well", blind=("laptop",)))[0] == ()
     assert restart_policy.rejoining([], since, everywhere(50, 50), well) == ((), {}), "it is ill again: it has to wait anew"
 
 

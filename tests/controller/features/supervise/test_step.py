@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise.acts import (
@@ -20,24 +20,24 @@ from homelab.controller.features.supervise.acts import (
     GiveUp,
     Halt,
     Incident,
-    Report,
     Resume,
     Review,
     Wait,
     WaitBeforeRetry,
+    WriteProgress,
 )
-from homelab.controller.features.supervise.observation import Examined, Failed, Followed, Halted, Observation, Resumed
+from homelab.controller.features.supervise.observation import Examined, Failed, Followed, HaltResult, Observation, ResumeResult
 from homelab.controller.features.supervise.restart_policy import Decision
 from homelab.controller.features.supervise.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
 from homelab.controller.run.restart import Restart
 
 NOW, TIME = 1000.0, 1e9
 ABSENT = frozenset({"oldtower"})
-WELL, DONE = Verdict("well"), Verdict("done")
-BLIND = Verdict("well", because="nothing is heard of laptop", blind=("laptop",))
-DEAD = Verdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
-STOPPED = Verdict("stopped", because="it was stopped by hand")
-SUPERSEDED = Verdict("superseded", because="a node knows a newer attempt")
+WELL, DONE = AttemptVerdict("well"), AttemptVerdict("done")
+BLIND = AttemptVerdict("well", because="nothing is heard of laptop", blind=("laptop",))
+DEAD = AttemptVerdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
+STOPPED = AttemptVerdict("stopped", because="it was stopped by hand")
+SUPERSEDED = AttemptVerdict("superseded", because="a node knows a newer attempt")
 KILLED = Diagnosis(cause="killed", title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint="look", retryable=True)
 PYTHON_ERROR = KILLED.model_copy(update={"cause": "python-error", "retryable": False})
 OUT_OF_MEMORY = KILLED.model_copy(update={"cause": "cuda-out-of-memory"})
@@ -66,7 +66,7 @@ def recovering(incident: Incident = FAILURE, *, phase: Phase = "recovering", of:
     return replace(of or state(), phase=phase, recovering=replace(Recovering(incident, NOW - 5.0), **changes))
 
 
-def seen(verdict: Verdict | None = None, **more: Any) -> Observation:
+def seen(verdict: AttemptVerdict | None = None, **more: Any) -> Observation:
     """While watching."""
     return Observation(NOW, TIME, verdict=verdict, **more)
 
@@ -94,7 +94,7 @@ def case(what: str, before: State, seen: Observation, act: Act, **then: Any) -> 
 EXAMINED = Examined(KILLED, 45)
 EXAMINED_STATE = recovering(examined=EXAMINED)
 DECIDED = recovering(examined=EXAMINED, decision=GO_ON)
-HALTED = after(Halted(40, ("tower", "laptop", "oldtower")))
+HALTED = after(HaltResult(40, ("tower", "laptop", "oldtower")))
 
 CASES = [
     # ---- the beginning
@@ -105,13 +105,13 @@ CASES = [
     case("a person stops the run during that look", state("reviewing"), seen(is_stopped=True), Follow(), phase="watching"),
     case("what the predecessor has stopped is recovered", state("reviewing"), seen(STOPPED), Begin(Incident(CUT_SHORT, TIME, frozenset())), phase="recovering"),
     # ---- watching
-    case("the first look at an attempt is written down", state(), seen(WELL, result=Followed(3, ABSENT)), Report("watching", "attempt 3"), attempt=3),
+    case("the first look at an attempt is written down", state(), seen(WELL, result=Followed(3, ABSENT)), WriteProgress("watching", "attempt 3"), attempt=3),
     case("metrics are gathered at once", watching(collected_s=-1e9), seen(WELL), Collect()),
     case("metrics are gathered every 20 s", watching(collected_s=NOW - 20.1), seen(WELL), Collect()),
     case("a well attempt is waited for", state(), seen(WELL), Wait()),
-    case("a node that is not heard is written down", state(), seen(BLIND), Report("watching", "nothing is heard of laptop")),
+    case("a node that is not heard is written down", state(), seen(BLIND), WriteProgress("watching", "nothing is heard of laptop")),
     case("once", watching(reported=BLIND.because), seen(BLIND), Wait()),
-    case("that it is heard again, too", watching(reported=BLIND.because), seen(WELL), Report("watching", "attempt 2")),
+    case("that it is heard again, too", watching(reported=BLIND.because), seen(WELL), WriteProgress("watching", "attempt 2")),
     case("a person stops the run here", state(), seen(is_stopped=True), End("stopped", "stopped", ABSENT, collects=True)),
     case("a person stops the run elsewhere", state(), seen(STOPPED), End("stopped", "it was stopped by hand", ABSENT, collects=True)),
     case("the run is done", state(), seen(DONE), End("done", "done", ABSENT, collects=True)),
@@ -139,17 +139,17 @@ CASES = [
     case("without a diagnosis the verdict counts", recovering(examined=Examined(None, 45)), HALTED, Resume(DEAD.because, (), {})),
     case("a node that comes back needs no reason", recovering(REJOIN, of=state(recovery=Recovery(max_restarts=0)), examined=Examined(None, 45)), HALTED,
          Resume("oldtower is well again", (), {})),
-    case("the next attempt is written down, and why", DECIDED, after(Resumed(3, 40, ("tower", "laptop"))), Report("watching", f"attempt 3 goes on after step 40: {KILLED.title}"),
-         phase="resumed", attempt=3, restarts=(RESTART,), refused={}),
+    case("the next attempt is written down, and why", DECIDED, after(ResumeResult(3, 40, ("tower", "laptop"))),
+         WriteProgress("watching", f"attempt 3 goes on after step 40: {KILLED.title}"), phase="resumed", attempt=3, restarts=(RESTART,), refused={}),
     case("then it is followed", recovering(phase="resumed"), after(), Follow(), phase="watching", recovering=None),
-    case("what a program makes of its checkpoint is not known", DECIDED, after(Resumed(3, 40, ("tower",), is_program=True)),
-         Report("watching", f"attempt 3: the program was started again; it has step-40 before it: {KILLED.title}")),
-    case("a program without a checkpoint", DECIDED, after(Resumed(3, 0, ("tower",), is_program=True)),
-         Report("watching", f"attempt 3: the program was started again; it has no checkpoint before it: {KILLED.title}")),
-    case("to take a node back is no restart", recovering(REJOIN, examined=EXAMINED, decision=GO_ON), after(Resumed(3, 40, ("tower", "oldtower"))),
-         Report("watching", f"attempt 3 goes on after step 40: {KILLED.title}"), restarts=(), refused={}),
-    case("it was not well after all", recovering(REJOIN, examined=EXAMINED, decision=GO_ON), after(Resumed(3, 40, ("tower", "laptop"))),
-         Report("watching", f"attempt 3 goes on after step 40: {KILLED.title}"), refused={"oldtower": NOW + REFUSED_S}),
+    case("what a program makes of its checkpoint is not known", DECIDED, after(ResumeResult(3, 40, ("tower",), is_program=True)),
+         WriteProgress("watching", f"attempt 3: the program was started again; it has step-40 before it: {KILLED.title}")),
+    case("a program without a checkpoint", DECIDED, after(ResumeResult(3, 0, ("tower",), is_program=True)),
+         WriteProgress("watching", f"attempt 3: the program was started again; it has no checkpoint before it: {KILLED.title}")),
+    case("to take a node back is no restart", recovering(REJOIN, examined=EXAMINED, decision=GO_ON), after(ResumeResult(3, 40, ("tower", "oldtower"))),
+         WriteProgress("watching", f"attempt 3 goes on after step 40: {KILLED.title}"), restarts=(), refused={}),
+    case("it was not well after all", recovering(REJOIN, examined=EXAMINED, decision=GO_ON), after(ResumeResult(3, 40, ("tower", "laptop"))),
+         WriteProgress("watching", f"attempt 3 goes on after step 40: {KILLED.title}"), refused={"oldtower": NOW + REFUSED_S}),
     # ---- a recovery that has to wait
     case("a node does not answer: wait, and say why", EXAMINED_STATE, after(SILENT), WaitBeforeRetry(2.0, SILENT), phase="waiting",
          recovering=Recovering(FAILURE, NOW - 5.0, EXAMINED, asks_silent=True, tries=1, said=SILENT.message)),
@@ -201,18 +201,18 @@ def test_after_every_act_the_state_can_be_stepped_from() -> None:
     """A whole life: it fails, cannot be reached, goes on, a node comes back, it is done."""
     results: list[Observation] = [
         after(), seen(WELL, result=Followed(1, frozenset())), seen(WELL), seen(DEAD), after(), after(SILENT), after(), after(EXAMINED),
-        after(SILENT), after(), HALTED, after(Resumed(2, 40, ("tower", "laptop"))), after(), seen(WELL, result=Followed(2, ABSENT)),
+        after(SILENT), after(), HALTED, after(ResumeResult(2, 40, ("tower", "laptop"))), after(), seen(WELL, result=Followed(2, ABSENT)),
         seen(WELL), seen(WELL, well=ABSENT, checkpoint=40), seen(WELL, well=ABSENT, checkpoint=50), after(), after(Examined(None, 51)), HALTED,
-        after(Resumed(3, 50, ("tower", "laptop", "oldtower"))), after(), seen(DONE, result=Followed(3, frozenset())),
+        after(ResumeResult(3, 50, ("tower", "laptop", "oldtower"))), after(), seen(DONE, result=Followed(3, frozenset())),
     ]  # fmt: skip
     now, acts = State(1, Recovery(), Checkpoint(every_steps=10)), []
     for observation in results:
         now, act = next_step(now, observation)
         acts.append(type(act))
     assert acts == [
-        Follow, Report, Collect, Begin, Examine, WaitBeforeRetry, Examine, Halt,
-        WaitBeforeRetry, Halt, Resume, Report, Follow, Report,
+        Follow, WriteProgress, Collect, Begin, Examine, WaitBeforeRetry, Examine, Halt,
+        WaitBeforeRetry, Halt, Resume, WriteProgress, Follow, WriteProgress,
         Collect, Wait, Begin, Examine, Halt, Resume,
-        Report, Follow, End,
+        WriteProgress, Follow, End,
     ]  # fmt: skip
     assert now.restarts == (RESTART,) and now.attempt == 3

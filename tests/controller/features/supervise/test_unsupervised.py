@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.watchdog import Verdict
+from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.hint import Command, homelab
 from homelab.controller.features.status import unsupervised
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run.state import State
 
-STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop")
+STILL = AttemptVerdict("silent-node", ("laptop",), because="nothing is heard of laptop")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ STILL = Verdict("silent-node", ("laptop",), because="nothing is heard of laptop"
         ("running", {"doing": ["spoilt"], "why": 5}, "", None, []),
     ],
 )  # fmt: skip
-def test_what_is_said(state: State, known: dict[str, Any], place: str, still: Verdict | None, words: list[str]) -> None:
+def test_what_is_said(state: State, known: dict[str, Any], place: str, still: AttemptVerdict | None, words: list[str]) -> None:
     said = unsupervised.unsupervised_warnings(state, known, place, still, recover=Command("RECOVER"), supervise=Command("SUPERVISE"))
     assert len(said) == len(words) and all(line.commands and line.endswith(part) for line, part in zip(said, words, strict=True)), said
 

@@ -31,7 +31,7 @@ def all_signs(**changes: dict[str, Any]) -> dict[str, NodeStatus]:
     return {name: sign(rank, **changes.get(name, {})) for rank, name in enumerate(NODES)}
 
 
-def judge(signs: dict[str, NodeStatus], step_s: float | None = 1.0, planned_s: float | None = None) -> watchdog.Verdict:
+def judge(signs: dict[str, NodeStatus], step_s: float | None = 1.0, planned_s: float | None = None) -> watchdog.AttemptVerdict:
     return watchdog.judge(1, NODES, signs, step_s, planned_s)
 
 
@@ -41,7 +41,7 @@ HANGS = {"rank_still_s": 31.0}
 
 
 def test_a_run_that_trains_is_well() -> None:
-    assert judge(all_signs()) == watchdog.Verdict("well")
+    assert judge(all_signs()) == watchdog.AttemptVerdict("well")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_rank_that_is_done_though_its_agent_was_killed_counts_as_done() -> Non
     assert judge(signs).kind == "done"
 
 
-def confirmed(**then: dict[str, Any]) -> watchdog.Verdict:
+def confirmed(**then: dict[str, Any]) -> watchdog.AttemptVerdict:
     """The laptop's rank was seen dead; what holds when the nodes have said these things."""
     first = judge(all_signs(laptop={"rank_state": ""}))
     assert first.kind == "dead-rank"

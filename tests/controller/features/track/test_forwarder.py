@@ -13,10 +13,10 @@ from homelab.controller.base.errors import TakenError
 from homelab.controller.features.track import forwarder as forwarder_module
 from homelab.controller.features.track import forwarding
 from homelab.controller.features.track.forwarder import Forwarder
-from homelab.controller.features.track.forwarding import Wanted
-from homelab.controller.features.track.metrics_source import Look
-from homelab.controller.features.track.points import Key, Point, points_of
-from homelab.controller.features.track.trackers import TRACKERS, Job, Sink, Tracker
+from homelab.controller.features.track.forwarding import ForwardRequest
+from homelab.controller.features.track.metrics_source import KnownMetrics
+from homelab.controller.features.track.points import Key, TrackedPoint, points_of
+from homelab.controller.features.track.trackers import TRACKERS, Sink, TrackerJob, TrackerKind
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log
 from homelab.controller.run.metrics import Gathered
@@ -37,12 +37,12 @@ class FakeTracker:
     at: Key | None = None
     closed: int = 0
 
-    def open(self, job: Job) -> Sink:
+    def open(self, job: TrackerJob) -> Sink:
         if self.at is None:
             self._refuse()
         run = self.runs.setdefault(job.known_as or job.name, {})
 
-        def send(point: Point) -> None:
+        def send(point: TrackedPoint) -> None:
             if point.key == self.at:
                 self.at = None
                 raise ConnectionError("connection reset, key=sk-0123456789abcdef0123456789abcdef")
@@ -65,7 +65,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
     tracker = FakeTracker()
     monkeypatch.setattr(
         "homelab.controller.features.track.forwarder.TRACKERS",
-        {**TRACKERS, "trackio": Tracker("json", "json", tracker.open, "LOGIN", "LOOK")},
+        {**TRACKERS, "trackio": TrackerKind("json", "json", tracker.open, "LOGIN", "LOOK")},
     )
     return tracker
 
@@ -77,11 +77,11 @@ def paths(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def look(paths: RunPaths, *, certain_step: int = 0, is_over: bool = False) -> Look:
-    return Look(points_of(Gathered(paths).lines), "done" if is_over else "running", is_over, certain_step=certain_step)
+def look(paths: RunPaths, *, certain_step: int = 0, is_over: bool = False) -> KnownMetrics:
+    return KnownMetrics(points_of(Gathered(paths).lines), "done" if is_over else "running", is_over, certain_step=certain_step)
 
 
-def bring(forwarder: Forwarder, look: Look, now_s: float = 0.0, *, is_patient: bool = False) -> None:
+def bring(forwarder: Forwarder, look: KnownMetrics, now_s: float = 0.0, *, is_patient: bool = False) -> None:
     forwarder.bring(look, is_over=look.is_over, is_patient=is_patient, now_s=now_s)
 
 
@@ -155,7 +155,7 @@ def test_what_a_killed_forwarder_was_about_to_send_is_not_sent_twice(
 
 
 def test_a_package_that_is_missing_is_told_and_not_tried_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Tracker("no_such_tracker", "no-such-tracker>=1", FakeTracker().open, "LOGIN", "LOOK")
+    missing = TrackerKind("no_such_tracker", "no-such-tracker>=1", FakeTracker().open, "LOGIN", "LOOK")
     monkeypatch.setattr("homelab.controller.features.track.forwarder.TRACKERS", {**TRACKERS, "trackio": missing})
     metric_lines.gather(paths, 0)
     forwarder = Forwarder(paths, "trackio", again=False)
@@ -174,10 +174,10 @@ def test_an_outage_is_told_once_and_one_process_sends(paths: RunPaths, fake: Fak
         said.append(text)
         if "nobody answers" in text:
             with pytest.raises(TakenError):
-                forwarding.track(fleet, paths, Wanted(["trackio"]), said.append)
+                forwarding.track(fleet, paths, ForwardRequest(["trackio"]), said.append)
 
     with Fleet(builders.cluster()) as fleet:
-        state, progress = forwarding.track(fleet, paths, Wanted(["tensorboard", "trackio"]), say)
+        state, progress = forwarding.track(fleet, paths, ForwardRequest(["tensorboard", "trackio"]), say)
     assert (state, progress["trackio"].problem, progress["tensorboard"].sent) == ("done", None, 8) and fake.runs == {"run": there(paths)}
     told = [text for text in said if "nobody answers" in text]
     assert len(told) == 1 and "where: " in told[0] and "fix:   " in told[0] and said[-1] == "trackio takes the run's metrics again"

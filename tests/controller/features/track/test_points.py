@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from homelab.controller.features.track.points import Point, first_changed, points_of
+from homelab.controller.features.track.points import TrackedPoint, first_changed, points_of
 from tests.controller.features.track.metric_lines import evaluation, train
 
 pytestmark = pytest.mark.timeout(20)
@@ -33,8 +33,8 @@ def test_a_figure_that_is_unknown_or_not_finite_is_left_out() -> None:
     assert not {"train/loss", "train/grad_norm", "train/perplexity"} & set(point.values) and "train/learning_rate" in point.values
 
 
-def point(step: int, attempt: int = 1) -> Point:
-    return Point("train", step, attempt, 0.0, {})
+def point(step: int, attempt: int = 1) -> TrackedPoint:
+    return TrackedPoint("train", step, attempt, 0.0, {})
 
 
 def test_the_first_step_that_is_not_as_it_was_sent() -> None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.config.cluster import NetworkProfileName, Wire
+from homelab.controller.config.cluster import NetworkProfileName, NetworkSettings
 from homelab.controller.config.environment import EQUAL_ON_ALL_NODES, refusal
 from homelab.controller.planning.environment import network_profile
 from homelab.controller.planning.types import Plan
@@ -32,7 +32,7 @@ def rates(bytes_per_s: float) -> dict[tuple[str, str], float]:
 
 
 def with_profile(seen: Evidence, profile: str) -> Evidence:
-    return replace(seen, cluster=seen.cluster.model_copy(update={"wire": Wire.model_validate({"profile": profile})}))
+    return replace(seen, cluster=seen.cluster.model_copy(update={"wire": NetworkSettings.model_validate({"profile": profile})}))
 
 
 def interface(seen: Evidence, node: str, **changes: Any) -> Evidence:
