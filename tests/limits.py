@@ -27,10 +27,8 @@ SHIPPED = {"node": {"shared"}, "worker": {"shared"}, "shared": set[str]()}
 SHARED_NAMES = {
     "base": "the class that everything in its folder derives from",
     "card_memory": "the memory of a graphics card",
-    "cards": "graphics cards",
     "chat": "one question to the trained model",
     "claims": "the claim on a run and its nodes",
-    "clock": "the time of a node",
     "collective_test": "the all-reduce over all nodes before a launch",
     "connectivity": "connections between nodes",
     "conversation": "questions to a run's model, and answers as they are computed",
@@ -66,7 +64,6 @@ SHARED_NAMES = {
     "python": "the Python of a node and its packages",
     "recipe": "what is trained and how",
     "registry": "what can be chosen by its name",
-    "resources": "disk, memory and open files of a machine",
     "run": "a training from its start to its end",
     "runs": "the runs of a machine",
     "sharded": "the strategies in which the ranks divide the model",
