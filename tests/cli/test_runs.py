@@ -58,7 +58,7 @@ def launched(fresh: Desk) -> tuple[Desk, str]:
 # `homelab launch`, killed when the ranks run and nobody looks after them yet.
 KILLED = """
 import os, signal
-from homelab.controller.features.supervise import placement
+from homelab.controller.attempt import placement
 placement.SupervisorPlacement.start = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 from homelab.cli.main import main
 main()

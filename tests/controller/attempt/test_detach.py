@@ -22,7 +22,7 @@ def test_a_node_with_other_letters_gets_its_supervisor_under_an_ascii_locale(tmp
     program.chmod(0o755)
     (tmp_path / "runs/r").mkdir(parents=True)
     script = (
-        "import sys; from pathlib import Path; from homelab.controller.features.supervise import placement; from homelab.controller.run.paths import RunPaths\n"
+        "import sys; from pathlib import Path; from homelab.controller.attempt import placement; from homelab.controller.run.paths import RunPaths\n"
         f"sys.executable = {str(program)!r}\n"
         f"placement.start(RunPaths(Path({str(tmp_path)!r}) / 'runs' / 'r'), Path(sys.argv[1]), ['tower-\\u03a9', 'laptop'])\n"
     )

@@ -57,7 +57,7 @@ def test_agents_that_are_connected_already_are_asked_with_it() -> None:
 
 
 def test_what_hints_install_is_what_was_tested() -> None:
-    text = (REPOSITORY / "homelab" / "control" / "setup" / "unsloth-packages.txt").read_text(encoding="utf-8")
+    text = (REPOSITORY / "homelab" / "controller" / "features" / "setup" / "unsloth-packages.txt").read_text(encoding="utf-8")
     pins = {name.lower().replace("_", "-"): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.M)}
     assert interpreter.UNSLOTH_VERSIONS.items() <= pins.items()
     assert "torch" in interpreter.UNSLOTH_VERSIONS and "unsloth" in interpreter.UNSLOTH_VERSIONS

@@ -14,7 +14,7 @@ import homelab
 from homelab.controller.features.setup import cache
 
 ROOT = Path(homelab.__file__).parent
-ROOMS = ("cli", "control", "dashboard", "lab", "launchers", "profiles", "remote", "run_report", "supervision", "tracking")
+ROOMS = ("cli", "controller", "lab")
 # What is only printed for a person, or is the first line of a script.
 NOT_STARTED = {"controller/base/package.py"}
 SAFE = ("-P", "-I", "-IS")

@@ -217,7 +217,7 @@ def _heed() -> None:
 @pytest.mark.parametrize("program", STUCK.values(), ids=STUCK)
 def test_a_command_that_waits_for_a_node_is_gone_at_the_limit(program: str, number: signal.Signals) -> None:
     assert signals._END_S < 5.0
-    text = f"from homelab.controller import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n{program}"
+    text = f"from homelab.controller.run import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n{program}"
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed)
     assert process.stdout is not None and process.stdout.readline() == "\n"
     began_s = time.monotonic()
@@ -228,7 +228,7 @@ def test_a_command_that_waits_for_a_node_is_gone_at_the_limit(program: str, numb
 
 def test_what_must_be_asked_is_asked_before_that() -> None:
     text = (
-        "import time; from homelab.controller import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n"
+        "import time; from homelab.controller.run import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n"
         "with signals.held(), signals.hurried(lambda: print('undone', flush=True)):\n  print(flush=True)\n  while True: time.sleep(1)"
     )
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=_heed)

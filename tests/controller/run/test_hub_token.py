@@ -16,7 +16,7 @@ TOKEN = "hf_PlantedPlantedPlanted42"
 # Prints its value, what the system shows of its environment, and what a child of a child gets.
 PROGRAM = """
 import os, subprocess, sys
-from homelab.controller import hub_token
+from homelab.controller.run import hub_token
 hub_token.take(os.environ)
 shown = open("/proc/self/environ").read()
 print(hub_token.value(), hub_token.value() in shown, "A=kept" in shown, os.environ.get("HF_TOKEN"))

@@ -169,13 +169,13 @@ def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(
 KILLED = """
 import sys
 from pathlib import Path
-from homelab.controller.results import fetch, receive
-from homelab.controller.features.results.best_copy import Holder
+from homelab.controller.features.results import fetch, receive
+from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
 root, place = Path(sys.argv[1]), Path(sys.argv[2])
 receive._PIECE_BYTES = 4096
-fetch.bring(FakeFleet(root), RunPaths(root / sys.argv[3]), Holder(node="tower", folder="final"), place, lambda text: None)
+fetch.bring(FakeFleet(root), RunPaths(root / sys.argv[3]), ModelHolder(node="tower", folder="final"), place, lambda text: None)
 """
 
 
