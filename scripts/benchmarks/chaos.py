@@ -69,10 +69,10 @@ def main() -> int:
                 if outcome.why:
                     _explain(outcome)
                 _keep(runs, options.json)
-    return _finish(options, outcomes, measured, runs)
+    return _finish(options, outcomes, runs)
 
 
-def _finish(options: argparse.Namespace, outcomes: list[Outcome], measured: list[compare.Measured], runs: list[dict[str, Any]]) -> int:
+def _finish(options: argparse.Namespace, outcomes: list[Outcome], runs: list[dict[str, Any]]) -> int:
     """Print and write what was measured. Returns 0 when all cases ended as they should."""
     console = Console(width=None if sys.stdout.isatty() else 180)
     console.print(_table(outcomes))
