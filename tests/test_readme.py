@@ -1,4 +1,4 @@
-"""What the README says of itself is true."""
+"""The README and the guide (homelab/docs) say what is there: all checks, commands, recipes, and the files they name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ pytestmark = pytest.mark.timeout(20)
 
 HOUSE = Path(homelab.__file__).parent
 MAP = (HOUSE / "README.md").read_text(encoding="utf-8")
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README = (HOUSE.parent / "README.md").read_text(encoding="utf-8")
+GUIDE = {path.stem: path.read_text(encoding="utf-8") for path in (HOUSE / "docs").glob("*.md")}
 
 
 def test_the_list_of_checks_is_the_registry() -> None:
-    found = re.search(r"<!-- homelab preflight --list -->\n(.*?)<!-- end -->\n", README, re.DOTALL)
+    found = re.search(r"<!-- homelab preflight --list -->\n(.*?)<!-- end -->\n", GUIDE["preflight"], re.DOTALL)
     assert found is not None
     assert found[1] == presentation.listing(registry.SUBJECTS), "run: homelab preflight --list, and put its output between the marks"
 
 
 def test_every_command_is_named() -> None:
+    pages = "\n".join((README, *GUIDE.values()))
     for command in app.registered_commands:
-        assert re.search(rf"\b{command.name}\b", README), command.name
-    assert "homelab bench SUITE.toml" in README and "homelab bench card" in README and "homelab lab up" in README
+        assert re.search(rf"\bhomelab {command.name}\b", pages), f"no page of homelab/docs names: homelab {command.name}"
+    assert "homelab bench SUITE.toml" in pages and "homelab bench card" in pages and "homelab lab up" in pages
 
 
 def test_what_is_sent_to_the_project_has_a_page() -> None:
@@ -58,6 +60,6 @@ def test_the_map_lists_the_rooms_in_their_order() -> None:
 def test_every_recipe_and_suite_is_listed_and_every_listed_one_is_there() -> None:
     folder = HOUSE.parent / "recipes"
     for path in (*builders.PROJECT_RECIPES, *builders.PROJECT_SUITES):
-        assert str(path.relative_to(folder)) in README, f"README.md, Recipes: add {path.relative_to(folder)}"
-    named = set(re.findall(r"\brecipes/((?:[\w-]+/)?[\w-]+\.toml)", README))
+        assert str(path.relative_to(folder)) in GUIDE["recipe"], f"homelab/docs/recipe.md: add {path.relative_to(folder)}"
+    named = set(re.findall(r"\brecipes/((?:[\w-]+/)?[\w-]+\.toml)", "\n".join((README, *GUIDE.values()))))
     assert named and [name for name in named if not (folder / name).is_file()] == []

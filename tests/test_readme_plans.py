@@ -1,4 +1,4 @@
-"""The README's table of models that are too large: what `homelab plan --offline` says of them today."""
+"""The guide's table of models that are too large: what `homelab plan --offline` says of them today."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ steps = 1000
 learning_rate = 2e-4
 seq_len = 1024
 """
-LINES = (line.split("|") for line in (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| "))
+LINES = (
+    line.split("|") for line in (REPOSITORY / "homelab/docs/too-large.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+)
 ROWS = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in LINES if cells[1].strip() in MODELS}
 
 

@@ -1,4 +1,4 @@
-"""`homelab explain`: the known problems of home machines: symptoms, causes and fixes. It contacts no node."""
+"""`homelab explain`: the pages of the guide, and the known problems of home machines: symptoms, causes and fixes. It contacts no node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from homelab.cli import common
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from homelab.cli.clean_console import CleanConsole
+    from homelab.cli.guide import Page
     from homelab.controller.diagnose.topic import Topic
 
 _FEW_WORDS = 3  # more than these are a line, not a topic
@@ -20,59 +22,81 @@ _FEW_WORDS = 3  # more than these are a line, not a topic
 def command(
     topic: Annotated[
         list[str] | None,
-        typer.Argument(help="A topic, a check (network.mtu), a word, or a line of a log. Default: list all.", show_default=False),
+        typer.Argument(
+            help="A page of the guide (install), a topic, a check (network.mtu), a word, or a line of a log. Default: list all.",
+            show_default=False,
+        ),
     ] = None,
     as_json: common.JsonOption = False,
 ) -> int:
-    """What is seen, why, what to do, and which checks find it. Exit code 2 for a topic that is not known."""
+    """Show a page of the guide, or a known problem: its signs, its cause, its fix, and the checks that find it. Exit code 2 for an unknown topic."""
+    from homelab.cli import guide
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.diagnose import topic_index
 
     query = " ".join(topic or []).strip()
-    if query.lower() == "law":
-        return _law(as_json)
+    page = guide.pages().get(query.lower())
     topics = topic_index.find(query) if query else topic_index.TOPICS
-    if query and not topics:
+    near = guide.about(query) if 0 < len(query.split()) <= _FEW_WORDS else ()
+    pages = (page,) if page else near if query else tuple(guide.pages().values())
+    if query and not topics and not pages:
         raise _unknown(query)
     if as_json:
-        common.print_json({"topics": [_document(entry) for entry in topics]})
+        common.print_json(_all(pages, topics, whole=page is not None))
         return 0
     console = CleanConsole()
+    if page or (not topics and len(pages) == 1):
+        _show_page(console, pages[0], topics)
+        return 0
     if len(topics) == 1:
         console.print(_page(topics[0], console.width), soft_wrap=True)
         console.print(f"\nNext: {_next_command(topics[0])}", markup=False, highlight=False, soft_wrap=True)
         return 0
-    if query:
+    if query and topics:
         console.print(f'{len(topics)} topics speak of "{query}":', markup=False, highlight=False)
-    console.print(_list(topics))
-    console.print(f"\nMore of one: homelab explain {topics[0].id}", markup=False, highlight=False)
+    console.print(_list(pages, topics))
+    console.print(f"\nMore of one: homelab explain {topics[0].id if topics else pages[0].name}", markup=False, highlight=False)
     return 0
 
 
-def _law(as_json: bool) -> int:
-    """What may decide a training beside its recipe, and what holds each."""
-    from dataclasses import asdict
+def _show_page(console: CleanConsole, page: Page, topics: tuple[Topic, ...]) -> None:
+    """The page, and after it the problems that speak of its name. The page of the law ends with the list of what holds it."""
+    from homelab.cli import guide
 
+    guide.show(console, page)
+    if page.name == "law":
+        console.print("")
+        console.print(_influences())
+    elif topics:
+        ids = ", ".join(topic.id for topic in topics)
+        console.print(f"\nProblems that speak of it (homelab explain NAME): {ids}", highlight=False, soft_wrap=True)
+
+
+def _influences() -> RenderableType:
+    """What may decide a training beside its recipe, and what holds each."""
     from rich.table import Table
 
-    from homelab.cli.clean_console import CleanConsole
     from homelab.shared.law.influences import INFLUENCES
 
-    if as_json:
-        common.print_json({"law": [asdict(influence) for influence in INFLUENCES]})
-        return 0
     table = Table("beside the recipe", "what holds it", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for influence in INFLUENCES:
         table.add_row(influence.name, influence.holds)
-    console = CleanConsole()
-    console.print(
-        "A recipe alone decides the training; the cluster only decides who computes what.\n", markup=False, highlight=False, soft_wrap=True
-    )
-    console.print(table)
-    return 0
+    return table
+
+
+def _all(pages: tuple[Page, ...], topics: tuple[Topic, ...], whole: bool) -> dict[str, Any]:
+    """The JSON document. The text of a page is in it where that page was asked for."""
+    from dataclasses import asdict
+
+    from homelab.shared.law.influences import INFLUENCES
+
+    listed = [{"name": page.name, "title": page.title, "summary": page.summary} | ({"text": page.text} if whole else {}) for page in pages]
+    law = {"law": [asdict(influence) for influence in INFLUENCES]} if whole and pages[0].name == "law" else {}
+    return {**law, "pages": listed, "topics": [_document(entry) for entry in topics]}
 
 
 def _unknown(query: str) -> Exception:
+    from homelab.cli import guide
     from homelab.controller.base.errors import InputError, did_you_mean
     from homelab.controller.base.hint import Hint, homelab
     from homelab.controller.base.sanitize import plain_name
@@ -92,8 +116,10 @@ def _unknown(query: str) -> Exception:
             where=where,
             hint=Hint("homelab explain lists all topics; of a run: {}", homelab("why RUN")),
         )
-    near_word = did_you_mean(query[:200].lower(), topic_index.vocabulary())
-    return InputError(f'there is no topic "{plain_name(query)}".{near_word}', where=where, hint="homelab explain lists all topics")
+    near_word = did_you_mean(query[:200].lower(), (*guide.pages(), *topic_index.vocabulary(), *guide.vocabulary()))
+    return InputError(
+        f'there is no page or topic "{plain_name(query)}".{near_word}', where=where, hint="homelab explain lists all pages and topics"
+    )
 
 
 def _document(topic: Topic) -> dict[str, Any]:
@@ -104,8 +130,8 @@ def _document(topic: Topic) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _list(topics: tuple[Topic, ...]) -> RenderableType:
-    """Ids and titles under the headings of their groups."""
+def _list(pages: tuple[Page, ...], topics: tuple[Topic, ...]) -> RenderableType:
+    """The pages of the guide, then the topics under the headings of their groups: names and titles."""
     from rich.table import Table
     from rich.text import Text
 
@@ -114,6 +140,10 @@ def _list(topics: tuple[Topic, ...]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    if pages:
+        table.add_row(Text("the guide", style="bold"), "")
+    for page in pages:
+        table.add_row(Text(f"  {page.name}"), Text(page.summary))
     for heading, group in topic_index.GROUPS.items():
         of_group = [topic for topic in group if topic in topics]
         if of_group:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
+from homelab.cli import guide
 from homelab.cli.main import run
 from homelab.controller.diagnose import topic_index
 
@@ -32,6 +36,8 @@ def test_all_topics_grouped_by_id_and_title(explain: Said, monkeypatch: pytest.M
     places = [out.index(f"\n  {topic.id} ") for topic in topic_index.TOPICS]
     assert places == sorted(places) and all(heading in out for heading in topic_index.GROUPS)
     assert all(topic.title in out for topic in topic_index.TOPICS)
+    pages = [out.index(f"\n  {page} ") for page in guide.pages()]
+    assert out.startswith("the guide") and pages == sorted(pages) and pages[-1] < places[0], "the pages of the guide come first"
     assert out.rstrip().endswith("homelab explain hang-at-start")
 
 
@@ -87,13 +93,16 @@ def test_several_to_choose_from(explain: Said) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"), [("firewal", "firewall"), ("cuda-out-of-memroy", "cuda-out-of-memory"), ("interfase", "interface")]
+    ("asked", "near"),
+    [("firewal", "firewall"), ("cuda-out-of-memroy", "cuda-out-of-memory"), ("interfase", "interface"), ("instal", "install")],
 )
 def test_did_you_mean(explain: Said, asked: str, near: str) -> None:
     _, err = explain(asked, code=2)
-    assert f'there is no topic "{asked}". Did you mean "{near}"?' in err and "fix:   homelab explain lists all topics" in err
+    assert (
+        f'there is no page or topic "{asked}". Did you mean "{near}"?' in err and "fix:   homelab explain lists all pages and topics" in err
+    )
     error = json.loads(explain(asked, "--json", code=2)[0])["error"]
-    assert error["exit_code"] == 2 and topic_index.find(near)
+    assert error["exit_code"] == 2 and (topic_index.find(near) or near in guide.pages())
 
 
 def test_what_was_typed_is_only_text(explain: Said) -> None:
@@ -101,3 +110,43 @@ def test_what_was_typed_is_only_text(explain: Said) -> None:
     assert 'topics speak of "[NCCL]"' in out
     _, err = explain("[bold]$(x)\n", code=2)
     assert "[bold]$(x)" in err and "Did you mean" not in err
+
+
+def test_a_page_of_the_guide_is_its_markdown_in_a_pipe(explain: Said) -> None:
+    for name, page in guide.pages().items():
+        assert explain(name)[0].startswith(page.text.rstrip()), name
+    out, _ = explain("Plan")
+    assert out.startswith("# The plan\n") and "\nProblems that speak of it (homelab explain NAME): " in out
+    assert "number of threads, kind of card" in explain("law")[0]
+
+
+def test_a_page_as_json(explain: Said) -> None:
+    law = json.loads(explain("law", "--json")[0])
+    assert [page["text"] for page in law["pages"]] == [guide.pages()["law"].text] and len(law["law"]) > 10
+    listed = json.loads(explain("--json")[0])["pages"]
+    assert [page["name"] for page in listed] == list(guide.pages()) and all(set(page) == {"name", "title", "summary"} for page in listed)
+
+
+def test_a_word_of_a_heading_finds_its_page(explain: Said) -> None:
+    assert explain("exit", "codes")[0].startswith("# Files, JSON and exit codes\n")
+    out, _ = explain("gpu")
+    assert "\n  install " in out and out.index("\n  install ") < out.index("\n  gpu-lost ")
+
+
+def test_a_page_on_a_terminal_is_eighty_columns_wide_and_its_commands_stay_whole() -> None:
+    file = io.StringIO()
+    for page in guide.pages().values():
+        console = Console(file=file, force_terminal=True, color_system=None, width=200)
+        guide.show(console, page)
+    out = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
+    assert (
+        "\n  homelab plan recipes/llama7b-lora.toml --what-if-nodes 1..10   # where do more machines stop paying, and what limits them?\n"
+        in out
+    )
+    assert (
+        "the law (homelab explain law)" in re.sub(r"\s+", " ", out).replace("The law", "the law")
+        and ".md)" not in out
+        and "<!--" not in out
+    )
+    commands = "\n".join(f"  {line.strip()}" for page in guide.pages().values() for line in page.text.splitlines() if len(line) > 80)
+    assert [line for line in out.splitlines() if len(line.rstrip()) > 80 and line.strip() not in commands] == []

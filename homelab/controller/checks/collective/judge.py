@@ -134,7 +134,7 @@ def leftovers(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         yield name, Problem("warn", message, "look: " + on_node(node, "pgrep -af 'homelab[.]worker[.]tools[.]collective_test'"))
 
 
-@check("collective.right", "what the ranks sum up is right to the last element", worst="fail", sees="collective", after="collective.works")
+@check("collective.right", "the sum over all ranks is right to the last element", worst="fail", sees="collective", after="collective.works")
 def right(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where a sum came out wrong."""
     for wrong in evidence.collective.wrong if evidence.collective else ():

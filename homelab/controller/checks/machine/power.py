@@ -109,7 +109,7 @@ def updates(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("warn", message, fix=write)
 
 
-@check("power.linger", "what a login starts goes on when the login ends", worst="fail", sees="power")
+@check("power.linger", "programs of a login continue when the login ends", worst="fail", sees="power")
 def linger(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where logind ends all processes of a login that ends: the run is one of them, lingering or not."""
     if facts.power.sleep is not None and facts.power.sleep.kills_processes:
