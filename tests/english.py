@@ -1,4 +1,4 @@
-"""The sentences of a Markdown page, and which of them are hard to read. `python -m tests.english` lists those of README.md and homelab/docs."""
+"""The sentences of a Markdown page, and which of them are hard to read. `python -m tests.english` lists those of all pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import homelab
 REPOSITORY = Path(homelab.__file__).parents[1]
 DOCS = REPOSITORY / "homelab" / "docs"
 PAGES = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+FOR_CONTRIBUTORS = (REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "homelab" / "README.md")
 MOST_WORDS = 30
 MEAN_WORDS = 20
 # A subject that the reader must look for: "What is left is kept.", "That a node is off ends nothing.", "One that waits writes nothing."
@@ -72,7 +73,7 @@ def mean(text: str) -> float:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
+    for page in (*PAGES, *FOR_CONTRIBUTORS):
         content = page.read_text(encoding="utf-8")
         print(f"{page.relative_to(REPOSITORY)}: {mean(content):.1f} words a sentence, {len(sentences(content))} sentences")
         print(*(f"  {fault}" for fault in (*too_long(content), *vague(content))), sep="\n")

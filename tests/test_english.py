@@ -14,7 +14,7 @@ def test_the_readme_is_one_page() -> None:
     assert len((english.REPOSITORY / "README.md").read_text(encoding="utf-8").split()) <= README_WORDS
 
 
-@pytest.mark.parametrize("page", english.PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", (*english.PAGES, *english.FOR_CONTRIBUTORS), ids=lambda page: str(page.relative_to(english.REPOSITORY)))
 def test_sentences_are_short_and_name_their_subject(page: english.Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert english.too_long(text) + english.vague(text) == []

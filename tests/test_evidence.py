@@ -27,7 +27,6 @@ DECIDED = {
     "recipe": {"8 GB": "a card", "15 %": "the least that an old card must add", "0.0001": "the least gain", "1.16": "a version"},
     "recovery": {"3.5 %": "the most that checkpoints may take", "3.11": "a version"},
     "too-large": {"8 and 8 GB": "cards", "1 Gbit/s": "a wire"},
-    "unequal-machines": {"3 : 1.5": "the speeds of the practice nodes"},
 }
 
 

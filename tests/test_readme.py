@@ -36,8 +36,15 @@ def test_every_command_is_named() -> None:
 def test_what_is_sent_to_the_project_has_a_page() -> None:
     page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert "homelab bench card" in page and "homelab/controller/planning/speed/measured_cards.jsonl" in page and "CONTRIBUTING.md" in README
-    files = re.findall(r"`((?:\w+/)+[\w.]+)`", page)
-    assert files and [file for file in files if not (HOUSE.parent / file).exists()] == []
+    files = re.findall(r"`((?:\w+/)+[\w.-]+)`", page)
+    assert len(files) > 30 and [file for file in files if not (HOUSE / file).exists() and not (HOUSE.parent / file).exists()] == []
+
+
+def test_every_file_that_the_guide_names_exists() -> None:
+    named = {
+        file for page in (README, *GUIDE.values()) for file in re.findall(r"(?<![\w./~-])((?:homelab|scripts|tests)/[\w./-]*\w)", page)
+    }
+    assert len(named) > 15 and [file for file in named if not (HOUSE.parent / file).exists()] == []
 
 
 def test_every_file_on_the_map_exists() -> None:

@@ -84,7 +84,7 @@ INFLUENCES = (
         "tests/worker/model/test_adapters.py::test_what_gets_no_gradient_is_frozen_and_named",
     ),
     Influence(
-        "number of threads, kind of card, order of sums", "not held: losses differ in the last digits (README, the law); a law: line says where it is more",
+        "number of threads, kind of card, order of sums", "not held: losses differ in the last digits (homelab explain evidence); a law: line says where it is more",
         "tests/controller/planning/strategy/test_law_warnings.py::test_eight_bit_states_are_said",
     ),
 )  # fmt: skip
