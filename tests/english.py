@@ -12,6 +12,7 @@ REPOSITORY = Path(homelab.__file__).parents[1]
 DOCS = REPOSITORY / "homelab" / "docs"
 PAGES = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
 FOR_CONTRIBUTORS = (REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "homelab" / "README.md")
+README_WORDS = 1000
 MOST_WORDS = 30
 MEAN_WORDS = 20
 # A subject that the reader must look for: "What is left is kept.", "That a node is off ends nothing.", "One that waits writes nothing."
@@ -56,6 +57,11 @@ def sentences(text: str) -> list[str]:
 def words(sentence: str) -> int:
     """Words with a letter or a digit in them."""
     return sum(1 for word in sentence.split() if re.search(r"\w", word))
+
+
+def longest() -> int:
+    """Words of the longest sentence of README and guide."""
+    return max(words(sentence) for page in PAGES for sentence in sentences(page.read_text(encoding="utf-8")))
 
 
 def too_long(text: str) -> list[str]:

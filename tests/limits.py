@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import homelab
+from tests import english
 
 ROOT = Path(homelab.__file__).parent
 MOST_PARAMETERS = 7
@@ -298,6 +299,8 @@ def summary() -> list[str]:
         f"folders on the first level: {len(first_level())}; limit {MOST_FIRST_LEVEL}",
         f"circles of files or folders: {len(circles())}",
         f"dict[str, Any] between rooms: {len(untyped_between_rooms())}",
+        f"README: {len(english.PAGES[0].read_text(encoding='utf-8').split())} words; limit {english.README_WORDS}",
+        f"sentences of README and guide: {english.longest()} words at most; limit {english.MOST_WORDS}",
     ]
 
 

@@ -71,6 +71,14 @@ def checks(incomplete: str) -> Iterator[str]:
     return _beginning(registry.IDS, incomplete)
 
 
+def explained(incomplete: str) -> Iterator[str]:
+    """What `explain` shows: the pages of the guide, then the topics."""
+    from homelab.cli import guide
+    from homelab.controller.diagnose import topic_index
+
+    return _beginning((*guide.pages(), *(topic.id for topic in topic_index.TOPICS)), incomplete)
+
+
 def launchers(incomplete: str) -> Iterator[str]:
     """Of `plan --launcher`."""
     from homelab.controller.launchers.registry import LAUNCHERS

@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stop": ("homelab stop", "homelab stop --orphans"),
     "recover": ("homelab recover",),
     "why": ("homelab why --attempt 1",),
-    "explain": ("homelab explain network.reach", "homelab explain 'CUDA out of memory'"),
+    "explain": ("homelab explain install", "homelab explain network.reach", "homelab explain 'CUDA out of memory'"),
     "runs": ("homelab runs", "homelab runs --prune"),
     "chat": ("homelab chat", "homelab chat 2026-11-21 --prompt 'What is the law of homelab?'"),
     "fetch": ("homelab fetch", "homelab fetch 2026-11-21 my-model --merged"),

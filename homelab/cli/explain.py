@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homelab.cli import common
+from homelab.cli import common, completion
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +25,7 @@ def command(
         typer.Argument(
             help="A page of the guide (install), a topic, a check (network.mtu), a word, or a line of a log. Default: list all.",
             show_default=False,
+            autocompletion=completion.explained,
         ),
     ] = None,
     as_json: common.JsonOption = False,
