@@ -13,15 +13,16 @@ from typing import Any
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe, TrainRecipe, parse_recipe
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.launchers import registry
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
 from homelab.controller.planning.types import NodePlan, Plan, RankPlan
-from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.memory_items import HELD
+from homelab.shared.protocol.run_messages import Reply
 
 NAMES = ("tower", "laptop", "oldtower")
 MOMENT = "1970-01-01T00:16:40+00:00"
@@ -144,7 +145,7 @@ def raw_reply(
 
 def reply(node: str = NAMES[0], **changes: Any) -> Reply:
     """`raw_reply`, as the controller reads it."""
-    return Reply.model_validate(raw_reply(node, **changes))
+    return read(Reply, raw_reply(node, **changes))
 
 
 def raw_status(*, rank: int = 0, step: int = 7, phase: str = "training", state: str = "S", **status: Any) -> dict[str, Any]:

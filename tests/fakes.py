@@ -28,6 +28,7 @@ from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.session import Completed, Stream
 from homelab.node import verbs
+from homelab.shared.protocol import message
 from tests import builders
 
 
@@ -150,12 +151,12 @@ class FakeNode:
         except (ValueError, KeyError, OSError) as error:
             out.write(json.dumps({"error": verbs.refusal_of(error)}).encode() + b"\n")
             return 1
-        out.write(json.dumps(answer).encode() + b"\n")
+        out.write(json.dumps(answer, default=message.fields).encode() + b"\n")
         return 0
 
 
 def _as_bytes(line: Any) -> bytes:
-    return line if isinstance(line, bytes) else json.dumps(line).encode()
+    return line if isinstance(line, bytes) else json.dumps(line, default=message.fields).encode()
 
 
 class FakeFleet(Fleet):

@@ -22,19 +22,13 @@ from homelab.node.storage import transfer
 from homelab.node.system import processes, programs
 from homelab.shared.protocol import files, layout, lock
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.run_messages import SupervisorLook, SupervisorReply
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import (
-        SupervisorEnded,
-        SupervisorLook,
-        SupervisorNeeds,
-        SupervisorReach,
-        SupervisorReply,
-        SupervisorStarted,
-    )
+    from homelab.shared.protocol.messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 _EVENTS = 50  # the newest events; a reader that asks too seldom misses older ones
 _START_S = 30.0  # imports are slow on a node that trains on all its cores
@@ -121,7 +115,7 @@ def start(request: JsonObject) -> SupervisorStarted:
 
 def look(request: JsonObject) -> SupervisorLook:
     """Its own record, None when none was ever started here; and who acts on the run, as far as this node sees it."""
-    return {"supervisor": state(request["workdir"], request["run"]), "owner": ownership.seen(request["workdir"], request["run"])}
+    return SupervisorLook(supervisor=state(request["workdir"], request["run"]), owner=ownership.seen(request["workdir"], request["run"]))
 
 
 def state(workdir: str, run: str) -> SupervisorReply | None:
@@ -131,19 +125,17 @@ def state(workdir: str, run: str) -> SupervisorReply | None:
     if not os.path.isdir(run_folder):
         return None
     record = files.read_object(os.path.join(run_folder, "supervisor.json")) or {}
-    reply: SupervisorReply = {}
-    for key in ("doing", "why", "attempt", "pid"):
-        if record.get(key) is not None:
-            reply[key] = record[key]
     events = files.json_objects(files.tail(os.path.join(run_folder, "events.jsonl"), _EVENTS))
     is_frozen = processes.state(record.get("pid")) in ("T", "t")
-    return {
-        **reply,
-        "alive": _is_held(folder, run),
-        "frozen": is_frozen,
-        "log": os.path.join(run_folder, layout.SUPERVISOR_LOG),
-        "events": events,
-    }
+    return SupervisorReply(
+        alive=_is_held(folder, run),
+        frozen=is_frozen,
+        doing=record.get("doing") or "",
+        why=record.get("why") or "",
+        pid=record.get("pid"),
+        log=os.path.join(run_folder, layout.SUPERVISOR_LOG),
+        events=tuple(events),
+    )
 
 
 def end(request: JsonObject) -> SupervisorEnded:

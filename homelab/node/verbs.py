@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from homelab.shared.protocol import secrecy
+from homelab.shared.protocol import message, secrecy
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
@@ -155,5 +155,5 @@ def refusal_of(error: Exception) -> JsonObject:
 
 
 def _print(answer: Any) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.write(json.dumps(answer, default=message.fields) + "\n")
     sys.stdout.flush()

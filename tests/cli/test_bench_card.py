@@ -10,7 +10,8 @@ import pytest
 
 from homelab.cli.main import run
 from homelab.controller.attempt import card_table
-from homelab.controller.facts.gpu import GpuFacts
+from homelab.shared.protocol.card_messages import GpuFacts
+from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 from tests.controller.features.bench.test_card_run import NODE, done, fleet_of
 
@@ -52,12 +53,12 @@ def test_a_name_that_a_node_made_up_is_no_path_and_no_command(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = healthy.gpu(names=(NODE,))
-    card: GpuFacts = odd.facts[NODE].gpu.cards[0].model_copy(update={"name": "../../etc/x"})
-    fleet_of(place, done(), seen=healthy.with_facts(odd, NODE, gpu={"cards": [card.model_dump()]})).replace_connections(monkeypatch)
+    card: GpuFacts = odd.facts[NODE].gpu.cards[0].replace(name="../../etc/x")
+    fleet_of(place, done(), seen=healthy.with_facts(odd, NODE, gpu={"cards": [as_json(card)]})).replace_connections(monkeypatch)
     assert run(["bench", "card"]) == 0
     assert (place / "card-etc-x-lora.json").is_file() and "does not know this card yet" in capsys.readouterr().out
-    worse = card.model_copy(update={"name": "x\x1b[31m; touch pwned"})
-    fleet_of(place, done(), seen=healthy.with_facts(odd, NODE, gpu={"cards": [worse.model_dump()]})).replace_connections(monkeypatch)
+    worse = card.replace(name="x\x1b[31m; touch pwned")
+    fleet_of(place, done(), seen=healthy.with_facts(odd, NODE, gpu={"cards": [as_json(worse)]})).replace_connections(monkeypatch)
     assert run(["bench", "card"]) == 1 and "\x1b" not in "".join(capsys.readouterr())
 
 

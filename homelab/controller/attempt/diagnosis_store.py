@@ -15,11 +15,11 @@ from homelab.controller.base.models import Value
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.diagnose import cause, endings
 from homelab.controller.diagnose.cause import Diagnosis
-from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import newest_attempt
+from homelab.shared.protocol.run_messages import Reply
 
 
 class StoredDiagnosis(Value):

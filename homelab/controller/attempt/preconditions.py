@@ -14,9 +14,10 @@ from homelab.controller.base.say import Say
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node_commands import RESTART_IN_WORDS
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.remote.poll_reply import Reply, parse_replies
+from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run import node_matching
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_messages import Reply
 
 _MOST_SHOWN = 6
 _LOOK_S = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.remote.poll_reply import Reply
+from homelab.shared.protocol.run_messages import Reply
 
 # (phase, step) of one rank, in the order in which they were seen.
 Track = list[tuple[str, int]]

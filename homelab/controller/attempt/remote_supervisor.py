@@ -23,13 +23,14 @@ from homelab.controller.base.units import listed
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.load import cluster_text
 from homelab.controller.facts.node_commands import create_environment, environment_of, on_node, pip_install
+from homelab.controller.facts.reading import read
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import hostkeys, ship
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.remote.poll_reply import SupervisorReply
 from homelab.controller.remote.ssh_login import resolve
 from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_messages import SupervisorReply
 
 # The controller's packages in pyproject.toml, without tomlkit and PyYAML: only a person's own machine writes TOML and exports.
 PACKAGES = ("typer>=0.29", "rich>=13.9", "fabric>=3.2", "paramiko>=3.5", "pydantic>=2.14", "humanize>=4.11", "psutil>=6.1")
@@ -119,7 +120,7 @@ def start(fleet: Fleet, paths: RunPaths, place: SupervisorPlace, say: Say) -> st
 def look(fleet: Fleet, paths: RunPaths) -> dict[str, SupervisorReply]:
     """What there is of a supervisor on the nodes that may have it and that answer."""
     answers, _ = fleet.ask("supervisor-look", {"run": paths.name}, names=places_of(fleet.cluster, paths))
-    return {name: SupervisorReply.model_validate(answer["supervisor"]) for name, answer in answers.items() if answer["supervisor"]}
+    return {name: read(SupervisorReply, answer["supervisor"]) for name, answer in answers.items() if answer["supervisor"]}
 
 
 def at_work(fleet: Fleet, paths: RunPaths) -> tuple[str, SupervisorReply] | None:

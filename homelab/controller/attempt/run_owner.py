@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from homelab.controller.attempt import remote_supervisor
 from homelab.controller.base.sanitize import plain
-from homelab.controller.remote.answers import SupervisorLook
+from homelab.controller.facts.reading import read
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.remote.owner_reply import Follower, Owner
-from homelab.controller.remote.poll_reply import Reply, SupervisorReply
 from homelab.controller.run import process_owner, store, supervisor_lock
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.owner_messages import Follower, Owner
+from homelab.shared.protocol.run_messages import Reply, SupervisorLook, SupervisorReply
 
 _ENDS = ("ended", "given up")
 _LEAVES_S = 7.0  # a supervisor that has ended is counted for some seconds more (`homelab.node.run.ownership.LEFT_S`)
@@ -76,7 +76,7 @@ def elsewhere(fleet: Fleet, paths: RunPaths, names: Collection[str] | None = Non
     deadline = time.monotonic() + _LEAVES_S
     while True:
         answers, _ = fleet.ask("supervisor-look", {"run": paths.name}, names=names)
-        follower = _living(SupervisorLook.model_validate(answer).owner for answer in answers.values())
+        follower = _living(read(SupervisorLook, answer).owner for answer in answers.values())
         if follower is None or not follower.has_left or time.monotonic() > deadline:
             return follower
         time.sleep(0.5)

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from homelab.controller.attempt.node_status import DEAD, STOPPED, NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import STOPPED, NodeStatus
 from homelab.shared.protocol.phases import BEFORE_TRAINING, FIRST_STEP_FACTOR
 from homelab.shared.protocol.phases import LIMITS_S as PHASE_LIMITS_S
+from homelab.shared.protocol.rank_messages import DEAD, RankStatus
 
 Kind = Literal["well", "done", "stopped", "superseded", "exit", "dead-rank", "frozen-rank", "silent-node", "hang"]
 TROUBLE: frozenset[Kind] = frozenset({"exit", "dead-rank", "frozen-rank", "silent-node", "hang"})

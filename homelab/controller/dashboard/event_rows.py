@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from homelab.controller.dashboard.snapshot import EventRow
-from homelab.controller.remote.poll_reply import Metric
 from homelab.controller.run.events import text_of
+from homelab.shared.protocol.rank_messages import Metric
 
 
 def event_rows(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tuple[EventRow, ...]:

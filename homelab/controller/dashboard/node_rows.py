@@ -9,8 +9,9 @@ from homelab.controller.dashboard import step_rate
 from homelab.controller.dashboard.snapshot import GpuRow, LeftOut, NodeRow, RankRow
 from homelab.controller.dashboard.step_rate import WINDOW_STEPS
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Heartbeat, Metric, RankReply, Reply
 from homelab.controller.run.state import node_part
+from homelab.shared.protocol.rank_messages import Heartbeat, Metric, RankReply
+from homelab.shared.protocol.run_messages import Reply
 
 _LOG_LINES = 200
 

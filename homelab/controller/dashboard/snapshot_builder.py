@@ -14,10 +14,11 @@ from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.node_rows import age_s, left_out, node_row, rank_rows, replies_of_ranks
 from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Heartbeat, Metric, Reply
 from homelab.controller.run import ownership
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.state import State, newest_attempt, run_state
+from homelab.shared.protocol.rank_messages import Heartbeat, Metric
+from homelab.shared.protocol.run_messages import Reply
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Metric, Reply
+from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import Reply
 
 WINDOW_STEPS = 20
 

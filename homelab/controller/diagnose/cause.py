@@ -27,9 +27,9 @@ from homelab.controller.diagnose.matching import first_line
 from homelab.controller.diagnose.rules import RULES
 from homelab.controller.diagnose.suspects import Suspect, absent, of_node, person, silent, unconnected
 from homelab.controller.facts.node_commands import on_node, path_word
-from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run.shipped_files import Shipped
 from homelab.controller.run.state import newest_attempt
+from homelab.shared.protocol.run_messages import Reply
 
 _MEMORY_FULL = 0.92
 _OF_A_NODE = {rule.id for rule in endings.OF_A_NODE}

@@ -14,9 +14,10 @@ from homelab.controller.diagnose import unconnected as connections
 from homelab.controller.diagnose.matching import Words, first_line
 from homelab.controller.diagnose.rules import RULES, Rule
 from homelab.controller.diagnose.traces import ChildFailure, child_failures
-from homelab.controller.remote.poll_reply import RankError, RankReply, Reply, RunReply
 from homelab.controller.run.state import node_part
 from homelab.shared.protocol.phases import BEFORE_TRAINING
+from homelab.shared.protocol.rank_messages import RankError, RankReply
+from homelab.shared.protocol.run_messages import Reply, RunReply
 
 # What a stop sends, first politely and then not: on a node that was stopped these say nothing.
 _STOP_SIGNALS = (2, 9, 15)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from homelab.controller.config.cluster import Node
 from homelab.controller.diagnose.traces import child_failures, last_exceptions
-from homelab.controller.remote.poll_reply import RankReply, Reply
 from homelab.controller.run.state import node_part
+from homelab.shared.protocol.rank_messages import RankReply
+from homelab.shared.protocol.run_messages import Reply
 
 _SAID = (
     # Gloo connectFullMesh failed with [.../pair.cc:152] timed out connecting: SO_ERROR: Connection timed out, remote=[10.0.0.1]:62896$1

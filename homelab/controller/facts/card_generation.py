@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 from homelab.controller.base import hardware
-from homelab.controller.facts.gpu import GpuFacts, NvidiaFacts
+from homelab.controller.facts.gpu import NvidiaFacts
+from homelab.shared.protocol.card_messages import GpuFacts
 
 Capability = tuple[int, int]
 AMPERE: Capability = (8, 0)

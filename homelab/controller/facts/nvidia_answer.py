@@ -6,8 +6,8 @@ import re
 
 from homelab.controller.base import hardware
 from homelab.controller.facts import card_generation
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
+from homelab.shared.protocol.card_messages import GpuFacts
 
 # The words are those of nvidia-smi and NVML (nvmlErrorString), drivers 470 to 590; the first that match count.
 _KINDS = (

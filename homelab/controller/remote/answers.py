@@ -11,6 +11,7 @@ from homelab.controller.facts.data_sample import SampleOfData
 from homelab.controller.facts.model_build import BuildAnswer
 from homelab.controller.facts.network import PacketSent
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.remote.answers_of_nodes import ResultFiles, Results, SavedFiles
 from homelab.controller.remote.bounds import (
     MOST_ATTEMPTS,
@@ -32,27 +33,13 @@ from homelab.controller.remote.bounds import (
 from homelab.controller.remote.dial_answers import Dial as Dial
 from homelab.controller.remote.dial_answers import Dials as Dials
 from homelab.controller.remote.node_state import MadeEnvironment, ModelState, NodeState, Received, Removed, Shared
-from homelab.controller.remote.owner_reply import Owner
-from homelab.controller.remote.poll_reply import MOST_RANKS, Energies, ExitOrNone, Line, MomentOrNone, Reply, SupervisorReply, Tail
+from homelab.controller.remote.poll_reply import Line
+from homelab.shared.protocol.limits import MOST_RANKS
+from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
+from homelab.shared.protocol.owner_messages import Claimed
+from homelab.shared.protocol.run_messages import Energies, Reply, Runs, SupervisorLook
 
-
-class KnownRun(WireModel):
-    """A run of which the node has a folder."""
-
-    name: RunName
-    created_at: MomentOrNone = None
-    attempt: Annotated[int, Field(ge=0, lt=10**9)] = 0
-    alive: bool = False
-    exit: ExitOrNone = None
-    final: bool = False
-    busy: Line = ""
-
-
-class Runs(WireModel):
-    """`runs`."""
-
-    runs: Annotated[tuple[KnownRun, ...], Field(max_length=MOST_RUNS)]
-    secrets_removed: Annotated[tuple[RunName, ...], Field(max_length=MOST_RUNS)] = ()
+Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
 
 
 class RunFolder(WireModel):
@@ -83,25 +70,6 @@ class Stopped(WireModel):
     killed: Count
     left: Pids
     as_nodes: Annotated[tuple[Annotated[Line, Field(max_length=200)], ...], Field(max_length=MOST_NODES)] = ()
-
-
-class Holder(WireModel):
-    """Who has a run, or has started another one. `process` is read by `homelab.controller.run.process_owner`."""
-
-    run: RunName
-    token: Annotated[str, Field(max_length=200)]
-    by: Annotated[Line, Field(max_length=400)]
-    doing: Annotated[Line, Field(max_length=100)]
-    age_s: Seconds
-    process: dict[str, Any]
-    is_started: bool
-
-
-class Claimed(WireModel):
-    """`claim`."""
-
-    holder: Holder | None
-    newest: Annotated[int, Field(ge=0, lt=10**9)] = 0
 
 
 class Stacks(WireModel):
@@ -237,13 +205,6 @@ class SupervisorStarted(WireModel):
     log: Annotated[str, Field(max_length=4096)]
 
 
-class SupervisorLook(WireModel):
-    """`supervisor-look`."""
-
-    supervisor: SupervisorReply | None
-    owner: Owner = Owner()
-
-
 class SupervisorEnded(WireModel):
     """`supervisor-end`."""
 
@@ -251,7 +212,7 @@ class SupervisorEnded(WireModel):
     left: Pids
 
 
-SHAPES: dict[str, type[BaseModel]] = {
+SHAPES: dict[str, type[BaseModel] | type[Message]] = {
     "facts": Facts, "wake": PacketSent, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks,
     "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData, "build-model": BuildAnswer,
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
@@ -265,7 +226,7 @@ SHAPES: dict[str, type[BaseModel]] = {
 def without_damage(verb: str, answer: Any) -> Any:
     """The answer without what damaged files on the node gave to it, where it is used as it is; `poll` is read through its models."""
     try:
-        return Runs.model_validate(answer).model_dump() if verb == "runs" else answer
+        return as_json(read(Runs, answer)) if verb == "runs" else answer
     except ValidationError:
         return answer
 
@@ -273,11 +234,15 @@ def without_damage(verb: str, answer: Any) -> Any:
 def with_defaults(verb: str, answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with all keys of its shape: who reads one finds it, whatever the node has left out."""
     shape = SHAPES.get(verb)
-    left_out = (
-        {name: field for name, field in shape.model_fields.items() if name not in answer and not field.is_required()} if shape else {}
-    )
-    found = {name: field.get_default(call_default_factory=True) for name, field in left_out.items()}
-    return answer | {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in found.items()}
+    if shape is None:
+        return answer
+    if issubclass(shape, Message):
+        left_out = {name: value for name, value in defaults(shape).items() if value is not REQUIRED}
+    else:
+        left_out = {
+            name: field.get_default(call_default_factory=True) for name, field in shape.model_fields.items() if not field.is_required()
+        }
+    return {name: value.model_dump() if isinstance(value, BaseModel) else as_json(value) for name, value in left_out.items()} | answer
 
 
 def fault(verb: str, answer: Any) -> str | None:
@@ -286,7 +251,9 @@ def fault(verb: str, answer: Any) -> str | None:
         return "it is no JSON object"
     shape = SHAPES.get(verb)
     try:
-        if shape is not None:
+        if shape is not None and issubclass(shape, Message):
+            read(shape, answer)
+        elif shape is not None:
             shape.model_validate(answer)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]

@@ -12,16 +12,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from homelab.controller.remote.poll_reply import is_metric
+from homelab.controller.facts.reading import is_readable
 from homelab.controller.run import store
 from homelab.controller.run.metric_keys import Key, Line, key, undone
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import files
+from homelab.shared.protocol.rank_messages import Metric
 
 
 def is_line(line: Mapping[str, Any]) -> bool:
     """False for what a damaged file holds: the nodes give it again."""
-    return is_metric(line) and all(type(line.get(name, 0)) is int for name in ("attempt", "rank", "step"))
+    return is_readable(Metric, line) and all(type(line.get(name, 0)) is int for name in ("attempt", "rank", "step"))
 
 
 class Gathered:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from homelab.controller.remote.poll_reply import Reply, RunReply
+from homelab.shared.protocol.run_messages import Reply, RunReply
 
 State = Literal["planned", "shipping", "starting", "running", "stopping", "stopped", "done", "failed", "lost"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from homelab.controller.base.hint import Hint
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.facts.node_commands import on_node
-from homelab.controller.remote.owner_reply import Owner
-from homelab.controller.remote.poll_reply import SupervisorReply
 from homelab.controller.run import process_owner, stopped_holder
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.owner_messages import Owner
+from homelab.shared.protocol.run_messages import SupervisorReply
 
 
 def note(cluster: Cluster, paths: RunPaths, on_nodes: Mapping[str, SupervisorReply], owners: Iterable[Owner] = ()) -> Hint | None:

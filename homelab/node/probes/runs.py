@@ -40,14 +40,14 @@ def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecover
     root = os.path.join(paths.expand(workdir), layout.RUNS)
     for run in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         supervisor = ownership.follower(workdir, run) if layout.is_usable(run) and run not in alive else None
-        if supervisor is None or supervisor["has_left"]:
+        if supervisor is None or supervisor.has_left:
             continue
         folder = paths.run_dir(workdir, run)
         attempt = (paths.attempts(folder) or [0])[-1]
         node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
         end = files.read_object(os.path.join(node_dir, layout.EXIT_JSON)) or {}
         if end.get("returncode") != 0 and claims.stopped_attempt(workdir, run) != attempt:
-            found[run] = {"by": supervisor["by"], "process": supervisor["process"]}
+            found[run] = {"by": supervisor.by, "process": supervisor.process}
     return found
 
 

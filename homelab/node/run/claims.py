@@ -17,13 +17,13 @@ from homelab.node import paths
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files, layout
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.owner_messages import Claimed, Holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.owner_messages import Claimed, Holder
 
 LIFE_S = 300.0  # a claim that takes longer stays, unless another command wants it: then the start is refused, and nothing is stopped
 LOCK_S = 8.0  # the holder of the lock writes some small files; a controller waits 20 s for an answer
@@ -53,14 +53,14 @@ def claim(request: JsonObject) -> Claimed:
             _refuse_known(request["workdir"], run)
             started = files.read_object(os.path.join(folder, ".started")) or {}
             if started.get("run") != run and boot_clock.passed_s(started) <= age_s:
-                return {"holder": _shown(started, started.get("run"), is_started=True)}
+                return Claimed(holder=_shown(started, started.get("run"), is_started=True))
         for other, other_claim in _claims(folder).items():
             is_wanted = other == run or request.get("alone")
             if is_wanted and other_claim.get("token") not in (token, request.get("instead")) and boot_clock.passed_s(other_claim) < LIFE_S:
-                return {"holder": _shown(other_claim, other)}
+                return Claimed(holder=_shown(other_claim, other))
         kept = {key: request.get(key) for key in ("token", "by", "doing", "process")}
         files.write_json(_file(folder, run), dict(kept, run=run, alone=bool(request.get("alone")), **boot_clock.now()))
-    return {"holder": None, "newest": _newest(request)}
+    return Claimed(holder=None, newest=_newest(request))
 
 
 def release(request: JsonObject) -> JsonObject:
@@ -235,7 +235,7 @@ def _refuse_known(workdir: str, run: str) -> None:
 
 def _taken(run: str, current: JsonObject) -> RefusedError:
     holder = _shown(current, run)
-    return RefusedError("taken", f"{run} is being {holder['doing']} by {holder['by']}", see(run))
+    return RefusedError("taken", f"{run} is being {holder.doing} by {holder.by}", see(run))
 
 
 def goes_on(run: str) -> str:
@@ -254,15 +254,7 @@ def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:
     token, by, doing = (current[key] if isinstance(current.get(key), str) else "" for key in ("token", "by", "doing"))
     process = current.get("process")
     process = process if isinstance(process, dict) else {}
-    return {
-        "run": str(run),
-        "token": token,
-        "by": by,
-        "doing": doing,
-        "age_s": min(age_s, LIFE_S),
-        "process": process,
-        "is_started": is_started,
-    }
+    return Holder(run=str(run), token=token, by=by, doing=doing, age_s=min(age_s, LIFE_S), process=process, is_started=is_started)
 
 
 def _claims(folder: str) -> dict[str, JsonObject]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import programs
-from homelab.shared.protocol import files, layout
+from homelab.shared.protocol import files, layout, message
+from homelab.shared.protocol.run_messages import CardJoules, Energies
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import CardEnergy, Energies
 
 EVERY_S = 10.0
 _GAP_S = 3 * EVERY_S  # the machine slept, or the driver did not answer: nothing is known of that time
@@ -31,7 +31,7 @@ class Totals:
     """Joules of each card, by the trapezoid of two samples. Pure: the time is given, in seconds of a clock that goes on while the machine sleeps."""
 
     def __init__(self) -> None:
-        self.cards: dict[str, CardEnergy] = {}
+        self.cards: dict[str, CardJoules] = {}
         self._last: dict[str, tuple[float, float]] = {}  # uuid -> when, watts
         self._at_s: float | None = None
 
@@ -39,23 +39,21 @@ class Totals:
         """`sample`: index, uuid, name and watts (None: not told) of each card."""
         passed_s = at_s - self._at_s if self._at_s is not None else 0.0
         for index, uuid, name, watts in sample:
-            card = self.cards.setdefault(
-                uuid, {"index": index, "uuid": uuid, "name": name, "joules": None, "measured_s": 0.0, "unmeasured_s": 0.0}
-            )
+            card = self.cards.get(uuid) or CardJoules(index=index, uuid=uuid, name=name)
             last = self._last.pop(uuid, None)
             if watts is None or last is None or not 0 <= at_s - last[0] <= _GAP_S:
-                card["unmeasured_s"] += max(0.0, passed_s)
+                self.cards[uuid] = card.replace(unmeasured_s=card.unmeasured_s + max(0.0, passed_s))
             else:
-                card["joules"] = (card["joules"] or 0.0) + (last[1] + watts) / 2 * (at_s - last[0])
-                card["measured_s"] += at_s - last[0]
+                joules = (card.joules or 0.0) + (last[1] + watts) / 2 * (at_s - last[0])
+                self.cards[uuid] = card.replace(joules=joules, measured_s=card.measured_s + at_s - last[0])
             if watts is not None:
                 self._last[uuid] = (at_s, watts)
         self._at_s = at_s
 
     def missed(self, at_s: float) -> None:
         """Nothing was measured from the last sample to now."""
-        for card in self.cards.values():
-            card["unmeasured_s"] += max(0.0, at_s - (self._at_s if self._at_s is not None else at_s))
+        passed_s = max(0.0, at_s - (self._at_s if self._at_s is not None else at_s))
+        self.cards = {uuid: card.replace(unmeasured_s=card.unmeasured_s + passed_s) for uuid, card in self.cards.items()}
         self._last, self._at_s = {}, at_s
 
 
@@ -94,7 +92,7 @@ class Meter:
             else:
                 self._totals.add(sample, time.time())
             with contextlib.suppress(OSError):  # a disk that is full: the attempt has worse trouble
-                files.write_json(self._path, {"cards": list(self._totals.cards.values())})
+                files.write_json(self._path, {"cards": [message.fields(card) for card in self._totals.cards.values()]})
             self._ended.wait(EVERY_S)
 
     def _sample(self) -> list[tuple[int, str, str, float | None]]:
@@ -129,5 +127,5 @@ def energies(request: JsonObject) -> Energies:
         node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, request["node"]))
         cards = (files.read_object(os.path.join(node_dir, layout.ENERGY_JSON)) or {}).get("cards")
         if isinstance(cards, list):
-            attempts[str(number)] = cards
-    return {"attempts": attempts}
+            attempts[str(number)] = message.as_written(cards)
+    return Energies(attempts=attempts)

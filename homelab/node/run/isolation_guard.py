@@ -20,7 +20,7 @@ from homelab.shared.protocol import phases
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from homelab.shared.protocol.messages import RankStatus
+    from homelab.shared.protocol.rank_messages import RankStatus
 
 LOOK_S = 1.0
 ALONE_S = 60.0
@@ -31,19 +31,19 @@ LIMITS_S = dict(phases.LIMITS_S, starting=1200.0, fetching=180.0)
 FIRST_STEP_S = 600.0
 
 
-def reason(unheard_s: float, ranks: Mapping[str, RankStatus], slowest_step_s: float | None, planned_s: float | None = None) -> str | None:
+def reason(unheard_s: float, ranks: Mapping[int, RankStatus], slowest_step_s: float | None, planned_s: float | None = None) -> str | None:
     """Why this node must stop its ranks, in words; None while it must not.
 
     `unheard_s`: seconds since the last word of the supervisor that follows the attempt, or since its start. `ranks`: `follow.Follower.look`'s.
     `slowest_step_s`: of those that were seen, None before the first; `planned_s`: how long the plan expects one to take, None where it
     does not know. A program without heartbeats is never stopped.
     """
-    waiting = [rank for rank in ranks.values() if rank["phase"] not in ("absent", "done")]
+    waiting = [rank for rank in ranks.values() if rank.phase not in ("absent", "done")]
     if not waiting or unheard_s < ALONE_S:
         return None
-    if any(rank["still_s"] < _limit_s(rank["phase"], slowest_step_s, planned_s) for rank in waiting):
+    if any(rank.still_s < _limit_s(rank.phase, slowest_step_s, planned_s) for rank in waiting):
         return None
-    still_s = min(rank["still_s"] for rank in waiting)
+    still_s = min(rank.still_s for rank in waiting)
     return f"no controller was heard for {unheard_s:.0f} s, and no rank did anything for {still_s:.0f} s: the other nodes are lost"
 
 
@@ -64,7 +64,7 @@ class Guard:
         self._follower = status_stream.Follower(workdir, run, attempt, node)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="guard")
-        self._steps: dict[str, tuple[int, float]] = {}  # rank -> (step, since when)
+        self._steps: dict[int, tuple[int, float]] = {}  # rank -> (step, since when)
         self._slowest_step_s: float | None = None
         self._began_s = time.monotonic()
 
@@ -87,16 +87,16 @@ class Guard:
 
     def look(self, now_s: float) -> str | None:
         """One look; `reason`'s answer. `now_s` is monotonic."""
-        ranks = self._follower.look(now_s)["ranks"]
+        ranks = self._follower.look(now_s).ranks
         for number, rank in ranks.items():
             step, since_s = self._steps.get(number, (None, now_s))
-            if rank["phase"] != "training":
+            if rank.phase != "training":
                 self._steps.pop(number, None)  # saving and evaluating are no part of a step
             elif step is None:
-                self._steps[number] = (rank["step"], now_s)
-            elif rank["step"] > step:
-                self._slowest_step_s = max(self._slowest_step_s or 0.0, (now_s - since_s) / (rank["step"] - step))
-                self._steps[number] = (rank["step"], now_s)
+                self._steps[number] = (rank.step, now_s)
+            elif rank.step > step:
+                self._slowest_step_s = max(self._slowest_step_s or 0.0, (now_s - since_s) / (rank.step - step))
+                self._steps[number] = (rank.step, now_s)
         unheard_s = now_s - max(self._began_s, status_stream.last_heard_s(self._follower.here))
         return reason(unheard_s, ranks, self._slowest_step_s, self._follower.planned_s)
 

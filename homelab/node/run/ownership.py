@@ -16,10 +16,10 @@ from homelab.node import paths
 from homelab.node.run import claims
 from homelab.node.system import boot_clock
 from homelab.shared.protocol import files
+from homelab.shared.protocol.owner_messages import Claimant, Follower, Owner
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.owner_messages import Claimant, Follower, Owner
 
 EVERY_S = 2.0  # a word comes every second; a file that often would be too much for an SD card
 # A supervisor that has closed its connection opens another one in a second or two; one that is cut off says nothing.
@@ -53,7 +53,7 @@ class Ear:
 
 def seen(workdir: str, run: str) -> Owner:
     """All of it, for `poll`."""
-    return {"supervisor": follower(workdir, run), "claim": claimant(workdir, run), "stopped_attempt": claims.stopped_attempt(workdir, run)}
+    return Owner(supervisor=follower(workdir, run), claim=claimant(workdir, run), stopped_attempt=claims.stopped_attempt(workdir, run))
 
 
 def follower(workdir: str, run: str) -> Follower | None:
@@ -63,18 +63,15 @@ def follower(workdir: str, run: str) -> Follower | None:
     if age_s > (LEFT_S if has_left else SILENT_S):
         return None
     by, process = entry.get("by"), entry.get("process")
-    return {
-        "by": by if isinstance(by, str) else "",
-        "process": process if isinstance(process, dict) else {},
-        "silent_s": age_s,
-        "has_left": has_left,
-    }
+    return Follower(
+        by=by if isinstance(by, str) else "", process=process if isinstance(process, dict) else {}, silent_s=age_s, has_left=has_left
+    )
 
 
 def claimant(workdir: str, run: str) -> Claimant | None:
     """The command, or the try of a supervisor, that is about to start the run or to go on with it; None where none is."""
     holder = claims.holder(workdir, run)
-    return {"by": holder["by"], "doing": holder["doing"], "age_s": holder["age_s"], "process": holder["process"]} if holder else None
+    return Claimant(by=holder.by, doing=holder.doing, age_s=holder.age_s, process=holder.process) if holder else None
 
 
 def busy(workdir: str, run: str) -> str:
@@ -82,4 +79,4 @@ def busy(workdir: str, run: str) -> str:
     if claimant(workdir, run):
         return "a command is about to continue it"
     supervisor = follower(workdir, run)
-    return f"its supervisor looks after it ({supervisor['by'] or 'of another machine'})" if supervisor else ""
+    return f"its supervisor looks after it ({supervisor.by or 'of another machine'})" if supervisor else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from homelab.shared.protocol.messages import RankStatus
+    from homelab.shared.protocol.rank_messages import RankStatus
 
 # RFC 863, discard: nothing listens there today, and no range of ephemeral ports holds it.
 _PORT = 9
@@ -59,11 +59,11 @@ class Peers:
         self._steps = 0
         threading.Thread(target=self._run, daemon=True, name="peers").start()
 
-    def look(self, ranks: Mapping[str, RankStatus], now_s: float) -> dict[str, float]:
+    def look(self, ranks: Mapping[int, RankStatus], now_s: float) -> dict[str, float]:
         """Dial while no step is done by `ranks` (as a sign has them); what `Missed.seconds` says."""
         # (A pass proves nothing about other nodes: it needs none of them.)
         is_stepping = bool(ranks) and all(
-            rank["phase"] == "training" and rank["step"] and rank["step_still_s"] < _EVERY_S for rank in ranks.values()
+            rank.phase == "training" and rank.step and rank.step_still_s < _EVERY_S for rank in ranks.values()
         )
         with self._lock:
             if is_stepping:

@@ -10,29 +10,34 @@ from typing import TYPE_CHECKING
 from homelab.node import paths, supervisor_host
 from homelab.node.run import attempt_records, leftovers, ownership
 from homelab.node.system import boot_clock, processes, utilisation
-from homelab.shared.protocol import files, layout, manifest
+from homelab.shared.protocol import files, layout, manifest, message
+from homelab.shared.protocol.rank_messages import LogTail, RankReply
+from homelab.shared.protocol.run_messages import KnownRun, Reply, RunReply, Runs
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Described, KnownRun, PollReply, RankReply, RunReply, Runs
+    from homelab.shared.protocol.messages import Described
 
 MOST_METRICS = 20_000  # lines in one answer, about 8 MB
 
 
-def poll(request: JsonObject) -> PollReply:
+def poll(request: JsonObject) -> Reply:
     """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest), before.
 
     `before` true: with the curves of what came before this attempt, as the head keeps them.
     """
-    reply: PollReply = {"node": request["node"], "time": time.time(), "run": None, "supervisor": None, "owner": None, **utilisation.read()}
     run = request.get("run")
     folder = paths.run_dir(request["workdir"], run) if run else None
-    if folder and os.path.isdir(folder):
-        reply["run"] = _run(folder, request)
-    if run:
-        reply["supervisor"] = supervisor_host.state(request["workdir"], run)
-        reply["owner"] = ownership.seen(request["workdir"], run)
-    return reply
+    return Reply(
+        node=request["node"],
+        time=time.time(),
+        hostname=os.uname().nodename,
+        load=utilisation.read(),
+        gpus=tuple(message.as_written(card) for card in utilisation.gpus()[1]),
+        run=_run(folder, request) if folder and os.path.isdir(folder) else None,
+        supervisor=supervisor_host.state(request["workdir"], run) if run else None,
+        owner=ownership.seen(request["workdir"], run) if run else None,
+    )
 
 
 def runs(request: JsonObject) -> Runs:
@@ -49,17 +54,17 @@ def runs(request: JsonObject) -> Runs:
         numbers = paths.attempts(folder)
         node_dir = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request["node"])) if numbers else None
         known_runs.append(
-            {
-                "name": name,
-                "created_at": described.get("created_at"),
-                "attempt": numbers[-1] if numbers else 0,
-                "alive": bool(alive.get(name)),
-                "exit": files.read_object(os.path.join(node_dir, "exit.json")) if node_dir else None,
-                "final": os.path.exists(os.path.join(folder, "final", "README.md")),
-                "busy": ownership.busy(request["workdir"], name),
-            }
+            KnownRun(
+                name=name,
+                created_at=described.get("created_at"),
+                attempt=numbers[-1] if numbers else 0,
+                alive=bool(alive.get(name)),
+                exit=message.as_written(files.read_object(os.path.join(node_dir, "exit.json"))) if node_dir else None,
+                final=os.path.exists(os.path.join(folder, "final", "README.md")),
+                busy=ownership.busy(request["workdir"], name),
+            )
         )
-    return {"runs": known_runs, "secrets_removed": leftovers.remove_secrets(request["workdir"])}
+    return Runs(runs=tuple(known_runs), secrets_removed=tuple(leftovers.remove_secrets(request["workdir"])))
 
 
 def describe(request: JsonObject) -> Described:
@@ -82,25 +87,24 @@ def _run(folder: str, request: JsonObject) -> RunReply:
     agent_alive = agent is not None and agent["pid"] in pids
     of_node = [rank for rank in attempt_records.plan(folder, attempt)["ranks"] if rank["node"] == node]
     most = MOST_METRICS // max(1, len(of_node))
-    ranks: dict[str, RankReply] = {str(rank["rank"]): _rank(folder, attempt, node_dir, rank, {**request, "most": most}) for rank in of_node}
-    return {
-        "name": os.path.basename(folder),
-        "as_node": node,
-        "attempt": attempt,
-        "agent_alive": agent_alive,
-        "processes": len(pids),
-        "torchrun_alive": agent is not None and agent["torchrun_pid"] in pids,
-        "exit": files.read_object(os.path.join(node_dir, "exit.json")),
-        "started_at": agent["started_at"] if agent else None,
-        "rebooted": _rebooted(agent),
-        "stop_marked_at": _stop_marked_at(node_dir),
-        "ranks": ranks,
-        "more": any(len(rank["metrics"]) == most for rank in ranks.values()),
-        "torchrun_tail": files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60))),
-        "checkpoints": manifest.steps(folder),
-        "final": os.path.exists(os.path.join(folder, "final", "README.md")),
-        "secrets_removed": bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
-    }
+    ranks = {int(rank["rank"]): _rank(folder, attempt, node_dir, rank, {**request, "most": most}) for rank in of_node}
+    return RunReply(
+        name=os.path.basename(folder),
+        attempt=attempt,
+        agent_alive=agent_alive,
+        processes=len(pids),
+        torchrun_alive=agent is not None and agent["torchrun_pid"] in pids,
+        exit=message.as_written(files.read_object(os.path.join(node_dir, "exit.json"))),
+        started_at=agent["started_at"] if agent else None,
+        rebooted=_rebooted(agent),
+        stop_marked_at=_stop_marked_at(node_dir),
+        ranks=ranks,
+        more=any(len(rank.metrics) == most for rank in ranks.values()),
+        torchrun_tail=tuple(files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60)))),
+        checkpoints=tuple(manifest.steps(folder)),
+        final=os.path.exists(os.path.join(folder, "final", "README.md")),
+        secrets_removed=bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
+    )
 
 
 def _rebooted(agent: JsonObject | None) -> bool | None:
@@ -125,17 +129,14 @@ def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: J
     logs = sorted(glob.glob(os.path.join(glob.escape(node_dir), "logs", "*", "attempt_0", str(rank["local_rank"]))))
     tail_lines = int(request.get("tail_lines", 20))
     beat = files.read_object(os.path.join(home, "heartbeat.json"))
-    return {
-        "heartbeat": beat,
-        "metrics": _metrics(os.path.join(home, "metrics.jsonl"), lines_read, request["most"], may_begin_anew),
-        "before": _metrics(os.path.join(home, "curves.jsonl"), 0, request["most"]) if request.get("before") else [],
-        "log_tail": {
-            "stdout": files.tail(os.path.join(logs[-1], "stdout.log"), tail_lines) if logs else [],
-            "stderr": _warnings_of_nccl(node_dir, beat, tail_lines)
-            + (files.tail(os.path.join(logs[-1], "stderr.log"), tail_lines) if logs else []),
-        },
-        "error": files.read_object(os.path.join(home, "error.json")),
-    }
+    printed = {name: files.tail(os.path.join(logs[-1], f"{name}.log"), tail_lines) if logs else [] for name in ("stdout", "stderr")}
+    return RankReply(
+        heartbeat=message.as_written(beat),
+        metrics=message.as_written(_metrics(os.path.join(home, "metrics.jsonl"), lines_read, request["most"], may_begin_anew)),
+        before=message.as_written(_metrics(os.path.join(home, "curves.jsonl"), 0, request["most"]) if request.get("before") else ()),
+        log_tail=LogTail(stdout=tuple(printed["stdout"]), stderr=(*_warnings_of_nccl(node_dir, beat, tail_lines), *printed["stderr"])),
+        error=message.as_written(files.read_object(os.path.join(home, "error.json"))),
+    )
 
 
 def _warnings_of_nccl(node_dir: str, beat: JsonObject | None, lines: int) -> list[str]:

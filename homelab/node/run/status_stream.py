@@ -18,22 +18,21 @@ from homelab.node.run import attempt_records, ownership
 from homelab.node.run.peer_probe import Peers
 from homelab.node.system import process_activity, processes
 from homelab.node.system.boot_clock import boot_id
-from homelab.shared.protocol import files, manifest, phases
+from homelab.shared.protocol import files, manifest, message, phases
+from homelab.shared.protocol.rank_messages import DEAD, RankStatus
+from homelab.shared.protocol.run_messages import StatusLine
 
 if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import NodeStatus, RankStatus
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
-_AGES = frozenset(("still_s", "step_still_s"))
-_DEAD = frozenset(("", "Z", "X"))
 
 
 def follow(request: JsonObject) -> None:
-    """Print JSON lines (types: `homelab.controller.attempt.node_status.NodeStatus`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
+    """Print JSON lines (`run_messages.StatusLine`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
 
     Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`, `homelab.node.run.ownership`).
     """
@@ -53,20 +52,20 @@ def follow(request: JsonObject) -> None:
     before, said_at = None, -BEAT_S
     while not ended.is_set():
         status = follower.look(time.monotonic())
-        status["missing_s"] = peers.look(status["ranks"], time.monotonic())
+        status = status.replace(missing_s=peers.look(status.ranks, time.monotonic()))
         essence = _essence(status)
         if essence != before or time.monotonic() - said_at >= BEAT_S:
             try:
-                print(json.dumps(status), flush=True)
+                print(json.dumps(status, default=message.fields), flush=True)
             except OSError:  # the follower is gone
                 return
             before, said_at = essence, time.monotonic()
         ended.wait(INTERVAL_S)
 
 
-def _essence(status: NodeStatus) -> JsonObject:
-    ranks = {rank: {key: value for key, value in entry.items() if key not in _AGES} for rank, entry in status["ranks"].items()}
-    return dict(status, ranks=ranks, missing_s=None)
+def _essence(status: StatusLine) -> StatusLine:
+    """Without what changes by itself: ages."""
+    return status.replace(ranks={rank: entry.replace(still_s=0.0, step_still_s=0.0) for rank, entry in status.ranks.items()}, missing_s={})
 
 
 class Follower:
@@ -82,32 +81,32 @@ class Follower:
         self.here = paths.node_dir(self.folder, attempt, node)
         plan = attempt_records.plan(self.folder, attempt)
         self.peers = {entry["name"]: entry["lan_address"] for entry in plan["nodes"] if entry["name"] != node}
-        self.ranks = [str(rank["rank"]) for rank in plan["ranks"] if rank["node"] == node]
+        self.ranks = [int(rank["rank"]) for rank in plan["ranks"] if rank["node"] == node]
         self.planned_s = plan["step_s"]
-        self._beats: dict[str, tuple[Any, float]] = {}
-        self._steps: dict[str, tuple[Any, float]] = {}
+        self._beats: dict[int, tuple[Any, float]] = {}
+        self._steps: dict[int, tuple[Any, float]] = {}
         self._work = {rank: process_activity.Work() for rank in self.ranks}
         self._boot_id = boot_id()
 
-    def look(self, now_s: float) -> NodeStatus:
+    def look(self, now_s: float) -> StatusLine:
         """One sign. `now_s` is monotonic."""
         agent = attempt_records.agent(self.here) or {}
         if agent.get("boot_id") not in (None, "", self._boot_id):  # a pid from before a power cut belongs to another process, or to none
             agent = dict(agent, pid=None, torchrun_pid=None)
-        return {
-            "attempt": self.attempt,
-            "newest": (paths.attempts(self.folder) or [0])[-1],
-            "started": bool(agent),
-            "stopping": os.path.exists(os.path.join(self.here, "stop")),
-            "agent": processes.state(agent.get("pid")),
-            "torchrun": processes.state(agent.get("torchrun_pid")),
-            "exit": files.read_object(os.path.join(self.here, "exit.json")),
-            "checkpoint": (manifest.steps(self.folder) or [0])[-1],
-            "ranks": {rank: self._rank(rank, now_s, has_booted=bool(agent) and agent["pid"] is None) for rank in self.ranks},
-        }
+        return StatusLine(
+            attempt=self.attempt,
+            newest=(paths.attempts(self.folder) or [0])[-1],
+            started=bool(agent),
+            stopping=os.path.exists(os.path.join(self.here, "stop")),
+            agent=processes.state(agent.get("pid")),
+            torchrun=processes.state(agent.get("torchrun_pid")),
+            exit=message.as_written(files.read_object(os.path.join(self.here, "exit.json"))),
+            checkpoint=(manifest.steps(self.folder) or [0])[-1],
+            ranks={rank: self._rank(rank, now_s, has_booted=bool(agent) and agent["pid"] is None) for rank in self.ranks},
+        )
 
-    def _rank(self, rank: str, now_s: float, has_booted: bool) -> RankStatus:
-        home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", rank)
+    def _rank(self, rank: int, now_s: float, has_booted: bool) -> RankStatus:
+        home = os.path.join(paths.attempt_dir(self.folder, self.attempt), "ranks", str(rank))
         beat, state = _last_word(os.path.join(home, "heartbeat.json"))
         phase, step = beat.get("phase"), beat.get("step")
         # A heartbeat is new when its content differs, whatever its time: the node's clock may jump.
@@ -117,17 +116,17 @@ class Follower:
             self._steps[rank] = (place, now_s)
         if self._beats.get(rank, (None, 0.0))[0] != mark or self._works(rank, phase, beat.get("pid"), now_s):
             self._beats[rank] = (mark, now_s)
-        return {
-            "pid": beat.get("pid") if isinstance(beat.get("pid"), int) else None,
-            "state": "" if has_booted else state,
-            "phase": phase if isinstance(phase, str) and phase else "absent",
-            "step": step if isinstance(step, int) else 0,
-            "still_s": round(now_s - self._beats[rank][1], 2),
-            "step_still_s": round(now_s - self._steps[rank][1], 2),
-            "error": os.path.exists(os.path.join(home, "error.json")),
-        }
+        return RankStatus(
+            pid=beat.get("pid") if isinstance(beat.get("pid"), int) else None,
+            state="" if has_booted else state,
+            phase=phase if isinstance(phase, str) and phase else "absent",
+            step=step if isinstance(step, int) else 0,
+            still_s=round(now_s - self._beats[rank][1], 2),
+            step_still_s=round(now_s - self._steps[rank][1], 2),
+            error=os.path.exists(os.path.join(home, "error.json")),
+        )
 
-    def _works(self, rank: str, phase: Any, pid: Any, now_s: float) -> bool:
+    def _works(self, rank: int, phase: Any, pid: Any, now_s: float) -> bool:
         return phase in phases.OBSERVED_BY_PROCESS and isinstance(pid, int) and self._work[rank].look(pid, now_s)
 
 
@@ -139,7 +138,7 @@ def _last_word(path: str) -> tuple[JsonObject, str]:
     beat = files.read_object(path) or {}
     while True:
         state = processes.state(beat.get("pid"))
-        if state not in _DEAD:
+        if state not in DEAD:
             return beat, state
         again = files.read_object(path) or {}
         if again == beat:

@@ -19,11 +19,12 @@ from homelab.node import paths
 from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, secret_files
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
-from homelab.shared.protocol import files, layout
+from homelab.shared.protocol import files, layout, message
+from homelab.shared.protocol.run_messages import Exit
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Exit, Stopped
+    from homelab.shared.protocol.messages import Stopped
 
 
 def start(request: JsonObject) -> JsonObject:
@@ -74,7 +75,7 @@ def _started(watcher: subprocess.Popen[bytes], node_dir: str, folder: str) -> Js
             return {"agent_pid": agent["pid"], "torchrun_pid": agent["torchrun_pid"], "run_dir": folder}
         ended = files.read_json(os.path.join(node_dir, "exit.json"))
         if ended:
-            raise OSError(f"torchrun did not start: {ended.get('error', f'see {node_dir}')}")
+            raise OSError(f"torchrun did not start: {ended.get('error') or f'see {node_dir}'}")
         if watcher.poll() is not None:
             last_line = files.tail(os.path.join(node_dir, "agent.log"), 1) or [f"see {node_dir}"]
             # A disk that is full cannot hold agent.log either; the exit code carries the cause.
@@ -101,7 +102,7 @@ def watch(node_dir: str) -> None:
         child = _torchrun(plan, folder, node_dir)
     except (OSError, ValueError) as error:
         secret_files.remove(folder)
-        _write_exit(node_dir, {"returncode": 127, "signal": None, "ended_at": time.time(), "stopped": False, "error": str(error)})
+        _write_exit(node_dir, Exit(returncode=127, ended_at=time.time(), error=str(error)))
         return
     agent = {"pid": os.getpid(), "torchrun_pid": child.pid, "started_at": time.time(), "boot_id": boot_clock.boot_id()}
     try:
@@ -116,13 +117,13 @@ def watch(node_dir: str) -> None:
     # Workers that survive a killed torchrun would hold the card and the port.
     processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
     secret_files.remove(folder)
-    end: Exit = {
-        "returncode": returncode if returncode >= 0 else None,
-        "signal": -returncode if returncode < 0 else None,
-        "ended_at": time.time(),
-        "stopped": os.path.exists(os.path.join(node_dir, "stop")),
-        "alone": guard.reason,
-    }
+    end = Exit(
+        returncode=returncode if returncode >= 0 else None,
+        signal=-returncode if returncode < 0 else None,
+        ended_at=time.time(),
+        stopped=os.path.exists(os.path.join(node_dir, "stop")),
+        alone=guard.reason,
+    )
     _write_exit(node_dir, end)
 
 
@@ -153,7 +154,7 @@ def _takes_pipes(folder: str) -> bool:
 
 def _write_exit(node_dir: str, end: Exit) -> None:
     try:
-        files.write_json(os.path.join(node_dir, layout.EXIT_JSON), end)
+        files.write_json(os.path.join(node_dir, layout.EXIT_JSON), message.fields(end))
     except OSError as error:
         sys.exit(error.errno or 1)
 

@@ -48,7 +48,8 @@ def _bytes_in(folder: str) -> int:
 def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
     if alive.get(run):
         return "it is alive on this node"
-    if (supervisor_host.state(workdir, run) or {}).get("alive"):
+    supervisor = supervisor_host.state(workdir, run)
+    if supervisor is not None and supervisor.alive:
         return "its supervisor is at work on this node"
     return ownership.busy(workdir, run)
 

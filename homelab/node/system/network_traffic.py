@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from homelab.shared.protocol.machine_messages import Traffic
+from homelab.shared.protocol.run_messages import NodeLoad
 
 _COUNTERS = "/proc/net/dev"
 _INTERFACES = "/sys/class/net"
 
 
-def read() -> Traffic:
-    """Bytes received and sent since the machine started, and when they were counted; {} where the kernel does not tell."""
+def read() -> NodeLoad:
+    """Bytes received and sent since the machine started, and when they were counted; None where the kernel does not tell."""
     try:
         with open(_COUNTERS) as stream:
             counted = parse(stream.read())
     except (OSError, ValueError, IndexError):
-        return {}
+        return NodeLoad()
     names = [name for name in counted if name != "lo"]
     # What a bridge, a container or a tunnel carries passes a real card once more. Where there is no real card (a container) all count.
     real = [name for name in names if os.path.exists(os.path.join(_INTERFACES, name, "device"))]
     pairs = [counted[name] for name in real or names]
-    return {
-        "received_bytes": sum(pair[0] for pair in pairs),
-        "sent_bytes": sum(pair[1] for pair in pairs),
-        "counted_at_s": time.monotonic(),
-    }
+    return NodeLoad(received_bytes=sum(pair[0] for pair in pairs), sent_bytes=sum(pair[1] for pair in pairs), counted_at_s=time.monotonic())
 
 
 def parse(text: str) -> dict[str, tuple[int, int]]:

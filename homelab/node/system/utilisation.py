@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import MachineLoad
+    from homelab.shared.protocol.run_messages import NodeLoad
 
 _GPU_FIELDS = (
     "index",
@@ -30,19 +29,11 @@ _GPU_FIELDS = (
 _OLD = 7  # as many of them every driver knows
 
 
-def read() -> MachineLoad:
-    """{"hostname", "load": {...}, "gpus": [...]}: the part of a poll reply that is about the machine."""
+def read() -> NodeLoad:
+    """How busy the machine is now."""
     total, available = memory()
-    return {
-        "hostname": os.uname().nodename,
-        "load": {
-            "cpu_percent": cpu_percent(),
-            "memory_used_bytes": total - (available or 0) if total else None,
-            "memory_total_bytes": total,
-            **network_traffic.read(),
-        },
-        "gpus": gpus()[1],
-    }
+    used = total - (available or 0) if total else None
+    return network_traffic.read().replace(cpu_percent=cpu_percent(), memory_used_bytes=used, memory_total_bytes=total)
 
 
 def memory() -> tuple[int | None, int | None]:

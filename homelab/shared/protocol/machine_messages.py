@@ -135,27 +135,3 @@ class CollectiveLook(TypedDict):
     phase: str
     ranks: dict[str, CollectiveRank]
     log: list[str]
-
-
-class Traffic(TypedDict, total=False):
-    """Bytes that the network cards have carried since the machine started. `counted_at_s` is of its monotonic clock."""
-
-    received_bytes: int
-    sent_bytes: int
-    counted_at_s: float
-
-
-class Load(Traffic, total=False):
-    """How busy a machine is. None where it does not tell."""
-
-    cpu_percent: float | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-
-
-class MachineLoad(TypedDict, total=False):
-    """How busy a machine is, with its cards; a part of the answer of `poll`."""
-
-    hostname: str
-    load: Load
-    gpus: list[Json]

@@ -1,125 +1,10 @@
-"""The messages that the node program writes about runs and their supervisors, as JSON objects (the others: `machine_messages`).
-The controller validates them (`homelab.controller.remote.poll_reply`, `homelab.controller.attempt.node_status`, `homelab.controller.remote.answers`) before it believes a word.
-Times are seconds since 1970 by the node's own clock; ages (`..._s`) are counted by its monotonic clock.
-"""
+"""The messages of the node program about runs that are read as JSON objects (those with limits beside their fields: `run_messages`)."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from homelab.shared.protocol.machine_messages import Json, MachineLoad
-from homelab.shared.protocol.owner_messages import Owner
-
-
-class Exit(TypedDict, total=False):
-    """exit.json: how torchrun ended on a node. `stopped`: as asked; `error`: it could not start; `alone`: why the node ended it by itself."""
-
-    returncode: int | None
-    signal: int | None
-    ended_at: float
-    stopped: bool
-    error: str
-    alone: str | None
-
-
-class RankStatus(TypedDict):
-    """One rank in a line of `follow`. `state` is the kernel's letter, "" for a process that is gone."""
-
-    pid: int | None
-    state: str
-    phase: str
-    step: int
-    still_s: float  # since the last sign of life
-    step_still_s: float  # since the last step
-    error: bool
-
-
-class NodeStatus(TypedDict, total=False):
-    """A line of `follow`. `missing_s`: node that this one once reached -> since when it does not any more."""
-
-    attempt: int
-    newest: int
-    started: bool
-    stopping: bool
-    agent: str
-    torchrun: str
-    exit: Json | None
-    checkpoint: int
-    ranks: dict[str, RankStatus]
-    missing_s: dict[str, float]
-
-
-class RankReply(TypedDict):
-    """One rank in the answer of `poll`, as it wrote it: heartbeat.json, lines of metrics.jsonl, the last lines of its logs, error.json."""
-
-    heartbeat: Json | None
-    metrics: list[Json]
-    before: list[Json]
-    log_tail: dict[str, list[str]]
-    error: Json | None
-
-
-class RunReply(TypedDict, total=False):
-    """A run in the answer of `poll`, in its newest attempt; attempt 0: the folder is there, nothing was started."""
-
-    name: str
-    as_node: str  # the name under which this machine takes part
-    attempt: int
-    agent_alive: bool
-    torchrun_alive: bool
-    processes: int
-    exit: Json | None
-    started_at: float | None
-    rebooted: bool | None
-    stop_marked_at: float | None
-    ranks: dict[str, RankReply]
-    more: bool  # not all new lines of metrics.jsonl are in it
-    torchrun_tail: list[str]
-    checkpoints: list[int]
-    final: bool
-    secrets_removed: bool
-
-
-class SupervisorReply(TypedDict, total=False):
-    """The run's supervisor that was placed on this node: what supervisor.json and events.jsonl say, and whether it has its lock."""
-
-    alive: bool
-    frozen: bool
-    doing: str
-    why: str
-    attempt: int
-    pid: int
-    log: str
-    events: list[Json]
-
-
-class PollReply(MachineLoad, total=False):
-    """The answer of `poll`. `run` is None where the node does not know the run."""
-
-    node: str
-    time: float
-    run: RunReply | None
-    supervisor: SupervisorReply | None
-    owner: Owner | None
-
-
-class KnownRun(TypedDict):
-    """A run in the answer of `runs`."""
-
-    name: str
-    created_at: Any
-    attempt: int
-    alive: bool
-    exit: Json | None
-    final: bool
-    busy: str  # who is at work on it; "" for nobody
-
-
-class Runs(TypedDict):
-    """The answer of `runs`."""
-
-    runs: list[KnownRun]
-    secrets_removed: list[str]
+from homelab.shared.protocol.machine_messages import Json
 
 
 class Described(TypedDict):
@@ -127,23 +12,6 @@ class Described(TypedDict):
 
     run_json: Json | None
     plans: dict[str, Json | None]
-
-
-class CardEnergy(TypedDict):
-    """What one card used in an attempt: joules (None: it does not tell its power), and the seconds that were and were not measured."""
-
-    index: int
-    uuid: str
-    name: str
-    joules: float | None
-    measured_s: float
-    unmeasured_s: float
-
-
-class Energies(TypedDict):
-    """The answer of `energies`: number of the attempt -> cards."""
-
-    attempts: dict[str, list[CardEnergy]]
 
 
 class Stopped(TypedDict, total=False):
@@ -223,13 +91,6 @@ class SupervisorStarted(TypedDict):
     """The answer of `supervisor-start`: the path of its log."""
 
     log: str
-
-
-class SupervisorLook(TypedDict):
-    """The answer of `supervisor-look`. None: no supervisor was ever placed here."""
-
-    supervisor: SupervisorReply | None
-    owner: Owner
 
 
 class SupervisorEnded(TypedDict):

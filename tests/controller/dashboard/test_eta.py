@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homelab.controller.dashboard.eta import eta_s
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 
 
 def run(paces: list[float], *, between: dict[int, float] | None = None, ranks: int = 1, attempt: int = 1) -> list[Metric]:
@@ -42,24 +42,24 @@ def test_after_rows_moved_only_the_new_pace_counts() -> None:
     lines = run([9.0] * 12 + [3.0] * 6)
     moved = Metric(kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as believed")
     assert eta_s([*lines, moved], 18, 100) == pytest.approx(82 * 3.0)
-    of_before = moved.model_copy(update={"attempt": 0})
+    of_before = moved.replace(attempt=0)
     assert eta_s([*lines, of_before], 18, 100) > 82 * 4
 
 
 def test_the_newest_attempt_alone_sets_the_pace() -> None:
-    lines = run([9.0] * 20) + [line.model_copy(update={"step": line.step + 20}) for line in run([2.0] * 10, attempt=2)]
+    lines = run([9.0] * 20) + [line.replace(step=line.step + 20) for line in run([2.0] * 10, attempt=2)]
     assert eta_s(lines, 30, 100) == pytest.approx(140.0)
 
 
 def test_the_pace_is_per_token_where_a_typical_step_is_known() -> None:
     """Steps of 100 and of 300 tokens in turn, at 0.01 s a token, seen when more of the long ones have come."""
     sizes = [100, 100, 300, 300, 300, 100, 300]
-    lines = [line.model_copy(update={"tokens": size}) for line, size in zip(run([size / 100 for size in sizes]), sizes, strict=True)]
+    lines = [line.replace(tokens=size) for line, size in zip(run([size / 100 for size in sizes]), sizes, strict=True)]
     assert eta_s(lines, 7, 107, 200.0) == pytest.approx(200.0)
     assert eta_s(lines, 7, 107) > 250
 
 
 def test_two_ranks_share_the_tokens_of_a_step() -> None:
-    lines = [line.model_copy(update={"tokens": 50}) for line in run([1.0] * 8, ranks=2)]
+    lines = [line.replace(tokens=50) for line in run([1.0] * 8, ranks=2)]
     assert eta_s(lines, 8, 18, 200.0) == pytest.approx(20.0)
     assert eta_s(lines[:-1], 8, 18, 200.0) == pytest.approx(20.0), "the last line of the other rank has not come yet"

@@ -9,7 +9,8 @@ from homelab.controller.dashboard.keyboard import decoded_keys
 from homelab.controller.dashboard.log_section import folded
 from homelab.controller.dashboard.snapshot import GpuRow, NodeRow
 from homelab.controller.dashboard.view_state import ViewState
-from homelab.controller.remote.poll_reply import Metric
+from homelab.controller.facts.reading import read
+from homelab.shared.protocol.rank_messages import Metric
 from tests.controller.dashboard import sample
 
 
@@ -80,7 +81,7 @@ def test_a_course_grows_with_every_look_and_keeps_its_gaps() -> None:
 
 
 def metric(step: int, seconds: float | None) -> Metric:
-    return Metric.model_validate({"kind": "train", "step": step, "rank": 0, "attempt": 1, "communication_s": seconds})
+    return read(Metric, {"kind": "train", "step": step, "rank": 0, "attempt": 1, "communication_s": seconds})
 
 
 def test_the_slowest_rank_waits_for_nobody() -> None:

@@ -13,7 +13,8 @@ from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
 from homelab.controller.features.recover.resume import left_out_events
 from homelab.controller.features.status.failure import since
 from homelab.controller.planning.types import Plan, RankTime, TimeEstimate
-from homelab.controller.remote.poll_reply import Metric, parse_replies
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.shared.protocol.rank_messages import Metric
 from tests.controller.dashboard import sample
 
 TIME = TimeEstimate(
@@ -129,7 +130,7 @@ def test_the_age_of_a_checkpoint_is_by_the_clock_that_wrote_it() -> None:
     saved = Metric(kind="save", time=sample.NOW - 49, rank=0, step=400)
     assert step_rate.checkpoint_age_s(400, [saved], replies) == pytest.approx(49)
     assert step_rate.checkpoint_age_s(410, [saved], replies) is None
-    assert step_rate.checkpoint_age_s(400, [saved.model_copy(update={"time": sample.NOW + 9})], replies) is None
+    assert step_rate.checkpoint_age_s(400, [saved.replace(time=sample.NOW + 9)], replies) is None
 
 
 def test_a_curve_falls_from_its_upper_left_to_its_lower_right() -> None:

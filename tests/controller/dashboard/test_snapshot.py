@@ -13,8 +13,10 @@ from homelab.controller.dashboard import tables, view
 from homelab.controller.dashboard.event_rows import event_row
 from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.facts.reading import read
 from homelab.controller.planning.types import SpareCard
-from homelab.controller.remote.poll_reply import Metric, parse_replies
+from homelab.controller.remote.poll_reply import parse_replies
+from homelab.shared.protocol.rank_messages import Metric
 from tests.controller.dashboard import sample
 
 
@@ -72,14 +74,14 @@ def test_no_eta_before_the_first_step_and_after_the_end() -> None:
 
 
 def test_lines_gathered_before_are_joined_with_the_new_ones() -> None:
-    old = [Metric.model_validate(line) for line in sample.metric_lines(0, "tower", 300)]
+    old = [read(Metric, line) for line in sample.metric_lines(0, "tower", 300)]
     new = [line for line in sample.metric_lines(0, "tower", 310) if line["step"] > 298]
     shot = sample.snapshot(replies=parse_replies({"tower": reply_with(new)}), expected_nodes=("tower",), metrics=old)
     assert [point.step for point in shot.loss_history] == list(range(1, 311))
 
 
 def test_steps_that_were_done_again_replace_the_lost_ones() -> None:
-    first = [Metric.model_validate(train(step, 9.0)) for step in range(1, 51)]
+    first = [read(Metric, train(step, 9.0)) for step in range(1, 51)]
     again = [train(step, 1.0, attempt=2) for step in range(41, 45)]
     replies = parse_replies({"tower": reply_with(again, attempt=2)})
     shot = sample.snapshot(replies=replies, expected_nodes=("tower",), metrics=first)

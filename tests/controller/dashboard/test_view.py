@@ -132,7 +132,7 @@ def test_red_is_only_for_what_needs_somebody() -> None:
 
 def test_a_silent_rank_is_worth_a_look() -> None:
     replies = sample.replies()
-    stale = replies["old"].model_copy(update={"time": sample.NOW + 90})
+    stale = replies["old"].replace(time=sample.NOW + 90)
     seen = colours(sample.snapshot(replies={**replies, "old": stale}))
     assert seen["2 min ago"] == "yellow"
 

@@ -11,8 +11,9 @@ import pytest
 
 from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose
 from homelab.controller.diagnose.traces import child_failures, last_exceptions
-from homelab.controller.remote.poll_reply import Reply, parse_replies
+from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run.state import run_state
+from homelab.shared.protocol.run_messages import Reply
 
 DATA = Path(__file__).parent / "data"
 RANKS = {0: "tower", 1: "tower", 2: "mini", 3: "laptop"}

@@ -10,6 +10,7 @@ from homelab.controller.base.hardware import CARDS
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.planning.machines import card_guess
 from homelab.controller.planning.types import Plan
+from homelab.shared.protocol.message import as_json
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make
@@ -83,7 +84,7 @@ def test_an_owner_who_writes_an_impossible_memory_is_told() -> None:
 
 def test_two_cards_of_one_name_and_unlike_memory_are_two_cards() -> None:
     seen = healthy.gpu(healthy.recipe(), names=("tower",))
-    first = seen.facts["tower"].gpu.cards[0].model_dump() | {
+    first = as_json(seen.facts["tower"].gpu.cards[0]) | {
         "name": "NVIDIA GeForce RTX 3060",
         "uuid": None,
         "power_limit_w": None,
@@ -109,7 +110,7 @@ def test_a_card_of_which_the_driver_tells_its_name_alone_is_planned_by_its_data_
 @pytest.mark.parametrize(("wanted", "index"), [(8, 1), (12, 0), (10, 0)])
 def test_of_two_cards_of_one_name_the_one_with_the_named_memory_is_taken(wanted: float, index: int) -> None:
     seen = healthy.gpu(healthy.recipe(), names=("tower",))
-    first = seen.facts["tower"].gpu.cards[0].model_dump() | {"name": "NVIDIA GeForce RTX 3060", "memory_used_bytes": 0}
+    first = as_json(seen.facts["tower"].gpu.cards[0]) | {"name": "NVIDIA GeForce RTX 3060", "memory_used_bytes": 0}
     cards = [{**first, "index": number, "uuid": f"GPU-{number}", "memory_total_bytes": size * GIB} for number, size in enumerate((12, 8))]
     seen = healthy.with_node(
         healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=({"model": "RTX 3060", "vram_gb": wanted},)

@@ -13,6 +13,7 @@ from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.planning.machines import cards
 from homelab.controller.planning.render import plan_table
 from homelab.node.probes import nvidia
+from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 from tests.controller.checks.fake_gpu import reply
 from tests.controller.planning.test_plan import make, why
@@ -121,7 +122,7 @@ def test_the_beginning_of_a_uuid_is_one_card_s() -> None:
     """Of "GPU-aaaaaaaa-..." and another one that begins as it does."""
     twin = FIRST[:-1] + "b"
     before = two_cards("NVIDIA GeForce RTX 4090")
-    entries = [card.model_dump() for card in before.facts["tower"].gpu.cards]
+    entries = [as_json(card) for card in before.facts["tower"].gpu.cards]
     both = healthy.with_facts(before, "tower", gpu={"cards": [entries[0], {**entries[1], "uuid": twin}], "torch": None})
     with pytest.raises(InputError, match=r"GPU-aaaa of cluster\.toml is the beginning of several uuids") as caught:
         make(healthy.with_node(both, "tower", gpus=({**RTX, "uuid": "GPU-aaaa"},)))
@@ -135,7 +136,7 @@ def test_the_beginning_of_a_uuid_is_one_card_s() -> None:
 def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
     """Between two attempts the cards were put into each other's slots: by uuid nothing changes, by number it is told."""
     before = two_cards(gpus=({**RTX, "uuid": SECOND},))
-    entries = [card.model_dump() for card in before.facts["tower"].gpu.cards]
+    entries = [as_json(card) for card in before.facts["tower"].gpu.cards]
     moved = healthy.with_facts(before, "tower", gpu={"cards": [{**entries[1], "index": 0}, {**entries[0], "index": 1}]})
     assert make(before).ranks[0].card == make(moved).ranks[0].card == SECOND
     by_number = healthy.with_node(moved, "tower", gpus=({**RTX, "index": 1},))
@@ -146,7 +147,7 @@ def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
 def test_cards_without_uuids_go_by_number() -> None:
     """Where nvidia-smi's XML could not be read."""
     seen = two_cards()
-    entries = [{**card.model_dump(), "uuid": None} for card in seen.facts["tower"].gpu.cards]
+    entries = [{**as_json(card), "uuid": None} for card in seen.facts["tower"].gpu.cards]
     probe = dict(seen.facts["tower"].gpu.torch or {})
     bare = healthy.with_facts(
         seen, "tower", gpu={"cards": entries, "torch": {**probe, "devices": [{**device, "uuid": None} for device in probe["devices"]]}}

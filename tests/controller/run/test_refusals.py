@@ -14,13 +14,14 @@ from homelab.controller.attempt.progress import ProgressTracker
 from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.config.recipe import Recovery, parse_recipe
+from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
-from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run import run_folder, supervisor_lock
 from homelab.controller.run import supervisor_record as manual_lock
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
+from homelab.shared.protocol.run_messages import Reply
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(20)
 def reply(step: int, phase: str = "training", *, age_s: float = 0.0, now_s: float = 1000.0) -> Reply:
     beat = {"time": now_s - age_s, "phase": phase, "step": step}
     run = {"name": "r", "attempt": 1, "agent_alive": True, "ranks": {"0": {"heartbeat": beat}}}
-    return Reply.model_validate({"node": "tower", "time": now_s, "run": run})
+    return read(Reply, {"node": "tower", "time": now_s, "run": run})
 
 
 def test_steps_that_go_on_are_seen() -> None:
@@ -69,7 +70,7 @@ def test_before_the_first_step_the_plan_says_how_long_to_look() -> None:
 
 def test_nobody_that_lives_is_nobody_that_moves() -> None:
     watch = ProgressTracker(step_s=None)
-    watch.see([Reply.model_validate({"node": "tower", "time": 1.0})], 0.0)
+    watch.see([read(Reply, {"node": "tower", "time": 1.0})], 0.0)
     assert watch.wait_s == 0 and not watch.moves
 
 

@@ -18,9 +18,10 @@ from homelab.controller.base import secrets
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.dashboard.event_rows import event_row
 from homelab.controller.diagnose.cause import Diagnosis
-from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.facts.reading import read
 from homelab.controller.run import event_log, events, store
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_messages import Reply
 
 pytestmark = pytest.mark.timeout(30)
 TOKEN = "xyzzy-Q7rT9pLm4242"  # like nothing that a pattern would know
@@ -61,9 +62,9 @@ def test_words_of_a_node_and_errors_come_without_it() -> None:
         "error": {"message": SAID, "where": SAID, "hint": SAID},
         "metrics": [{"kind": "note", "message": SAID}],
     }
-    reply = Reply.model_validate({"node": "n", "time": 1.0, "run": {"name": "r", "ranks": {"0": rank}, "torchrun_tail": [SAID]}})
+    reply = read(Reply, {"node": "n", "time": 1.0, "run": {"name": "r", "ranks": {"0": rank}, "torchrun_tail": [SAID]}})
     row = event_row({"time": 1.0, "what": SAID, "hint": SAID})
-    for text in (str(error), reply.model_dump_json(), row.text, str(error.as_dict())):
+    for text in (str(error), str(reply), row.text, str(error.as_dict())):
         assert TOKEN not in text and "401 for token ***" in text
 
 

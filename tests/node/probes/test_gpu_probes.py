@@ -13,10 +13,12 @@ import pytest
 
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Finding
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
 from homelab.node.system import programs, utilisation
+from homelab.shared.protocol.card_messages import GpuFacts
+from homelab.shared.protocol.message import as_json, defaults
 from tests.controller.checks import fake_gpu, healthy
 from tests.controller.checks.fake_gpu import REPLIES, reply
 from tests.processes import living
@@ -48,7 +50,7 @@ def test_every_recorded_reply_is_read_and_fits_the_facts(name: str) -> None:
     assert len(answer["cards"]) == reply(name).count("<gpu id=")
     facts = Facts.model_validate({"node": "tower", "gpu": answer})
     assert [entry.index for entry in facts.gpu.cards] == list(range(len(facts.gpu.cards)))
-    assert set(answer["cards"][0]) <= set(type(facts.gpu.cards[0]).model_fields), "a field that nobody would see"
+    assert set(answer["cards"][0]) <= set(defaults(GpuFacts)), "a field that nobody would see"
 
 
 def test_one_card_in_full() -> None:
@@ -69,8 +71,8 @@ def test_one_card_in_full() -> None:
 @pytest.mark.parametrize("name", XML)
 def test_free_is_what_nvidia_smi_calls_so_and_what_is_left_without_the_drivers_part(name: str) -> None:
     for entry in nvidia.parse(reply(name))["cards"]:
-        told = GpuFacts.model_validate(entry)
-        silent = GpuFacts.model_validate({**entry, "memory_free_bytes": None})
+        told = read(GpuFacts, entry)
+        silent = read(GpuFacts, {**entry, "memory_free_bytes": None})
         assert told.free_bytes == entry["memory_free_bytes"]
         if told.free_bytes is not None:
             assert silent.free_bytes is not None and abs(silent.free_bytes - told.free_bytes) <= MIB
@@ -172,7 +174,7 @@ def test_a_driver_that_knows_no_field_still_names_its_card() -> None:
         "holders",
     }
     assert found.name == "NVIDIA GeForce RTX 3090" and found.free_bytes is None
-    assert {key: value for key, value in found.model_dump().items() if key not in told and value is not None} == {}
+    assert {key: value for key, value in as_json(found).items() if key not in told and value is not None} == {}
 
 
 @pytest.mark.parametrize("text", ["", "a recorded answer", "<nvidia_smi_log><gpu>", "<nvidia_smi_log"])

@@ -8,10 +8,11 @@ import pytest
 
 from homelab.controller.config.cluster import Gpu, Node
 from homelab.controller.facts import nvidia_answer
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.planning.machines import cards
 from homelab.node.probes import gpu, nvidia
+from homelab.shared.protocol.card_messages import GpuFacts
 from tests.controller.checks import fake_gpu, healthy
 from tests.controller.checks.fake_gpu import reply
 
@@ -117,7 +118,7 @@ def test_nobody_is_told_to_forget_a_card_that_fell_off_the_bus() -> None:
     ],
 )
 def test_whether_a_card_has_memory_of_its_own(card: dict[str, object], shares: bool) -> None:
-    assert nvidia_answer.shares_memory(GpuFacts.model_validate({"index": 0, **card}), Facts(node="tower")) is shares
+    assert nvidia_answer.shares_memory(read(GpuFacts, {"index": 0, **card}), Facts(node="tower")) is shares
 
 
 def test_the_answer_itself_tells_it() -> None:

@@ -19,6 +19,7 @@ from homelab.node import paths
 from homelab.node.run import claims, torchrun
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files
+from homelab.shared.protocol.message import as_json
 
 pytestmark = pytest.mark.timeout(60)
 RUN, OTHER, NODE = "2026-01-01-0000-claimed", "2026-01-01-0000-other", "node1"
@@ -51,7 +52,7 @@ def claim(workdir: str, token: str, run: str = RUN, **more: Any) -> dict[str, An
         "process": {"pid": 1},
         "age_s": 1.0,
     }
-    answer = claims.claim(request | more)
+    answer = as_json(claims.claim(request | more))
     assert answers.fault("claim", answer) is None
     holder: dict[str, Any] | None = answer["holder"]
     return holder

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.facts.reading import read
 from homelab.controller.remote import answers
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.node import paths
 from homelab.node.run import poll, stacks, status_stream
 from homelab.shared.protocol import files
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.rank_messages import Metric
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -47,7 +50,7 @@ def request(run: Path) -> dict[str, Any]:
 
 def asked(verb: str, run: Path) -> Any:
     """The answer as the controller gets it."""
-    raw = json.loads(json.dumps(getattr(poll, verb)(request(run))))
+    raw = json.loads(json.dumps(as_json(getattr(poll, verb)(request(run)))))
     answer = answers.without_damage(verb, raw)
     assert answers.fault(verb, answer) is None
     return answer
@@ -72,7 +75,7 @@ def test_a_node_with_a_damaged_file_can_be_asked(run: Path, name: str, content: 
     seen = parse_replies({NODE: answer})[NODE].run
     assert seen is not None and seen.attempt == 1 and seen.exit is None
     if name != "plan.json":
-        assert [metric.model_dump(exclude_unset=True) for metric in seen.ranks[0].metrics] == [LINE], "the lines that are whole stay"
+        assert seen.ranks[0].metrics == (read(Metric, LINE),), "the lines that are whole stay"
         assert (seen.ranks[0].heartbeat is None) == (name == "heartbeat.json")
     assert asked("describe", run)["plans"].keys() == {"1"}
     assert all(entry["created_at"] in (None, 1.0) for entry in asked("runs", run)["runs"])
@@ -115,7 +118,7 @@ def test_a_folder_is_no_attempt_without_a_word_of_it(run: Path) -> None:
     (attempts / "10" / "nodes" / NODE).mkdir(parents=True)
     (attempts / "10" / "plan.json").write_text("{}")
     assert paths.attempts(str(run)) == [1]
-    assert asked("poll", run)["run"]["attempt"] == 1 and status_stream.Follower(str(run.parents[1]), RUN, 1, NODE).look(1.0)["newest"] == 1
+    assert asked("poll", run)["run"]["attempt"] == 1 and status_stream.Follower(str(run.parents[1]), RUN, 1, NODE).look(1.0).newest == 1
     (attempts / "7" / "plan.json").write_text(json.dumps({"run": RUN, "attempt": 7, "ranks": []}))
     assert paths.attempts(str(run)) == [1, 7], "it counts as soon as its plan is there"
 

@@ -13,6 +13,8 @@ from homelab.controller.remote import answers
 from homelab.node import verbs
 from homelab.node.run import energy_meter
 from homelab.node.run.energy_meter import Meter, Totals, parse
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.run_messages import CardJoules
 
 ANSWER = "0, GPU-a, NVIDIA GeForce RTX 3060, 100.00\n1, GPU-b, Quadro K620, [N/A]\n"
 
@@ -21,7 +23,7 @@ def test_joules_are_the_area_under_the_samples() -> None:
     totals = Totals()
     for at_s, watts in ((0.0, 100.0), (10.0, 200.0), (20.0, 200.0)):
         totals.add([(0, "GPU-a", "3060", watts)], at_s)
-    assert totals.cards["GPU-a"] == {"index": 0, "uuid": "GPU-a", "name": "3060", "joules": 3500.0, "measured_s": 20.0, "unmeasured_s": 0.0}
+    assert totals.cards["GPU-a"] == CardJoules(index=0, uuid="GPU-a", name="3060", joules=3500.0, measured_s=20.0)
 
 
 def test_a_gap_is_not_filled_and_a_card_that_does_not_tell_has_none() -> None:
@@ -29,8 +31,8 @@ def test_a_gap_is_not_filled_and_a_card_that_does_not_tell_has_none() -> None:
     for at_s, watts in ((0.0, 100.0), (10.0, 100.0), (3610.0, 100.0), (3620.0, 100.0)):  # the laptop slept for an hour
         totals.add([(0, "GPU-a", "3060", watts), (1, "GPU-b", "K620", None)], at_s)
     a, b = totals.cards["GPU-a"], totals.cards["GPU-b"]
-    assert (a["joules"], a["measured_s"], a["unmeasured_s"]) == (2000.0, 20.0, 3600.0)
-    assert (b["joules"], b["measured_s"], b["unmeasured_s"]) == (None, 0.0, 3620.0)
+    assert (a.joules, a.measured_s, a.unmeasured_s) == (2000.0, 20.0, 3600.0)
+    assert (b.joules, b.measured_s, b.unmeasured_s) == (None, 0.0, 3620.0)
 
 
 def test_a_clock_that_was_set_back() -> None:
@@ -39,7 +41,7 @@ def test_a_clock_that_was_set_back() -> None:
     totals.add([(0, "GPU-a", "3060", 100.0)], 70.0)
     totals.add([(0, "GPU-a", "3060", 100.0)], 10.0)
     card = totals.cards["GPU-a"]
-    assert (card["joules"], card["measured_s"], card["unmeasured_s"]) == (2000.0, 20.0, 0.0)
+    assert (card.joules, card.measured_s, card.unmeasured_s) == (2000.0, 20.0, 0.0)
 
 
 def test_lines_of_the_driver() -> None:
@@ -67,7 +69,7 @@ def test_an_attempt_has_its_energy_and_the_controller_reads_it(tmp_path: Path, m
         while time.monotonic() < deadline and not (node_dir / "energy.json").exists():
             time.sleep(0.01)
         time.sleep(0.2)
-    answer = verbs.call("energies", {"workdir": str(tmp_path), "run": "2026-01-01-0000-x", "node": "tower"}, None, None)  # type: ignore[arg-type]
+    answer = as_json(verbs.call("energies", {"workdir": str(tmp_path), "run": "2026-01-01-0000-x", "node": "tower"}, None, None))  # type: ignore[arg-type]
     assert answers.fault("energies", answer) is None
     first, second = answer["attempts"]["1"]
     assert first["joules"] == pytest.approx(100 * first["measured_s"], rel=1e-6) and first["measured_s"] > 0

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.facts.reading import read
 from homelab.node.run import stacks, status_stream, torchrun
 from homelab.node.system import boot_clock
 from homelab.shared.protocol import files
+from homelab.shared.protocol.message import as_json
 from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(30)
@@ -48,20 +50,20 @@ def beat(attempt: Path, step: int, **changes: Any) -> None:
 
 def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path, tmp_path: Path) -> None:
     follower = status_stream.Follower(str(tmp_path), RUN, 1, NODE)
-    first = NodeStatus.model_validate(follower.look(100.0))
+    first = read(NodeStatus, as_json(follower.look(100.0)))
     assert first.started and first.agent in "RS" and first.exit is None and set(first.ranks) == {0}
     assert not first.ranks[0].has_begun and not first.stopping
     beat(attempt, 3)
     follower.look(101.0)
-    later = NodeStatus.model_validate(follower.look(109.0))
+    later = read(NodeStatus, as_json(follower.look(109.0)))
     assert (later.ranks[0].step, later.ranks[0].phase, later.ranks[0].still_s) == (3, "training", 8.0)
     beat(attempt, 3, passes=7)  # slow, and not dead: a pass is a sign, and no step
-    passed = follower.look(109.5)["ranks"]["0"]
-    assert (passed["still_s"], passed["step_still_s"]) == (0.0, 8.5)
+    passed = follower.look(109.5).ranks[0]
+    assert (passed.still_s, passed.step_still_s) == (0.0, 8.5)
     beat(attempt, 3, time=3605.0)  # the node's clock jumps: a new beat all the same, and no age of an hour
-    assert NodeStatus.model_validate(follower.look(110.0)).ranks[0].still_s == 0.0
+    assert read(NodeStatus, as_json(follower.look(110.0))).ranks[0].still_s == 0.0
     beat(attempt, 4, pid=2**22 + 1)
-    assert NodeStatus.model_validate(follower.look(111.0)).ranks[0].is_dead
+    assert read(NodeStatus, as_json(follower.look(111.0))).ranks[0].is_dead
 
 
 def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(
@@ -70,10 +72,10 @@ def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(
     rank = subprocess.Popen(["sleep", "60"])
     try:
         beat(attempt, 36, pid=rank.pid, phase="saving")
-        read = files.read_object
+        read_now = files.read_object
 
         def read_late(path: str) -> Any:
-            found = read(path)
+            found = read_now(path)
             if path.endswith("heartbeat.json") and rank.poll() is None:  # a busy node: the follower loses the processor here
                 beat(attempt, 36, pid=rank.pid, phase="done")
                 rank.kill()
@@ -81,7 +83,7 @@ def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(
             return found
 
         monkeypatch.setattr(files, "read_object", read_late)
-        sign = NodeStatus.model_validate(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+        sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
         assert (sign.ranks[0].phase, sign.ranks[0].state, sign.ranks[0].is_dead) == ("done", "", False)
     finally:
         rank.kill()
@@ -93,14 +95,14 @@ def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) ->
     mine = {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0}
     for boot, lives in ((boot_clock.boot_id(), True), ("", True), ("the boot before", False)):
         write(attempt / "nodes" / NODE / "agent.json", mine | {"boot_id": boot})
-        sign = NodeStatus.model_validate(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+        sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
         assert sign.started and [bool(sign.agent), bool(sign.torchrun), bool(sign.ranks[0].state)] == [lives] * 3
         assert sign.ranks[0].is_dead is not lives
 
 
 def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:
     torchrun.mark_stop({"workdir": str(tmp_path), "run": RUN, "node": NODE})
-    assert NodeStatus.model_validate(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)).stopping
+    assert read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))).stopping
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> N
 def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file: str, content: str) -> None:
     beat(attempt, 3)
     (attempt / file).write_text(content)
-    sign = NodeStatus.model_validate(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))
+    sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
     assert sign.exit is None and sign.attempt == 1
 
 
@@ -122,7 +124,7 @@ def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file
 def test_a_damaged_heartbeat_is_no_crash(attempt: Path, tmp_path: Path, content: str) -> None:
     (attempt / "ranks" / "0").mkdir(parents=True)
     (attempt / "ranks" / "0" / "heartbeat.json").write_text(content)
-    assert status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)["ranks"]["0"]["state"] == ""
+    assert status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0).ranks[0].state == ""
 
 
 def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from homelab.node import paths
 from homelab.node.run import isolation_guard, status_stream, torchrun
 from homelab.node.system import processes
+from homelab.shared.protocol.rank_messages import RankStatus
 from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,8 +27,8 @@ RANKS = [{"rank": number, "node": name, "local_rank": 0} for number, name in enu
 NODES = [{"name": name, "lan_address": "127.0.0.1"} for name in (NODE, "node2")]
 
 
-def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
-    return {"phase": phase, "still_s": still_s, "step": 7}
+def rank(phase: str = "training", still_s: float = 100.0) -> RankStatus:
+    return RankStatus(phase=phase, still_s=still_s, step=7)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def rank(phase: str = "training", still_s: float = 100.0) -> dict[str, Any]:
         (1e6, [], 1.0, False),
     ],
 )
-def test_who_is_alone(unheard_s: float, ranks: list[dict[str, Any]], slowest_step_s: float | None, lets_go: bool) -> None:
+def test_who_is_alone(unheard_s: float, ranks: list[RankStatus], slowest_step_s: float | None, lets_go: bool) -> None:
     assert (isolation_guard.reason(unheard_s, dict(enumerate(ranks)), slowest_step_s) is not None) is lets_go
 
 

@@ -41,7 +41,7 @@ def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int,
 
 
 def of_runs(workdir: Path) -> list[str]:
-    return list(poll.runs({"workdir": str(workdir), "node": "laptop"})["secrets_removed"])
+    return list(poll.runs({"workdir": str(workdir), "node": "laptop"}).secrets_removed)
 
 
 def of_facts(workdir: Path) -> list[str]:
@@ -49,8 +49,8 @@ def of_facts(workdir: Path) -> list[str]:
 
 
 def of_status(workdir: Path) -> list[str]:
-    said = poll.poll({"workdir": str(workdir), "node": "laptop", "run": RUN})["run"]
-    return [RUN] if said["secrets_removed"] else []
+    said = poll.poll({"workdir": str(workdir), "node": "laptop", "run": RUN}).run
+    return [RUN] if said and said.secrets_removed else []
 
 
 @pytest.mark.parametrize("look", [of_runs, of_facts, of_status])

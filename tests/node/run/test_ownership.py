@@ -16,6 +16,7 @@ from homelab.node.run import claims, ownership, poll, status_stream, torchrun
 from homelab.node.storage import run_folders
 from homelab.node.system import boot_clock
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.message import as_json
 
 RUN, NODE = f"2026-ownership-{os.getpid()}", "node1"
 WHO = {"by": "me on laptop, process 7", "process": {"pid": 7, "born": 1}}
@@ -44,7 +45,7 @@ def follow(request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, lines: byte
 
 
 def owner(request: dict[str, Any]) -> Any:
-    return poll.poll({"workdir": request["workdir"], "node": NODE, "run": RUN})["owner"]
+    return as_json(poll.poll({"workdir": request["workdir"], "node": NODE, "run": RUN}))["owner"]
 
 
 def test_who_follows_is_known_for_a_while(request_of: dict[str, Any], clock: list[float]) -> None:
@@ -93,7 +94,7 @@ def test_a_run_whose_supervisor_waits_elsewhere_is_not_removed(request_of: dict[
     assert "its supervisor looks after it (me on laptop, process 7)" in run_folders.weigh(request_of)["runs"][RUN]["busy"]
     with pytest.raises(Refusal, match="its supervisor looks after it"):
         run_folders.remove(request_of)
-    assert poll.runs(request_of)["runs"][0]["busy"]
+    assert poll.runs(request_of).runs[0].busy
 
 
 def test_who_gives_up_does_not_end_what_another_has_started(request_of: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.node.run import peer_probe
+from homelab.shared.protocol.rank_messages import RankStatus
 from scripts.practice.desk import wait_until
 
 pytestmark = pytest.mark.timeout(30)
@@ -40,8 +41,8 @@ def test_a_refusal_is_an_answer_and_a_name_that_is_no_address_is_none() -> None:
     assert peer_probe.reached({"node2": "127.0.0.1", "node3": "nowhere"}, 5.0) == {"node2"}
 
 
-def rank(**changes: Any) -> dict[str, dict[str, Any]]:
-    return {"0": {"phase": "training", "step": 3, "still_s": 0.2, "step_still_s": 0.4, **changes}}
+def rank(**changes: Any) -> dict[int, RankStatus]:
+    return {0: RankStatus(phase="training", step=3, still_s=0.2, step_still_s=0.4).replace(**changes)}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,12 @@ def rank(**changes: Any) -> dict[str, dict[str, Any]]:
         (rank(step_still_s=3.0), True),  # a pass since then proves nothing: it needs nobody
         (rank(step=0), True),
         (rank(phase="loading"), True),
-        (rank() | {"1": {"phase": "evaluating", "step": 3, "still_s": 0.1, "step_still_s": 0.1}}, True),
+        (rank() | {1: RankStatus(phase="evaluating", step=3, still_s=0.1, step_still_s=0.1)}, True),
         ({}, True),
     ],
     ids=["steps", "stands still", "first step", "loads", "one evaluates", "any program"],
 )
-def test_it_dials_while_no_step_is_done(monkeypatch: pytest.MonkeyPatch, ranks: dict[str, Any], dials: bool) -> None:
+def test_it_dials_while_no_step_is_done(monkeypatch: pytest.MonkeyPatch, ranks: dict[int, RankStatus], dials: bool) -> None:
     asked: list[object] = []
     monkeypatch.setattr(peer_probe, "reached", lambda addresses, timeout_s: asked.append(addresses) or set(addresses))
     here = peer_probe.Peers({"node2": "127.0.0.1"})

@@ -58,5 +58,5 @@ def test_work_counts_while_a_rank_loads_and_not_in_its_steps(
     here = status_stream.Follower(str(tmp_path), "r", 1, "node1")
     for now_s in (0.0, 0.1):
         here.look(now_s)
-    seen = here.look(10.0)["ranks"]["0"]
-    assert (seen["still_s"], seen["step_still_s"]) == (still_s, 10.0)
+    seen = here.look(10.0).ranks[0]
+    assert (seen.still_s, seen.step_still_s) == (still_s, 10.0)

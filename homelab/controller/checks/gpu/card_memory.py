@@ -12,10 +12,10 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.checks.machine import runs as alive
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import nvidia_answer
-from homelab.controller.facts.gpu import GpuFacts, GpuHolder
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import on_node, restart
 from homelab.controller.planning.machines.cards import short
+from homelab.shared.protocol.card_messages import GpuFacts, GpuHolder
 
 FEW_FREE_BYTES = GIB  # less does not even hold a CUDA context and a small model's step
 DESKTOP_BYTES = GIB  # memory that a desktop session uses by itself

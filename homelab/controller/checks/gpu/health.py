@@ -10,9 +10,9 @@ from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import node_commands
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node
+from homelab.shared.protocol.card_messages import GpuFacts
 
 HOT_IDLE_C = 80.0
 IDLE_PERCENT = 10.0  # a card at work may well be at 83 degrees: that is what its fans are set to

@@ -6,12 +6,12 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import binary_size
 from homelab.controller.facts import nvidia_answer
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.features.bench import card_recipe
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
 from homelab.controller.planning.machines import cards
 from homelab.controller.planning.machines.machines import host_memory
+from homelab.shared.protocol.card_messages import GpuFacts
 
 
 def refuse_unready(node: str, facts: Facts, kind: Kind) -> None:

@@ -21,7 +21,6 @@ from homelab.controller.base.say import Say
 from homelab.controller.config.file_faults import faults_of
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts import card_generation
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.features.bench import card_choice
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
@@ -36,6 +35,7 @@ from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
+from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.collective_stages import DONE
 from homelab.shared.protocol.errors import parts_of
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from homelab.controller.base.models import Value
 from homelab.controller.features.report.curves import by_step
 from homelab.controller.features.report.energy import Place
-from homelab.controller.remote.poll_reply import CardJoules, Metric
+from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import CardJoules
 
 
 class Measurement(Value):

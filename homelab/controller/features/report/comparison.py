@@ -10,7 +10,7 @@ from homelab.controller.dashboard import words
 from homelab.controller.features.report.curves import by_step, speed_of
 from homelab.controller.features.report.run_report import Compared, ShareRow
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 
 UNKNOWN = "unknown"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from homelab.controller.base.units import gibibytes
 from homelab.controller.features.report.downsampling import rows_of, thinned
 from homelab.controller.features.report.run_report import Curve, CurvePoint, Series, StepRow
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 
 MOST_ROWS = 120
 _MOST_EVALUATIONS = 40  # of the rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from homelab.controller.config.cluster import Price
 from homelab.controller.features.report.run_report import CardEnergyRow, Energy
 from homelab.controller.planning.types import Plan, RankPlan
-from homelab.controller.remote.poll_reply import CardJoules
+from homelab.shared.protocol.run_messages import CardJoules
 
 JOULES_PER_KWH = 3.6e6
 Place = tuple[int, str]

@@ -23,8 +23,10 @@ from homelab.controller.features.report.energy import Place, energy
 from homelab.controller.features.report.run_report import Answered, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import CardJoules, LineOrEmpty, Metric, MomentOrNone, or_none
+from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_none
 from homelab.controller.run import metric_keys
+from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import CardJoules
 
 _MOST_SAID = 4000  # characters of an answer
 

@@ -11,16 +11,18 @@ from homelab.controller.attempt import diagnosis_store
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import homelab
 from homelab.controller.config.cluster import Cluster
+from homelab.controller.facts.reading import read
 from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.report.energy import Place
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.track.metrics_source import MetricsSource
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.remote.poll_reply import CardJoules, Energies, Metric
 from homelab.controller.run import event_log, run_folder, run_record, store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import profile_files
+from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import CardJoules, Energies
 
 
 def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
@@ -74,7 +76,7 @@ def _energy(fleet: Fleet, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Pl
     cards: dict[Place, Sequence[CardJoules]] = {}
     for node, entry in said.items():
         try:
-            attempts = Energies.model_validate(entry).attempts
+            attempts = read(Energies, entry).attempts
         except ValidationError:
             continue
         cards.update({(int(number), node): measured for number, measured in attempts.items()})
@@ -90,7 +92,7 @@ def _plan(paths: RunPaths, number: int) -> Plan | None:
 
 def _metric(line: dict[str, object]) -> Metric | None:
     try:
-        return Metric.model_validate(line)
+        return read(Metric, line)
     except ValidationError:
         return None
 

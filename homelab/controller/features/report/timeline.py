@@ -8,8 +8,8 @@ from typing import Any
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.report.run_report import AttemptRow, Happening, Sort
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.poll_reply import Metric
 from homelab.controller.run import events
+from homelab.shared.protocol.rank_messages import Metric
 
 MOST_LINES = 200
 _SORTS: dict[events.Kind, Sort] = {

@@ -19,6 +19,7 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, events, node_matching, run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import State, run_state
+from homelab.shared.protocol.run_messages import NodeLoad, Reply
 
 _POLL_TIMEOUT_S = 15.0
 
@@ -143,10 +144,10 @@ def _of_older(fleet: Fleet, paths: RunPaths, number: int) -> _Judged:
     return _Judged(state, *_better(fresh, diagnosis_store.read(paths, number)), unreachable)
 
 
-def _as_it_was(reply: replies.Reply) -> replies.Reply:
+def _as_it_was(reply: Reply) -> Reply:
     """The answer with the clock at the attempt's end, and without what is only true of the machine today."""
     ended_at = reply.run.exit.ended_at if reply.run and reply.run.exit else None
-    return reply.model_copy(update={"time": ended_at or reply.time, "load": replies.NodeLoad(), "gpus": ()})
+    return reply.replace(time=ended_at or reply.time, load=NodeLoad(), gpus=())
 
 
 def _better(fresh: StoredDiagnosis | None, kept: StoredDiagnosis | None) -> tuple[StoredDiagnosis | None, bool]:

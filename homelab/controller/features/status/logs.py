@@ -14,6 +14,7 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import node_matching, ownership, run_folder, store
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import State, newest_attempt, run_state
+from homelab.shared.protocol.run_messages import Reply
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ def read(fleet: Fleet, paths: RunPaths, rank: int | None, lines: int, attempt: i
             return read(fleet, paths, rank, lines)
     # A node that has not heard of this attempt yet speaks of the one before.
     runs = {name: reply.run for name, reply in replies.items() if reply.run and reply.run.attempt == number}
-    current = {name: reply if name in runs else reply.model_copy(update={"run": None}) for name, reply in replies.items()}
+    current = {name: reply if name in runs else reply.replace(run=None) for name, reply in replies.items()}
     return RunLogs(
         paths.name, number, newest, _rank_logs(current, rank), {name: list(run.torchrun_tail) for name, run in runs.items()}, unreachable,
         is_final=number < newest or _is_over(paths, number, names, current, unreachable),
     )  # fmt: skip
 
 
-def _is_over(paths: RunPaths, attempt: int, names: list[str], replies: dict[str, poll_reply.Reply], unreachable: dict[str, str]) -> bool:
+def _is_over(paths: RunPaths, attempt: int, names: list[str], replies: dict[str, Reply], unreachable: dict[str, str]) -> bool:
     """Whether nothing more will be printed: the attempt has ended, and nobody is about to start the next."""
     state = run_state(names, replies, unreachable, kept=cast("State | None", store.state_of(paths, attempt)))
     on_nodes = {name: reply.supervisor for name, reply in replies.items() if reply.supervisor}
@@ -101,7 +102,7 @@ def _plan(paths: RunPaths, number: int, newest: int) -> Plan | None:
         raise
 
 
-def _rank_logs(replies: dict[str, poll_reply.Reply], rank: int | None) -> dict[int, RankLog]:
+def _rank_logs(replies: dict[str, Reply], rank: int | None) -> dict[int, RankLog]:
     return {
         number: RankLog(name, list(entry.log_tail.stdout), list(entry.log_tail.stderr))
         for name, reply in replies.items()

@@ -18,6 +18,7 @@ from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
 from homelab.controller.diagnose import cause
+from homelab.controller.facts.reading import read
 from homelab.controller.features.status import unsupervised
 from homelab.controller.features.status.unsupervised import detect_stall
 from homelab.controller.planning.types import Plan
@@ -29,6 +30,8 @@ from homelab.controller.run.metrics import Gathered
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED, State, newest_attempt, node_part
+from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import Reply, SupervisorReply
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
@@ -46,7 +49,7 @@ class Watcher:
         self._is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
         self._gathered = Gathered(paths)
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
-        self.replies: dict[str, replies.Reply] = {}
+        self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
         self.ways: dict[str, str] = {}
         """Node of `unreachable` -> what would make it answer, as its connection said."""
@@ -91,7 +94,7 @@ class Watcher:
             kept=kept,  # type: ignore[arg-type]
             owner=self.owner,
         )  # fmt: skip
-        metrics = [replies.Metric.model_validate(line) for line in self._gathered.lines]
+        metrics = [read(Metric, line) for line in self._gathered.lines]
         snapshot = build(run, NodeAnswers(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
         snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
@@ -148,7 +151,7 @@ class Watcher:
         are = "it is" if len(self.unreachable) == 1 else "they are"
         return (f"{snapshot.state}, as was seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
 
-    def _supervisors_on_nodes(self) -> dict[str, replies.SupervisorReply]:
+    def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
         reply_of = {name: reply.supervisor for name, reply in self.replies.items() if reply.supervisor}
         if remote_supervisor.recorded(self._paths) not in ("", *self.replies, *self.unreachable):  # on a node that takes no part any more

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.sanitize import plain
-from homelab.controller.remote.poll_reply import Reply, RunReply
 from homelab.controller.run.state import State
+from homelab.shared.protocol.rank_messages import RankStatus
+from homelab.shared.protocol.run_messages import Reply, RunReply
 
 
 def outliving(replies: Mapping[str, Reply], attempt: int, stop: Command) -> tuple[Hint, ...]:

@@ -101,4 +101,4 @@ class AttemptWatch:
         statuses = self.streams.statuses()
         if self._sees_ranks:
             return statuses
-        return {name: status.model_copy(update={"ranks": {}}) for name, status in statuses.items()}
+        return {name: status.replace(ranks={}) for name, status in statuses.items()}

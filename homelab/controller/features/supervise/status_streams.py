@@ -13,6 +13,7 @@ from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.attempt.watchdog import UNHEARD_S
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
+from homelab.controller.facts.reading import read
 from homelab.controller.remote.agent import Agent, connect
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet
@@ -48,7 +49,7 @@ class StatusStreams:
     def statuses(self) -> dict[str, NodeStatus]:
         """Each node's last line; `heard_s` says how old it is. Nodes that never spoke are missing."""
         now = time.monotonic()
-        return {name: sign.model_copy(update={"heard_s": now - at}) for name, (sign, at) in list(self._statuses.items())}
+        return {name: sign.replace(heard_s=now - at) for name, (sign, at) in list(self._statuses.items())}
 
     @contextlib.contextmanager
     def letting_go(self, fleet: Fleet) -> Iterator[None]:
@@ -101,7 +102,7 @@ class StatusStreams:
 
     def _heard(self, name: str, line: bytes) -> None:
         try:
-            sign = NodeStatus.model_validate(decoded(line))
+            sign = read(NodeStatus, decoded(line))
         except (ValueError, ValidationError):  # half a line, or not our agent's: as if nothing had been said
             return
         with self._changed:

@@ -12,11 +12,12 @@ from homelab.controller.base.hardware import CARDS, Card, lookup
 from homelab.controller.base.units import decimal_size, gibibytes
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.facts.gpu import GpuFacts, NvidiaFacts
+from homelab.controller.facts.gpu import NvidiaFacts
 from homelab.controller.facts.machine import ResourcesFacts, SystemFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.inputs import Throughputs
 from homelab.controller.planning.time import network_cost
+from homelab.shared.protocol.card_messages import GpuFacts
 
 _WHERE = "--what-if"
 _LEAST_GBIT, _MOST_GBIT = 0.001, 800.0

@@ -15,11 +15,11 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.units import gibibytes
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.facts import nvidia_answer
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import restart
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.types import Choice, SpareCard
+from homelab.shared.protocol.card_messages import GpuFacts
 
 
 def chosen(node: Node, facts: Facts) -> Facts:

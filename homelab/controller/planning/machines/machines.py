@@ -12,12 +12,12 @@ from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts import card_generation, nvidia_answer
 from homelab.controller.facts.card_generation import Capability
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.machine import SystemFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.speed.speed_profiles import cpu_name
 from homelab.controller.planning.types import Choice
+from homelab.shared.protocol.card_messages import GpuFacts
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ is none for sure.
 
 from __future__ import annotations
 
-from homelab.controller.facts.gpu import GpuFacts
 from homelab.controller.facts.node import Facts
+from homelab.shared.protocol.card_messages import GpuFacts
 
 
 def without_run(facts: Facts, run: str) -> Facts:
@@ -27,4 +27,4 @@ def _card(card: GpuFacts, run: str) -> GpuFacts:
     used = card.memory_used_bytes or 0
     freed = used if None in own or not own else min(used, sum(size or 0 for size in own))
     free = None if card.memory_free_bytes is None else card.memory_free_bytes + freed
-    return card.model_copy(update={"memory_used_bytes": used - freed, "memory_free_bytes": free, "mig_free_bytes": card.mig_bytes})
+    return card.replace(memory_used_bytes=used - freed, memory_free_bytes=free, mig_free_bytes=card.mig_bytes)

@@ -18,6 +18,7 @@ from homelab.controller.features.preflight import collective_test as control
 from homelab.controller.features.preflight.collective_state import CollectiveTestState
 from homelab.controller.remote.answers import CollectiveLine
 from homelab.node.probes import collective_test as probe
+from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
@@ -259,7 +260,7 @@ def test_it_is_needed_again_when_something_changed() -> None:
 def two_cards(evidence: Evidence) -> Evidence:
     """The first node has another card like its own."""
     node, facts = evidence.cluster.nodes[0], evidence.facts["tower"]
-    cards, devices = [entry.model_dump() for entry in facts.gpu.cards] * 2, (facts.gpu.torch or {})["devices"] * 2
+    cards, devices = [as_json(entry) for entry in facts.gpu.cards] * 2, (facts.gpu.torch or {})["devices"] * 2
     more = healthy.with_facts(evidence, "tower", gpu={"cards": cards, "torch": {**(facts.gpu.torch or {}), "devices": devices}})
     return healthy.with_node(more, "tower", gpus=[card.model_dump() for card in node.gpus] * 2)
 

@@ -17,7 +17,7 @@ from homelab.controller.features.bench.cell import ALONE, Cell, cells_of
 from homelab.controller.features.bench.folder import BenchmarkFolder
 from homelab.controller.features.bench.measurement import Measurement, measure
 from homelab.controller.features.bench.result import Result, summaries
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 from tests import builders
 
 NODES = {"tower": 1, "laptop": 1, "mini": 1}
@@ -130,7 +130,7 @@ def test_a_measurement_by_hand() -> None:
     assert measured.tokens_per_s == 100 and measured.step_s == 3
     assert measured.wire == pytest.approx(0.1) and measured.wait == pytest.approx(0.05) and measured.compute == pytest.approx(0.85)
     assert measured.input is None
-    telling = measure([line.model_copy(update={"input_s": 0.3}) for line in lines], 2, 2)
+    telling = measure([line.replace(input_s=0.3) for line in lines], 2, 2)
     assert telling is not None and telling.input == pytest.approx(0.1) and telling.compute == pytest.approx(0.75)
     assert measured.memory_bytes == {"0": 4, "1": 5} and measured.loss == pytest.approx(2.6)
     assert measure(lines[:-1], 2, 2) is None, "a step lacks a rank"

@@ -17,6 +17,7 @@ from homelab.controller.features.bench.card_run import MeasuredCardSpeed
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
 from homelab.shared.protocol.collective_stages import DONE, TRAINING
+from homelab.shared.protocol.message import as_json
 from tests import builders
 from tests.controller.checks import healthy
 from tests.fakes import FakeFleet
@@ -86,7 +87,7 @@ def test_a_row_names_no_machine_and_no_person(tmp_path: Path) -> None:
 
 def test_of_several_cards_one_is_measured_and_the_others_are_hidden(tmp_path: Path) -> None:
     seen = healthy.gpu(names=(NODE,))
-    first = seen.facts[NODE].gpu.cards[0].model_dump()
+    first = as_json(seen.facts[NODE].gpu.cards[0])
     second = {
         **first,
         "index": 1,

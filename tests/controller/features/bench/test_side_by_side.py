@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from homelab.controller.config.cluster import Price
+from homelab.controller.facts.reading import read
 from homelab.controller.features.bench import side_by_side
 from homelab.controller.features.bench.side_by_side import RunComparison, Side
 from homelab.controller.features.report.report_builder import RunAbout, Sources
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 from tests import builders
 
 
@@ -30,7 +31,7 @@ def sources(run: str, ranks: int, step_s: float, *, joules: float | None = None)
     names = builders.NAMES[:ranks]
     plan = builders.make_plan(builders.cluster(names), builders.recipe(), {}, run=run)
     metrics = [
-        Metric.model_validate({
+        read(Metric, {
             "kind": "train", "attempt": 1, "rank": rank, "node": names[rank], "step": step, "loss": 4.0 / step, "tokens": 120 // ranks, "step_s": step_s,
             "communication_s": 0.1, "time": float(step), "memory_bytes": 2**30,
         })

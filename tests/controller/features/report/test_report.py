@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.facts.reading import read
 from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.report import page, report_builder
 from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.report.run_report import CurvePoint
-from homelab.controller.remote.poll_reply import Metric
+from homelab.shared.protocol.rank_messages import Metric
 from tests.controller.dashboard import sample
 
 EVIL = "<script>alert(1)</script>"
 
 
 def train(step: int, attempt: int = 1, rank: int = 0, **more: Any) -> Metric:
-    return Metric.model_validate({
+    return read(Metric, {
         "kind": "train", "step": step, "rank": rank, "attempt": attempt, "node": EVIL, "time": 1000.0 + step, "loss": 3.0 - step / 1e6, "tokens": 100,
         "tokens_per_s": 50.0, "compute_s": 1.0, "communication_s": 0.1, "step_s": 1.1, "learning_rate": 1e-4, "memory_bytes": 1 << 30, **more,
     })  # fmt: skip

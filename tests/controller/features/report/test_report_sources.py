@@ -8,11 +8,12 @@ import pytest
 
 from homelab.controller.features.report import report_sources
 from homelab.controller.run import store
-from homelab.shared.protocol.messages import CardEnergy
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.run_messages import CardJoules
 from tests import builders
 from tests.fakes import FakeFleet
 
-CARD: CardEnergy = {"index": 0, "uuid": "GPU-a", "name": "RTX 3060", "joules": 3.6e6, "measured_s": 36000.0, "unmeasured_s": 0.0}
+CARD = CardJoules(index=0, uuid="GPU-a", name="RTX 3060", joules=3.6e6, measured_s=36000.0)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -34,7 +35,7 @@ def test_a_node_that_is_off_counts_with_what_it_said(tmp_path: Path, device: str
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     paths = builders.run_folder(tmp_path / "runs", plan=builders.plan())
     store.write_json(
-        paths.energy_json, {"tower": {"attempts": {"1": [{"index": "x"}]}}, "laptop": 3, "mini": {"attempts": {"2": [dict(CARD)]}}}
+        paths.energy_json, {"tower": {"attempts": {"1": [{"index": "x"}]}}, "laptop": 3, "mini": {"attempts": {"2": [as_json(CARD)]}}}
     )
     found = report_sources._energy(FakeFleet(tmp_path / "nodes"), paths, {})
     assert [(place, cards[0].joules) for place, cards in found.items()] == [((2, "mini"), 3.6e6)]

@@ -18,15 +18,16 @@ from rich.console import Console
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.dashboard import live
+from homelab.controller.facts.reading import read
 from homelab.controller.features.recover import recover_run
 from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
-from homelab.controller.remote.poll_reply import SupervisorReply
 from homelab.controller.run import process_owner, stopped_owner
 from homelab.controller.run import supervisor_record as manual_lock
 from homelab.controller.run.paths import RunPaths
 from homelab.node import supervisor_host
 from homelab.node.paths import supervised_dir
+from homelab.shared.protocol.run_messages import SupervisorReply
 from scripts.practice.desk import REPOSITORY, wait_until
 from tests import builders
 from tests.controller.features.status.test_looking import NOBODY, PLAN, Nodes, fleet, nodes, paths
@@ -123,7 +124,7 @@ def test_one_on_a_node_is_let_go_on_over_there(fleet: FakeFleet, nodes: Nodes, p
     reply = SupervisorReply(alive=True, frozen=True, doing="recovering", pid=77)
     seen = str(stopped_owner.note(fleet.cluster, paths, {"tower": reply}))
     assert seen.startswith("the supervisor, process 77 on tower, is stopped (SIGSTOP): ssh ") and "kill -CONT 77" in seen
-    assert stopped_owner.note(fleet.cluster, paths, {"tower": reply.model_copy(update={"frozen": False})}) is None
+    assert stopped_owner.note(fleet.cluster, paths, {"tower": reply.replace(frozen=False)}) is None
     monkeypatch.setattr(recover_run.remote_supervisor, "at_work", lambda *_: ("tower", reply))
     with pytest.raises(InputError) as caught:
         recover_run._refuse_supervised(fleet, paths)
@@ -134,10 +135,10 @@ def test_a_node_tells_that_its_supervisor_is_stopped(paths: RunPaths, holder: ps
     place = Path(supervised_dir(str(tmp_path / "node"), paths.name)) / "runs" / paths.name
     place.parent.mkdir(parents=True)
     place.symlink_to(paths.root)
-    assert SupervisorReply.model_validate(supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
+    assert read(SupervisorReply, supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
     holder.send_signal(signal.SIGCONT)
     wait_until(lambda: not process_owner.is_stopped(holder.pid), 10)
-    assert not SupervisorReply.model_validate(supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
+    assert not read(SupervisorReply, supervisor_host.state(str(tmp_path / "node"), paths.name)).frozen
 
 
 def test_a_command_that_ctrl_z_has_stopped_while_it_had_the_claim(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.features.supervise.recut_watch import RecutWatch
+from homelab.shared.protocol.rank_messages import RankStatus
 from tests import builders
 
 NAMES = builders.NAMES[:2]

@@ -11,6 +11,7 @@ import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.base.errors import UnreachableError
+from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import status_streams
 from homelab.controller.features.supervise.status_streams import StatusStreams
 from tests import builders
@@ -120,8 +121,8 @@ def test_a_wait_ends_with_the_next_word(fleet: FakeFleet, streams: StatusStreams
 
 def test_a_question_does_not_wait_for_a_node_that_fell_silent(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = StatusStreams(fleet.cluster, builders.RUN, 1, NAMES)
-    line = NodeStatus.model_validate(builders.raw_status())
-    heard = {"tower": line, "laptop": line.model_copy(update={"heard_s": 30.0})}
+    line = read(NodeStatus, builders.raw_status())
+    heard = {"tower": line, "laptop": line.replace(heard_s=30.0)}
     monkeypatch.setattr(streams, "statuses", lambda: heard)
 
     def is_given_up(name: str) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from homelab.controller.features.status.unsupervised import detect_stall
-from homelab.controller.remote.poll_reply import Heartbeat, RankReply, Reply, RunReply
+from homelab.shared.protocol.rank_messages import Heartbeat, RankReply
+from homelab.shared.protocol.run_messages import Reply, RunReply
 
 pytestmark = pytest.mark.timeout(10)
 

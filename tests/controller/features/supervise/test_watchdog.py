@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.attempt.node_status import NodeStatus, RankStatus
+from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
-from homelab.controller.remote.poll_reply import Exit
+from homelab.shared.protocol.rank_messages import RankStatus
+from homelab.shared.protocol.run_messages import Exit
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -126,9 +127,9 @@ def test_an_end_that_was_seen_is_judged_by_torchruns_own_word() -> None:
 def test_the_moment_between_torchruns_end_and_the_agents_word_of_it_is_no_trouble() -> None:
     signs = all_signs(laptop={"torchrun": "", "rank_phase": "done", "rank_state": ""})
     assert judge(signs).kind == "well"
-    script = {name: known.model_copy(update={"ranks": {}, "torchrun": ""}) for name, known in all_signs().items()}
+    script = {name: known.replace(ranks={}, torchrun="") for name, known in all_signs().items()}
     assert judge(script).kind == "well"
-    assert judge({**script, "laptop": script["laptop"].model_copy(update={"agent": ""})}).kind == "exit"
+    assert judge({**script, "laptop": script["laptop"].replace(agent="")}).kind == "exit"
 
 
 def test_a_run_that_is_done_ends_though_one_node_is_not_heard_any_more() -> None:
@@ -209,10 +210,7 @@ def test_what_is_being_saved_is_saved_to_its_end() -> None:
 
 
 def test_a_node_that_runs_any_program_can_be_missed() -> None:
-    signs = {
-        name: known.model_copy(update={"ranks": {}, "missing_s": {"laptop": 9.0}})
-        for name, known in all_signs(laptop={"heard_s": 9.0}).items()
-    }
+    signs = {name: known.replace(ranks={}, missing_s={"laptop": 9.0}) for name, known in all_signs(laptop={"heard_s": 9.0}).items()}
     assert judge(signs, step_s=None).nodes == ("laptop",)
 
 

@@ -16,6 +16,7 @@ from homelab.controller.base.secrets import masked
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.launchers.torchrun_ssh import by_hand
 from homelab.controller.planning.render import plan_table
+from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 from tests.controller.planning.test_cards import RTX, SECOND, two_cards
 from tests.controller.planning.test_plan import make, why
@@ -57,9 +58,7 @@ def test_what_nccl_is_told() -> None:
 )
 def test_peer_access_between_geforce_cards(names: tuple[str, str], nvlink: bool | None, disabled: bool) -> None:
     seen = two_cards(*names, gpus=(RTX,) if "1030" in names[0] else ())
-    seen = healthy.with_facts(
-        seen, "tower", gpu={"cards": [{**card.model_dump(), "nvlink": nvlink} for card in seen.facts["tower"].gpu.cards]}
-    )
+    seen = healthy.with_facts(seen, "tower", gpu={"cards": [{**as_json(card), "nvlink": nvlink} for card in seen.facts["tower"].gpu.cards]})
     assert ("NCCL_P2P_DISABLE" in of(seen)) is disabled
 
 

@@ -16,6 +16,7 @@ from homelab.controller.planning.speed.measured_cards import MeasuredCard
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
 from homelab.shared.law.speed import Speed
+from homelab.shared.protocol.message import as_json
 from tests import builders
 from tests.controller.checks import healthy
 
@@ -179,7 +180,7 @@ def test_the_owners_word_goes_before_data_sheets() -> None:
 
 def test_a_nodes_cards_share_its_owners_speed() -> None:
     seen = healthy.gpu(names=("tower",))
-    card = seen.facts["tower"].gpu.cards[0].model_dump()
+    card = as_json(seen.facts["tower"].gpu.cards[0])
     seen = healthy.with_facts(seen, "tower", gpu={"cards": [card, {**card, "index": 1, "name": "NVIDIA GeForce RTX 3060"}]})
     found, _ = belief(healthy.with_node(seen, "tower", speed=3.0), device="cuda", precision="bf16", shape=None)
     assert found.speeds is None and sum(found.weights["tower"]) == pytest.approx(3.0)
