@@ -50,7 +50,7 @@ class Message:
                 )
             self.__dict__.update(found)
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, *value: Any) -> None:
             raise AttributeError(f"{type(self).__name__} is frozen: {name}")
 
         __delattr__ = __setattr__

@@ -1,0 +1,101 @@
+"""A message is a frozen value with declared fields; what the node builds is what the controller reads, and all of it is read."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import pytest
+from pydantic import ValidationError
+
+from homelab.controller.facts.reading import read
+from homelab.controller.remote.answers import SHAPES
+from homelab.shared.protocol import limits
+from homelab.shared.protocol.message import Message, as_json, defaults, fields
+from homelab.shared.protocol.run_messages import Exit, Reply, RunReply, StatusLine
+
+HOMELAB = Path(__file__).resolve().parents[3] / "homelab"
+OF_THE_NODE = {"step_still_s"}  # the node itself decides by it (`homelab.node.run.peer_probe`)
+
+
+class Sample(Message):
+    needed: int
+    table: dict[str, int] = {}
+    text: Annotated[str, limits.Longest(5), limits.PLAIN] = ""
+    only_of_this_test: Exit | None = None
+
+
+class Longer(Sample):
+    needed: int = 3
+
+
+def test_a_field_that_is_missing_or_unknown_is_a_mistake() -> None:
+    assert Longer().needed == 3 and Longer(needed=4).replace(text="a") == Longer(needed=4, text="a") != Sample(needed=4, text="a")
+    with pytest.raises(TypeError, match="needed"):
+        Sample()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="other"):
+        Sample(needed=1, other=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="no message"):
+        json.dumps({"x": {1, 2}}, default=fields)
+
+
+def test_it_is_frozen_and_has_its_own_tables() -> None:
+    one, other = Sample(needed=1), read(Sample, {"needed": 1})
+    for change in (lambda: setattr(one, "needed", 2), lambda: delattr(one, "needed")):
+        with pytest.raises(AttributeError, match="frozen"):
+            change()
+    assert one == other and one.table is not other.table and read(Sample, {"needed": 1}).table is not other.table
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    built = Reply(node="a", time=1.0, run=RunReply(name="r", exit=Exit(returncode=0), ranks={}, torchrun_tail=("x",)))
+    assert read(Reply, json.loads(json.dumps(built, default=fields))) == read(Reply, as_json(built)) == built
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"needed": "x"}, {"needed": 1, "text": "longer"}, {"needed": 1, "table": {"a": []}}, [], {"needed": None}]
+)
+def test_a_changed_type_is_seen(said: Any) -> None:
+    with pytest.raises(ValidationError):
+        read(Sample, said)
+    assert read(Sample, {"needed": 1, "text": "a\x1b[1m", "of tomorrow": 2}) == Sample(needed=1, text="a")
+
+
+class Unbounded(Message):
+    number: Annotated[int, limits.Longest(3)]
+
+
+def test_a_limit_that_a_type_cannot_have_is_refused() -> None:
+    with pytest.raises(TypeError, match="no limit of a int"):
+        read(Unbounded, {"number": 1})
+
+
+def _kinds(kind: Any) -> Iterator[type[Message]]:
+    """The messages in a type."""
+    if isinstance(kind, type) and issubclass(kind, Message):
+        yield kind
+        for hint in get_type_hints(kind, include_extras=True).values():
+            yield from _kinds(hint)
+    for part in get_args(kind):
+        yield from _kinds(part)
+
+
+def _read_names() -> set[str]:
+    """Every attribute and every key that the controller reads, itself or by a property of a message."""
+    names: set[str] = set()
+    for file in [file for room in ("controller", "cli", "shared/protocol") for file in (HOMELAB / room).rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            names |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    return names
+
+
+def test_every_field_of_a_message_is_read() -> None:
+    """What nobody reads costs bytes in every answer, and nobody sees when it is wrong."""
+    read_names = _read_names() | OF_THE_NODE
+    kinds = {kind for shape in [*SHAPES.values(), StatusLine, Sample] for kind in _kinds(shape)}
+    unread = {f"{kind.__name__}.{name}" for kind in kinds for name in set(defaults(kind)) - read_names}
+    assert unread == {"Sample.only_of_this_test"}, "of a message that only this test has"
