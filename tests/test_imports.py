@@ -113,7 +113,7 @@ def test_the_pure_core_does_no_io() -> None:
     assert not found, "\n".join(found)
 
 
-AGENT = [path for room in ("node", "shared/protocol") for path in sorted((ROOT / room).rglob("*.py"))]
+AGENT = [*(path for room in ("node", "shared/protocol") for path in sorted((ROOT / room).rglob("*.py"))), ROOT / "shared" / "markers.py"]
 
 
 def test_the_agent_is_old_python_and_the_standard_library() -> None:
@@ -122,7 +122,9 @@ def test_the_agent_is_old_python_and_the_standard_library() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
         for module, line in imports(path):
             top = module.split(".")[0]
-            is_ours = module in ("homelab", "homelab.shared") or within(module, {"homelab.node", "homelab.shared.protocol"})
+            is_ours = module in ("homelab", "homelab.shared") or within(
+                module, {"homelab.node", "homelab.shared.protocol", "homelab.shared.markers"}
+            )
             if not is_ours and (top not in sys.stdlib_module_names or top in AFTER_39):
                 found.append(f"{path}:{line}: {module}")
         found += [f"{path}:{node.lineno}: match is Python 3.10" for node in ast.walk(tree) if isinstance(node, ast.Match)]
